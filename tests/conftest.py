@@ -16,6 +16,7 @@ from nnhal.base.custom_operators import CUSTOM_OPERATORS
 from nnhal.ops import OPS
 from nnhal.ops.schema import Op
 from nnhal.runtime import discovery
+from nnhal.runtime.measured import place
 from tests.interrupts import Interrupts
 
 DEFAULT_VECTORS = Path(__file__).parents[1].parent / "shared" / "conformance"
@@ -66,6 +67,13 @@ def what_a_file_of_tests_registers_ends_with_it() -> Iterator[None]:
     """What its own fixtures register stays for all its tests, and for no other file's."""
     with registries_as_they_were():
         yield
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_known_of_how_fast_devices_are() -> Iterator[None]:
+    """What a test had measured, or what failed in it, ends with it."""
+    yield
+    place.path().unlink(missing_ok=True)
 
 
 @pytest.fixture

@@ -46,6 +46,7 @@ PUBLIC = [
     "Priority",
     "Report",
     "ResourceExhausted",
+    "Rule",
     "Stream",
     "Tensor",
     "Unmappable",

@@ -33,6 +33,7 @@ _EXPORTS = {
     "Binding": "nnhal.runtime.binding",
     "Report": "nnhal.runtime.job",
     "Placement": "nnhal.runtime.placement",
+    "Rule": "nnhal.runtime.strategies",
     "Fence": "nnhal.hal.fence",
     "fence_pair": "nnhal.hal.fence",
     "Memory": "nnhal.base.memory",
@@ -111,6 +112,7 @@ if TYPE_CHECKING:
     from nnhal.runtime.inflight import Execution
     from nnhal.runtime.job import Report
     from nnhal.runtime.placement import Placement
+    from nnhal.runtime.strategies import Rule
     from nnhal.runtime.stream import Stream
 
 __all__ = [  # written out for type checkers
@@ -148,6 +150,7 @@ __all__ = [  # written out for type checkers
     "Priority",
     "Report",
     "ResourceExhausted",
+    "Rule",
     "Stream",
     "Tensor",
     "Unmappable",

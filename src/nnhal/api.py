@@ -1,5 +1,6 @@
 """The Python API: `load`, `compile`, `devices`. Everything here is an edge: arguments are checked, then passed on."""
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -10,17 +11,18 @@ from nnhal.base.codes import Preference, Priority
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.records import replace
 from nnhal.base.sealed import Readable
-from nnhal.base.time import nanoseconds, point_in_time
+from nnhal.base.time import is_number, nanoseconds, point_in_time
 from nnhal.hal.device import MOST_THREADS, Device, identity_of
 from nnhal.hal.utilities import validate_preference, validate_priority
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
 from nnhal.runtime import isolation as isolation_of_devices
 from nnhal.runtime.cache.wanted import CacheOutcome, Caching, Folder
-from nnhal.runtime.compilation import Fallback, Wishes, compile_plan
+from nnhal.runtime.compilation import Fallback, Tune, Wishes, compile_plan
 from nnhal.runtime.compiled import Compiled
 from nnhal.runtime.discovery import Found
 from nnhal.runtime.isolation import Isolation
+from nnhal.runtime.strategies import Asked, Strategy
 
 Shapes = Mapping[str, Sequence[int]] | Sequence[Sequence[int]]
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | Readable
@@ -101,6 +103,8 @@ def compile(
     isolation: Isolation = "none",
     cache_dir: Folder = None,
     token: bytes | None = None,
+    placement: Asked = None,
+    tune: bool | float = False,
 ) -> Compiled:
     """Compile a model for the devices named (default: all that there are, with fallback to the CPU).
 
@@ -115,6 +119,11 @@ def compile(
     cache_dir: a folder of this user alone where drivers keep what they compiled, for the next time (NNHAL_CACHE_DIR by
     default; none, or False here, and nothing is kept); `compiled.cache` says what became of it. token: 32 bytes that stand
     for the model with its weights, and never for another; made of them by default.
+    placement: "stated" (by what devices state), "measured" (by the profile of `nnhal calibrate`, and what executions took;
+    the default where there is a profile), "single" (all on the best one device), `nnhal.Rule`s (by hand), or a function of
+    the model and the devices' offers that gives a label for each operation, "" for any.
+    tune: measure candidate placements of this model now, for so many seconds (True: 2), and take the fastest; what was
+    measured is remembered.
     Raises InvalidArgument, also where a driver says that of its options; InvalidModel, UnsupportedModel, DeviceUnavailable,
     MissedDeadline, or what a driver raised.
     """
@@ -138,11 +147,21 @@ def compile(
     if relaxed is not None and relaxed != model.relaxed:
         model = replace(model, relaxed=relaxed)
     told = preference, priority, threads, point_in_time(deadline), options
-    wishes = Wishes(tuple(chosen), fallback, *told, caching)
+    wishes = Wishes(tuple(chosen), fallback, *told, caching, Strategy.asked(placement))
     with ExitStack() as undo:
-        compiled = Compiled(compile_plan(model, wishes, undo), read)
+        compiled = Compiled(compile_plan(model, wishes, undo, _tuning(tune)), read)
         undo.pop_all()  # from here on it is the compiled model's; an interrupt before this, and both close it, once
         return compiled
+
+
+def _tuning(tune: Any) -> Tune | None:
+    if tune is False:
+        return None
+    from nnhal.runtime.tuning import SECONDS, tuned_by
+
+    if tune is not True and not (is_number(tune) and 0 < tune < math.inf):
+        raise InvalidArgument(f"tune is {shown(tune)}, must be true, false, or a number of seconds")
+    return tuned_by(SECONDS if tune is True else float(tune))
 
 
 def _named(devices: Any) -> list[str | Device] | None:

@@ -11,7 +11,9 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from nnhal.cli.main import VERBS
+from nnhal.runtime.measured import record
 from tests.cli.test_cli import EXAMPLE, nnhal
+from tests.runtime.test_record import mine
 
 SCHEMAS = json.loads((Path(__file__).parents[2] / "docs" / "schemas.json").read_text())
 CALLS = {
@@ -32,6 +34,7 @@ CALLS = {
     "serve": [["serve"]],
     "models": [["models"], ["models", "tiny_conv"]],
     "prove": [["prove"], ["prove", "litert"]],
+    "calibrate": [["calibrate", "--show"]],
     "cache": [["cache", "list"], ["cache", "verify"], ["cache", "prune", "--size", "0"], ["cache", "clear"]],
 }
 
@@ -52,6 +55,8 @@ def test_what_a_verb_prints_is_as_its_schema_says(
     verb: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    if verb == "calibrate":
+        record.keep_profile(mine())
     if verb == "cache":
         monkeypatch.setenv("NNHAL_CACHE_DIR", str(tmp_path / "cache"))
         nnhal("run", "add4", "--device", "litert")

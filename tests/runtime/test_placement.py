@@ -82,7 +82,11 @@ def test_executions_are_counted_whatever_becomes_of_them():
 def test_a_placement_as_json_has_every_choice():
     placement = compiled().placement
     found = json.loads(json.dumps(placement.to_dict()))
-    assert found["steps"] == [{"device": "fake", "operations": [0]}, {"device": "reference", "operations": [1]}]
+    unknown = {"predicted": None, "took": None}
+    assert found["steps"] == [
+        {"device": "fake", "operations": [0], **unknown},
+        {"device": "reference", "operations": [1], **unknown},
+    ]
     assert found["operations"] == [
         {
             "operation": "ADD #0",

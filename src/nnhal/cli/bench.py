@@ -33,6 +33,7 @@ CORES = usable_cores()
 @common.option_option
 @common.fallback_option
 @common.isolate_option
+@common.strategy_options
 @common.cache_options
 @click.option("--threads", type=click.IntRange(1), default=CORES, show_default=True, help="Threads an engine may use.")
 @click.option("--vs", "peer_name", type=click.Choice(PEERS), help="Compare with this engine called directly, in turn.")

@@ -20,6 +20,7 @@ from nnhal.base.names import printable
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
 from nnhal.runtime.cache.wanted import CacheOutcome, Folder, user_folder
+from nnhal.runtime.strategies import KINDS, Rule
 
 WIDE = 160  # columns where the output is no terminal, so that pipes and files get whole lines
 
@@ -90,9 +91,32 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.argument("model")(shape_option(signature_option(extension_option(command))))
 
 
+strategy_option = click.option(
+    "--strategy",
+    type=click.Choice(KINDS),
+    help="What operations are placed by (default: measured where nnhal calibrate measured, else stated).",
+)
+rule_option = click.option(
+    "--rule",
+    "rules",
+    multiple=True,
+    metavar="WHAT=DEVICE",
+    help="Place by hand: WHAT is an operation (CONV_2D, *_POOL_2D, #7), name:PATTERN or type:PATTERN; may be repeated.",
+)
+tune_option = click.option(
+    "--tune", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="Measure candidate placements first."
+)
+
+
+def strategy_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--strategy, --rule and --tune."""
+    return strategy_option(rule_option(tune_option(command)))
+
+
 def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--device, --driver, --option, --fallback, --threads and --isolate."""
-    return device_option(driver_option(option_option(fallback_option(threads_option(isolate_option(command))))))
+    """--device, --driver, --option, --fallback, --threads, --isolate, and `strategy_options`."""
+    command = fallback_option(threads_option(isolate_option(strategy_options(command))))
+    return device_option(driver_option(option_option(command)))
 
 
 def cache_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -216,7 +240,23 @@ def placing(options: Mapping[str, Any], devices: Sequence[str] | None) -> dict[s
         "threads": options["threads"],
         "isolation": "process" if options["isolate"] else "none",
         "driver_options": parse_options(options["driver_options"], devices),
+        "placement": _by_hand(options["rules"], options["strategy"]),
+        "tune": options["tune"] or False,
     }
+
+
+def _by_hand(texts: Sequence[str], strategy: str | None) -> Any:
+    """What to place by, of `--rule` and `--strategy`."""
+    if texts and strategy:
+        raise click.UsageError("--rule with --strategy: must be one of the two")
+    rules = []
+    for text in texts:
+        what, equals, device = text.rpartition("=")
+        kind, colon, pattern = what.partition(":")
+        if not equals or not what or not device or (colon and kind not in ("name", "type")):
+            raise click.BadParameter(f"{text!r}: must be OPERATION=DEVICE, name:PATTERN=DEVICE or type:PATTERN=DEVICE")
+        rules.append(Rule(device, **{kind: pattern} if colon else {"operation": what}))
+    return rules or strategy
 
 
 Options = dict[str, dict[str, bool | int | float | str]]

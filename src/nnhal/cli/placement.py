@@ -18,6 +18,7 @@ def placement_lines(placement: Placement) -> Iterator[str]:
             group.append(choice)
     plural = "" if len(placement.steps) == 1 else "s"
     yield f"       {len(placement.steps)} step{plural}, {placement.transfers} tensors cross between devices"
+    yield from (f"       {line}" for line in placement.forecast_lines())
     yield from (f"       {layout}" for layout in placement.layouts)
     yield from (f"       {event}" for event in placement.events)
     yield from (f"       {step}" for step in placement.live)

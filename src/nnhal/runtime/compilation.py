@@ -4,7 +4,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
@@ -46,9 +46,11 @@ from nnhal.runtime import costs, discovery
 from nnhal.runtime.cache.wanted import NOT_KEPT, CacheEntry, CacheOutcome, Caching, Keeping, KeepsNothing
 from nnhal.runtime.configuration import Configuration, Configured
 from nnhal.runtime.isolation import DeviceKey, key_of, labels
+from nnhal.runtime.judgement import Asking, Judge, judged
 from nnhal.runtime.lanes import Lane
-from nnhal.runtime.partition import Offer, Partition, partition
+from nnhal.runtime.partition import Offer, Partition
 from nnhal.runtime.placement import Live, Placement, StepLayout
+from nnhal.runtime.strategies import Strategy
 
 Fallback = Literal["allow", "warn", "forbid"]
 ROUNDS = 4  # of placing parts anew by single verdicts; then a refusal counts for the part that it is in
@@ -83,6 +85,7 @@ class Wishes(Record, frozen=True):
     deadline: int | None = None
     driver_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     caching: Caching = Caching()
+    strategy: Strategy = Strategy()
 
     def hints(self, device: Device) -> Hints:
         """What the driver of a device is told; one that only takes over has no options."""
@@ -112,7 +115,7 @@ class Plan(Record, frozen=True):
     """A compiled model: steps in execution order, where each operation went and why, what fell back.
 
     keys: what the devices are, by the labels of the partition. live: where executions that fall back are counted.
-    configuration: the options in force.
+    configuration: the options in force. judge: who placed it, and remembers what it takes.
     """
 
     model: Model
@@ -123,6 +126,7 @@ class Plan(Record, frozen=True):
     keys: Mapping[str, DeviceKey]
     live: Live
     configuration: Configuration
+    judge: Judge
 
     def without_constants(self) -> "Plan":
         """The plan as executions need it: where a step has consumed its constants, the whole model has none either.
@@ -151,7 +155,7 @@ class _Candidate(Record, frozen=True):
     failed: NnhalError | None = None
 
 
-class _Failure(Record, frozen=True):
+class Failure(Record, frozen=True):
     """A part that could not be prepared: its device's label, its operations, why."""
 
     label: str
@@ -159,8 +163,12 @@ class _Failure(Record, frozen=True):
     error: Exception
 
 
-def compile_plan(model: Model, wishes: Wishes, undo: ExitStack) -> Plan:
-    """Partition and prepare. undo: closes what was prepared, until whoever gets the plan does.
+Attempt = Callable[[Judge, ExitStack], "Plan | Failure"]  # prepares a partition of that judge's
+Tune = Callable[[Model, Sequence[Offer], Judge, Attempt], Judge]  # measures, and gives a judge who knows
+
+
+def compile_plan(model: Model, wishes: Wishes, undo: ExitStack, tune: Tune | None = None) -> Plan:
+    """Partition and prepare. undo: closes what was prepared, until whoever gets the plan does. tune: measures before.
 
     Raises UnsupportedModel, DeviceUnavailable, MissedDeadline, InvalidArgument where the driver says that of what it was
     told, or what the last device tried raised.
@@ -170,16 +178,31 @@ def compile_plan(model: Model, wishes: Wishes, undo: ExitStack) -> Plan:
     kept = _kept(model, wishes.caching)
     with ExitStack() as held:
         candidates = _candidates(model, wishes, events, kept, held)
-        return _compiled(model, wishes, candidates, events, kept, undo)
+        return _compiled(model, wishes, candidates, events, kept, undo, tune)
 
 
 def _compiled(
-    model: Model, wishes: Wishes, candidates: Sequence[_Candidate], events: list[str], kept: Keeping, undo: ExitStack
+    model: Model,
+    wishes: Wishes,
+    candidates: Sequence[_Candidate],
+    events: list[str],
+    kept: Keeping,
+    undo: ExitStack,
+    tune: Tune | None,
 ) -> Plan:
     """Partition and prepare, elsewhere where that fails."""
-    offers = [c.offer for c in candidates]
+    asking = Asking(wishes.preference, wishes.threads, wishes.driver_options)
+    keys, said = {c.offer.device: c.key for c in candidates}, [c.offer for c in candidates]
+    forgive = wishes.fallback == "forbid"
+    offers, judge = judged(model, said, keys, wishes.strategy, asking, forgive=forgive, tune=tune is not None)
     try:
-        plan = _attempt(model, wishes, candidates, offers, events, kept, undo)
+        if tune is not None:
+
+            def attempt(judge: Judge, undo: ExitStack) -> Plan | Failure:
+                return _attempt(model, wishes, candidates, offers, judge, events, kept, undo)
+
+            judge = tune(model, offers, judge, attempt)
+        plan = _attempt(model, wishes, candidates, offers, judge, events, kept, undo)
     except UnsupportedModel as refused:
         failures = [c.failed for c in candidates if c.failed is not None]
         for failed in failures:
@@ -193,20 +216,21 @@ def _compiled(
         return plan
     if wishes.fallback == "forbid":
         raise plan.error
+    judge.failed(model, plan.label, plan.operations, "preparation", plan.error)
     where = f"operations {_span(plan.operations)}"
     _note(wishes, events, f"{plan.label} failed to prepare {where}: {plan.error}; placing them elsewhere")
     lost, why = frozenset(plan.operations), f"failed to prepare: {plan.error}"
     again = [replace(o, excluded=o.excluded | lost, excluded_why=why) if o.device == plan.label else o for o in offers]
     culprit = plan
     try:
-        plan = _attempt(model, wishes, candidates, again, events, kept, undo)
+        plan = _attempt(model, wishes, candidates, again, judge, events, kept, undo)
     except UnsupportedModel as unplaced:
         plan = replace(culprit, error=unplaced)
     if isinstance(plan, Plan):
         return plan
     _note(wishes, events, f"{plan.label} failed to prepare as well: {plan.error}; the whole model goes to the CPU")
     cpu = _taking_over(model, next(c for c in candidates if c.device is discovery.cpu()).offer)
-    whole = _attempt(model, wishes, candidates, [cpu], events, kept, undo)
+    whole = _attempt(model, wishes, candidates, [cpu], judge, events, kept, undo)
     if isinstance(whole, Plan):
         return whole
     raise whole.error
@@ -302,13 +326,14 @@ def _attempt(
     wishes: Wishes,
     candidates: Sequence[_Candidate],
     offers: Sequence[Offer],
+    judge: Judge,
     events: list[str],
     kept: Keeping,
     undo: ExitStack,
-) -> Plan | _Failure:
+) -> Plan | Failure:
     """Partition and prepare every part; where one fails, what was prepared is closed."""
     by_label = {c.offer.device: c for c in candidates}
-    found, parts = _placed(model, wishes, by_label, offers)
+    found, parts = _placed(model, wishes, by_label, offers, judge)
     steps: list[Step] = []
     for planned, part in zip(found.steps, parts, strict=True):
         candidate = by_label[planned.device]
@@ -323,13 +348,13 @@ def _attempt(
             if is_callers(error):
                 raise
             undo.close()
-            return _Failure(planned.device, planned.operations, as_error(error, f"device {planned.device}"))
+            return Failure(planned.device, planned.operations, as_error(error, f"device {planned.device}"))
     keys = {label: c.key for label, c in by_label.items()}
     used = [step.device for step in found.steps]
     configured = [
         Configured(n, s.device, s.prepared, wishes.hints(s.device).options) for n, s in zip(used, steps, strict=True)
     ]
-    return Plan(model, found, tuple(steps), wishes, tuple(events), keys, Live(used), Configuration(configured))
+    return Plan(model, found, tuple(steps), wishes, tuple(events), keys, Live(used), Configuration(configured), judge)
 
 
 def _kept(model: Model, caching: Caching) -> Keeping:
@@ -341,13 +366,13 @@ def _kept(model: Model, caching: Caching) -> Keeping:
 
 
 def _placed(
-    model: Model, wishes: Wishes, by_label: Mapping[str, _Candidate], offers: Sequence[Offer]
+    model: Model, wishes: Wishes, by_label: Mapping[str, _Candidate], offers: Sequence[Offer], judge: Judge
 ) -> tuple[Partition, list[Part]]:
     """The partition and its parts. In the layout that a device prefers, a part is another model than within the whole: the
     device is asked about it again, and what it refuses then is placed anew.
     """
     for attempt in count():
-        found = partition(model, offers, wishes.preference)
+        found = judge.partition(model, offers)
         parts = [cut(model, planned.operations) for planned in found.steps]
         refused: dict[str, dict[int, Verdict]] = {}
         for planned, part in zip(found.steps, parts, strict=True):

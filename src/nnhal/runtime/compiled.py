@@ -19,6 +19,7 @@ from nnhal.runtime.compilation import Plan
 from nnhal.runtime.execute import Runner, Whole
 from nnhal.runtime.fenced import Fenced, launch
 from nnhal.runtime.inflight import Execution, Queue
+from nnhal.runtime.learning import learn_from
 from nnhal.runtime.model_memory import ModelMemory, memory_of
 from nnhal.runtime.placement import Placement
 from nnhal.runtime.stream import Stream
@@ -42,6 +43,7 @@ class Compiled(
         edge, plan = Edge(plan.model), plan.without_constants()
         whole = Whole(plan.model)
         runner = Runner(plan, whole)
+        learn_from(runner)
         use = InUse(runner.close)
         super().__init__(Caller(plan, edge, runner, whole, use))
         self.inputs, self.outputs = edge.inputs, edge.outputs

@@ -1,14 +1,14 @@
-"""What steps and crossings cost beside the operations, by a rough model of the CPU reference, before anything was measured.
+"""What an assignment of operations to devices costs, and the search for a cheap one.
 
-A device states its time against the reference's. So what an operation takes there is guessed from its work, and an
-assignment of operations to devices has a price: operations, a fixed cost for each step, and what crosses between devices.
+A price is of operations, a fixed cost for each step, and what crosses between devices. Before anything was measured a device
+states its time against the reference's, and what an operation takes there is guessed from its work.
 The best device for each operation is where the search begins, and all that any one device takes, on that device; whole
 steps then go to a neighbour's device as long as that lowers the price. Operations that a device takes as one have its price
 for that where they stand in one step, and those that it takes so only are never left there without the others.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from nnhal.base.codes import TYPE_FACTS
 from nnhal.base.operands import Value, fixed
@@ -60,7 +60,9 @@ class Prices:
 
     seconds: what each operation takes the reference. alone: what it takes by itself on each device that may have it so.
     starting: what a step costs on each device. turned: by device, operands that it makes and reads in another order of
-    dimensions than theirs, with the seconds that transposing them takes where they cross.
+    dimensions than theirs, with the seconds that transposing them takes where they cross. grouped: by device, what each
+    operation takes among those that it runs as one, where that is known better than by what the device states for them.
+    crossings: from a device to another, seconds of an operand and of each byte of it.
     """
 
     def __init__(
@@ -71,7 +73,10 @@ class Prices:
         starting: Mapping[str, float],
         schedule: Schedule,
         turned: Mapping[str, Mapping[int, float]] | None = None,
+        grouped: Mapping[str, Sequence[float]] | None = None,
+        crossings: Mapping[tuple[str, str], tuple[float, float]] | None = None,
     ) -> None:
+        self._grouped, self._between = grouped or {}, crossings or {}
         self._seconds, self._alone, self._starting, self._schedule = seconds, alone, starting, schedule
         self._claimed, self._turned = schedule.claimed, turned or {}
         operations, values = {n: model.main.operations[n] for n in live(model)}, validate(model).subgraphs[0].values
@@ -114,7 +119,11 @@ class Prices:
     def _saved(self, together: Together, members: Sequence[int]) -> float:
         """Seconds that operations take less as one than each alone where it is best."""
         least = sum(min(self._alone[n].values(), default=math.inf) for n in members)
-        return least - together.cost * sum(self._seconds[n] for n in members)
+        return least - sum(self._in_group(together, n) for n in members)
+
+    def _in_group(self, together: Together, n: int) -> float:
+        known = self._grouped.get(together.device)
+        return together.cost * self._seconds[n] if known is None else known[n]
 
     def settled(self, devices: Sequence[str]) -> tuple[list[str], tuple[StepPlan, ...]] | None:
         """An assignment in which every operation can stand where it does, near the one given, and its steps.
@@ -153,6 +162,25 @@ class Prices:
 
     # -------------------------------------------------------------------------------------------------------- prices
 
+    def of_step(self, step: StepPlan, *, starting: bool = True) -> float:
+        """The price of one step that can stand, without what crosses, and without what a step costs where so asked."""
+        standing = self._schedule.standing([step]) if step.device in self._claimed else {}
+        running = self._running(((n, step.device) for n in step.operations), standing)
+        return running + (self._starting[step.device] if starting else 0.0)
+
+    def can_price(self, step: StepPlan) -> bool:
+        """Whether the device, as it is now, takes all of a step."""
+        known = step.device in self._starting and max(step.operations) < len(self._alone)
+        return known and self._may_go(step.operations, step.device)
+
+    def starting(self, device: str) -> float:
+        """What a step costs on a device."""
+        return self._starting[device]
+
+    def of_crossings(self, devices: Sequence[str]) -> float:
+        """The price of all that crosses between devices."""
+        return self._crossings(self._writer, devices)
+
     def of(self, devices: Sequence[str], steps: Sequence[StepPlan]) -> float:
         """The price of an assignment in which every operation can stand where it does."""
         starting = sum(self._starting[device] for device, _ in steps) + self._crossings(self._writer, devices)
@@ -163,16 +191,20 @@ class Prices:
         if not standing:
             return sum(self._alone[n][device] for n, device in placed)
         return sum(
-            standing[n].together.cost * self._seconds[n] if n in standing else self._alone[n][device]
-            for n, device in placed
+            self._in_group(standing[n].together, n) if n in standing else self._alone[n][device] for n, device in placed
         )
 
     def _crossings(self, operands: Iterable[int], devices: Sequence[str]) -> float:
         price = 0.0
         for i in operands:
             here = devices[self._writer[i]]
-            elsewhere = {devices[n] for n in self._readers[i]} - {here}
-            price += len(elsewhere) * (CROSSING + BYTE * self._bytes[i])
+            readers = self._readers[i]
+            if len(readers) == 1 and devices[readers[0]] == here:
+                continue
+            elsewhere = {devices[n] for n in readers} - {here}
+            for there in elsewhere:
+                fixed, byte = self._between.get((here, there), (CROSSING, BYTE))
+                price += fixed + byte * self._bytes[i]
             if elsewhere and self._turned:
                 price += sum(self._turned.get(device, {}).get(i, 0) for device in (here, *elsewhere))
         return price
@@ -186,8 +218,14 @@ class Prices:
         begun = self.settled(devices)
         if begun is None:
             return math.inf, list(devices)
-        best, steps = begun
-        price = self.of(best, steps)
+        price, found, _ = self.improved(self.of(*begun), *begun)
+        return price, found
+
+    def improved(
+        self, price: float, devices: Sequence[str], steps: tuple[StepPlan, ...], *, enough: float = 0.0
+    ) -> tuple[float, list[str], tuple[StepPlan, ...]]:
+        """As `lowered`, from a settled assignment of that price. enough: a share of it that is not worth another pass."""
+        best = list(devices)
         for _ in range(PASSES):
             tried = self._pass(best, steps)
             if tried == best:
@@ -195,8 +233,11 @@ class Prices:
             after = self._schedule.steps(tried)
             if self._strays(after) or (now := self.of(tried, after)) >= price:
                 break
+            gained = price - now
             best, steps, price = tried, after, now
-        return price, best
+            if gained < enough * price:
+                break
+        return price, best, steps
 
     def _pass(self, devices: Sequence[str], steps: Sequence[StepPlan]) -> list[str]:
         """Every step once, the smallest first: to the device of a neighbour where that seems to lower the price."""
@@ -232,3 +273,59 @@ class Prices:
         """What members of a step cost on a device, and what operands cost that cross."""
         running = self._running(((n, device) for n in members), self._as_one(members, device))
         return self._crossings(operands, devices) + running
+
+    # --------------------------------------------------------------------------------------------------------- chains
+
+    def chained(self) -> list[str] | None:
+        """The cheapest assignment that changes devices only where one operand crosses: exact where all of it is so.
+
+        Groups are not looked at. None where some block between two such places is taken by no device.
+        """
+        blocks = list(self._blocks())
+        if len(blocks) < 2:
+            return None
+        least, ways = {"": 0.0}, list[dict[str, str]]()  # prices so far by the last device; where each came from
+        for operand, members in blocks:
+            after, way = dict[str, float](), dict[str, str]()
+            for device in sorted(set.intersection(*(set(self._alone[n]) for n in members))):
+                price, way[device] = min(
+                    (price + (0.0 if before == device else self._change(operand, before, device)), before)
+                    for before, price in least.items()
+                )
+                after[device] = price + sum(self._alone[n][device] for n in members)
+            if not after:
+                return None
+            least = after
+            ways.append(way)
+        device = min(least, key=least.__getitem__)
+        found = [next(iter(times), "") for times in self._alone]
+        for (_, members), way in zip(reversed(blocks), reversed(ways), strict=True):
+            for n in members:
+                found[n] = device
+            device = way[device]
+        return found
+
+    def _change(self, operand: int, before: str, device: str) -> float:
+        """A step on a device, and the operand that it reads of another; there is none before the first."""
+        if not before:
+            return self._starting[device]
+        fixed, byte = self._between.get((before, device), (CROSSING, BYTE))
+        turned = sum(self._turned.get(each, {}).get(operand, 0) for each in (before, device))
+        return self._starting[device] + fixed + byte * self._bytes[operand] + turned
+
+    def _blocks(self) -> Iterator[tuple[int, list[int]]]:
+        """Operations between places where one operand is all that crosses, with that operand; the first has none, -1."""
+        order = sorted(self._touched)
+        place = {n: k for k, n in enumerate(order)}
+        until = {i: max((place[r] for r in readers), default=-1) for i, readers in self._readers.items()}
+        open_: set[int] = set()
+        operand, members = -1, list[int]()
+        for k, n in enumerate(order):
+            open_ = {i for i in open_ if until[i] >= k}
+            if members and len(open_) == 1:
+                yield operand, members
+                (operand,), members = open_, []
+            members.append(n)
+            open_.update(i for i in self._touched[n] if self._writer.get(i) == n and until[i] > k)
+        if members:
+            yield operand, members

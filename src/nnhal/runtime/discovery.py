@@ -20,7 +20,7 @@ from nnhal.runtime.installed import EntryPoint, entry_points
 from nnhal.runtime.sources import Source
 
 GROUP = "nnhal.drivers"
-ENGINES = "nnhal.engines"  # used where they are named: nobody has measured yet whether they are faster here
+ENGINES = "nnhal.engines"  # used where they are named, and candidates once they were measured on this machine
 SAMPLES = "nnhal.samples"  # found by name only, no candidates where no device is named
 CPU = "reference"  # nnhal's own, whatever else calls itself so: what everything can fall back to
 _CPU_ORIGIN = "nnhal.drivers.reference:device"
@@ -70,9 +70,30 @@ def names(*, samples: bool = True) -> list[str]:
     return list(dict.fromkeys([*_registered, *known]))
 
 
+def origins() -> frozenset[str]:
+    """Where the drivers that are installed come from, as `source_of` says it."""
+    return frozenset(point.value for point in _installed().values())
+
+
 def engines() -> list[str]:
-    """Names of the drivers that are used where they are named, and are no candidates otherwise."""
+    """Names of the drivers that are used where they are named, and candidates where they were measured."""
     return [name for name, point in _installed().items() if point.group == ENGINES and name not in _registered]
+
+
+def candidates() -> list[str]:
+    """Names of the drivers that are candidates where none is named."""
+    return list(dict.fromkeys([*names(samples=False), *_measured_engines()]))
+
+
+def _measured_engines() -> list[str]:
+    from nnhal.runtime.measured.place import there
+
+    if not there():
+        return []
+    from nnhal.runtime.measured.record import profile
+
+    known = profile()
+    return [] if known is None else [name for name in engines() if name in known.devices]
 
 
 def found_of(names: Sequence[str]) -> list[Found]:
@@ -85,14 +106,18 @@ def found_of(names: Sequence[str]) -> list[Found]:
 
 
 def found() -> list[Found]:
-    """Every driver that is a candidate where none is named, loaded now or before, or why it does not load; the CPU last."""
-    return sorted(map(_one, names(samples=False)), key=lambda f: (f.name == CPU, f.name))
+    """Every driver that is a candidate where none is named, loaded now or before, or why it does not load; the CPU last.
+
+    The engines are among them where they were measured on this machine.
+    """
+    return sorted(map(_one, candidates()), key=lambda f: (f.name == CPU, f.name))
 
 
 def found_with_engines() -> list[Found]:
     """As `found`, with the engines before the CPU."""
     *others, cpu = found()
-    return [*others, *found_of(engines()), cpu]
+    more = [name for name in engines() if all(name != other.name for other in others)]
+    return [*others, *found_of(more), cpu]
 
 
 def devices() -> list[Device]:

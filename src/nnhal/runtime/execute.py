@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -108,6 +108,7 @@ class Runner:
             if operand not in self._places and argument.fixed is not None and (argument.nbytes or 0) >= LARGE
         }
         self._frames: deque[dict[int, Array]] = deque()  # buffers of intermediates, free for the next execution
+        self.before_close: Callable[[], None] | None = None
 
     def run(self, job: Job) -> None:
         """Execute once; fills the job's results. What a driver is to blame for goes to the CPU where that is allowed."""
@@ -234,6 +235,8 @@ class Runner:
         """Run a step that failed on the CPU, where that is allowed; else raises the error."""
         if not self._may_fall_back([line.step]):
             raise error
+        step = self.plan.partition.steps[number]
+        self.plan.judge.failed(self.plan.model, step.device, step.operations, "execution", error)
         self._note(job, number, f"step {number} failed on {line.label}: {error}; trying it on the CPU")
         spare = self.spares.get(number)
         return identity_of(spare.device).name, _on_host(spare.prepared, request, job.control)
@@ -250,6 +253,9 @@ class Runner:
         if not self._may_fall_back(self.plan.steps):
             raise error
         device = self.lines[0].label if len(self.lines) == 1 else "a step"
+        if len(self.lines) == 1:
+            failed = self.plan.partition.steps[0].operations
+            self.plan.judge.failed(self.plan.model, device, failed, "execution", error)
         self._note(job, WHOLE, f"execution failed on {device}: {error}; trying the whole model on the CPU")
         main, buffers = self.plan.model.main, job.buffers
         read = {n: buffers[i] for n, i in enumerate(main.inputs) if i in buffers}
@@ -278,6 +284,8 @@ class Runner:
 
     def close(self) -> None:
         """Close every prepared model, when what still runs in it has come back."""
+        if self.before_close is not None:
+            self.before_close()
         for line in self.lines:
             line.lane.close()
         self.spares.close()

@@ -128,7 +128,7 @@ def _all_isolated() -> "list[Resilient]":
             _log.info("device %s is left out: %s", name, error)
             return None
 
-    names = [name for name in discovery.names(samples=False) if name != discovery.CPU]
+    names = [name for name in discovery.candidates() if name != discovery.CPU]
     return [device for device in at_once(STARTING, started, names) if device is not None]
 
 

@@ -1,9 +1,11 @@
 """Partitioning: a pure function from a model and what devices say to steps, with the reason for every choice.
 
-Each operation goes to the device that states the best performance for it among those whose verdict is good, unless a step
-of its own there would cost more than it saves (`costs`); operations that are ready together on one device become one step,
-so that a model crosses between devices as seldom as that allows (`schedule`). What a device takes in a group only, it gets
-where enough of the group stand in one step. Operations whose results nobody reads run nowhere.
+Each operation goes to the device with the best performance for it among those whose verdict is good, unless a step of its
+own there would cost more than it saves (`costs`). Performance is what devices state, or what is predicted of what was
+measured on this machine (`Measured`), where what whole assignments took is believed before any prediction. Operations that
+are ready together on one device become one step, so that a model crosses between devices as seldom as that allows
+(`schedule`). What a device takes in a group only, it gets where enough of the group stand in one step. Operations whose
+results nobody reads run nowhere.
 """
 
 import math
@@ -14,7 +16,7 @@ from nnhal.base.codes import OperandType, OperationType, Preference, operation_n
 from nnhal.base.errors import InvalidArgument, UnsupportedModel
 from nnhal.base.extensions import extension_name
 from nnhal.base.levels import Level
-from nnhal.base.records import Record
+from nnhal.base.records import Record, field, replace
 from nnhal.hal.device import Capabilities, OperationGroup, Performance, Verdict
 from nnhal.model.graph import Model, Operation, operation_label
 from nnhal.model.layouts import LaidOut
@@ -23,6 +25,11 @@ from nnhal.model.validate import level_needed
 from nnhal.runtime import costs
 from nnhal.runtime.schedule import Claimed, Schedule, StepPlan, Together
 
+WORTH, BOUNDARY = (
+    0.75,
+    100e-6,
+)  # what several steps may be predicted to take of one, to be preferred; seconds for each more
+IMPROVED, ENOUGH = 3, 0.01  # assignments that are improved step by step, and the share of a price that is worth a pass
 UNREAD = "nobody reads what it gives, so it does not run"
 LIGHT = OperandType.INT32, OperandType.BOOL, OperandType.TENSOR_INT32  # types of arguments beside the data
 
@@ -39,6 +46,7 @@ class Offer(Record, frozen=True):
     capabilities: Capabilities
     verdicts: Sequence[Verdict]
     extensions: Sequence[str] = ()
+    predicted: Sequence[float] | None = None  # seconds, or what else is to be least, of each operation, by measurement
     excluded: frozenset[int] = frozenset()  # operations taken from it after it failed to prepare them
     excluded_why: str = ""
     step: float = costs.STEP
@@ -80,34 +88,139 @@ class Choice(NamedTuple):
         return operation_label(self.type, self.operation)
 
 
+class Forecast(NamedTuple):
+    """What a step is thought to take, in seconds. known: it took that before, else it is predicted."""
+
+    seconds: float
+    known: bool
+
+
 class Partition(Record, frozen=True):
-    """Steps in execution order, a choice for each operation, and the number of operands that cross between devices."""
+    """Steps in execution order, a choice for each operation, and the number of operands that cross between devices.
+
+    forecasts: of each step, where devices were measured.
+    """
 
     steps: tuple[StepPlan, ...]
     choices: tuple[Choice, ...]
     transfers: int
+    forecasts: tuple[Forecast, ...] = ()
+
+
+Steps = tuple[StepPlan, ...]
+
+
+class Measured(Record, frozen=True):
+    """Least time by measurement, or least of what `Offer.predicted` says.
+
+    crossings: seconds of an operand and of each byte of it, from one device to another. learnt: what whole assignments
+    took, of one step or several.
+    """
+
+    crossings: Mapping[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
+    learnt: Mapping[Steps, float] = field(default_factory=dict)
 
 
 def partition(
-    model: Model, offers: Sequence[Offer], preference: Preference = Preference.FAST_SINGLE_ANSWER
+    model: Model,
+    offers: Sequence[Offer],
+    preference: Preference = Preference.FAST_SINGLE_ANSWER,
+    measured: Measured | None = None,
 ) -> Partition:
-    """Place every operation that is `live`. UnsupportedModel lists all that no device takes, with each device's reason."""
+    """Place every operation that is `live`. UnsupportedModel lists all that no device takes, with each device's reason.
+
+    measured: None for what devices state.
+    """
     labels = [offer.device for offer in offers]
     if len(set(labels)) < len(labels):
         raise InvalidArgument(f"offers: devices are {', '.join(labels)}, must have labels that differ")
+    if measured is not None:
+        offers = _all_predicted(model, offers)
+    terms = _Terms(preference, measured is not None)
     claimed = _claimed(model, offers, preference)
-    choices = _choices(model, offers, preference, claimed)
+    choices = _choices(model, offers, terms, claimed)
     grouped = {n for claims in claimed.values() for n in claims}
     _refuse([c for c in choices if not c.device and c.reason != UNREAD and c.operation not in grouped], len(choices))
     schedule = Schedule(model, claimed)
     devices = [choice.device for choice in choices]
     steps = schedule.steps(devices)
-    transposed = any(offer.laid is not None and offer.laid.inserted for offer in offers)
-    if grouped or ((len(steps) > 1 or transposed) and preference != Preference.LOW_POWER):
-        devices = _search(model, offers, choices, schedule, lower=preference != Preference.LOW_POWER)
+    forecasts: tuple[Forecast, ...] = ()
+    if measured is not None:
+        best = _expectations(model, offers, choices, schedule, measured)[0]
+        devices, forecasts = list(best.devices), best.forecasts
+    elif grouped or ((len(steps) > 1 or _transposed(offers)) and not terms.power):
+        devices = _search(model, offers, choices, schedule, lower=not terms.power)
+    if measured is not None or devices != [choice.device for choice in choices] or grouped:
         steps = schedule.steps(devices)
-        choices = _moved(choices, devices, schedule, steps, _unit(preference))
-    return Partition(steps, tuple(_noted(choices, offers)), _transfers(model, devices))
+        choices = _moved(choices, devices, schedule, steps, terms)
+    return Partition(steps, tuple(_noted(choices, offers)), _transfers(model, devices), forecasts)
+
+
+def _transposed(offers: Sequence[Offer]) -> bool:
+    return any(offer.laid is not None and offer.laid.inserted for offer in offers)
+
+
+def _all_predicted(model: Model, offers: Sequence[Offer]) -> list[Offer]:
+    """The offers, each with predictions: where there are none, the CPU's seconds, guessed, times what the device states."""
+    guessed = None if all(offer.predicted is not None for offer in offers) else costs.seconds(model)
+    found = []
+    for offer in offers:
+        if offer.predicted is None and guessed is not None:
+            stated = [
+                _stated(offer.capabilities, o, _type(model, o), model.relaxed) or Performance()
+                for o in model.main.operations
+            ]
+            own = [each * figures.exec_time for each, figures in zip(guessed, stated, strict=True)]
+            found.append(replace(offer, predicted=own))
+        else:
+            found.append(offer)
+    return found
+
+
+class _Terms(Record, frozen=True):
+    """What devices are compared by, in words."""
+
+    preference: Preference
+    measured: bool
+
+    @property
+    def power(self) -> bool:
+        """Whether it is power, as stated."""
+        return self.preference == Preference.LOW_POWER and not self.measured
+
+    @property
+    def unit(self) -> str:
+        """What stated performance is compared with."""
+        return "of the CPU's power" if self.preference == Preference.LOW_POWER else "of the CPU's time"
+
+    def short(self, cost: float) -> str:
+        """A cost, as a verb."""
+        return f"is predicted {duration(cost)}" if self.measured else f"states {cost:g}"
+
+    def said(self, cost: float) -> str:
+        """A cost, by itself."""
+        return f"predicted {duration(cost)}" if self.measured else f"states {cost:g} {self.unit}"
+
+    def best(self, cost: float) -> str:
+        """That of the best device."""
+        return f"{self.said(cost)}, the {'least' if self.measured else 'best'}"
+
+    def of(self, offer: Offer, index: int, operation: Operation, type: int, relaxed: bool) -> float:
+        """The cost of an operation on a device that takes it."""
+        if self.measured and offer.predicted is not None:
+            return offer.predicted[index]
+        figures = _stated(offer.capabilities, operation, type, relaxed)
+        if figures is None:
+            return math.inf
+        return figures.power_usage if self.power else figures.exec_time
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people, with three digits: `1.24 ms`."""
+    for unit, factor in (("s", 1.0), ("ms", 1e3)):
+        if seconds * factor >= 1:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} µs"
 
 
 def _noted(choices: Sequence[Choice], offers: Sequence[Offer]) -> Iterator[Choice]:
@@ -157,9 +270,7 @@ def _search(
     seconds, alone = costs.seconds(model), list[Mapping[str, float]]()
     more = {o.device: costs.transposing(o.laid) for o in offers if o.laid is not None}
     for choice, each in zip(choices, seconds, strict=True):
-        known = {device: cost for device, cost in choice.costs.items() if cost < math.inf}
-        if not known and (choice.device or choice.reason == UNREAD):
-            known = {choice.device: 1.0}
+        known = _costs(choice)
         alone.append({d: cost * (each + more.get(d, {}).get(choice.operation, 0)) for d, cost in known.items()})
     turned = {
         offer.device: {
@@ -170,22 +281,130 @@ def _search(
         if offer.laid is not None
     }
     prices = costs.Prices(model, seconds, alone, {o.device: o.step for o in offers}, schedule, turned)
+    starts = _starts(offers, choices, alone, schedule, prices)
+    if lower:
+        price, devices = min((prices.lowered(start) for start in starts), key=lambda found: found[0])
+    else:
+        begun = next(filter(None, map(prices.settled, starts)), None)
+        price, devices = (math.inf, starts[0]) if begun is None else (0.0, begun[0])
+    if price == math.inf:
+        _refuse([choice for choice, times in zip(choices, alone, strict=True) if not times], len(choices))
+    return devices
+
+
+def _costs(choice: Choice) -> dict[str, float]:
+    """What an operation costs on each device that takes it by itself; one that nobody states anything of has one."""
+    known = {device: cost for device, cost in choice.costs.items() if cost < math.inf}
+    if not known and (choice.device or choice.reason == UNREAD):
+        known = {choice.device: 1.0}
+    return known
+
+
+def _starts(
+    offers: Sequence[Offer],
+    choices: Sequence[Choice],
+    alone: Sequence[Mapping[str, float]],
+    schedule: Schedule,
+    prices: costs.Prices,
+) -> list[list[str]]:
+    """Where the search begins: the best device for each operation, and all that any one device takes, on that device."""
     first = [choice.device for choice in choices]
     packed = prices.packed(first) if schedule.claimed else first
-    only = [choice for choice, times in zip(choices, alone, strict=True) if not times]  # only in groups
+    only = not all(alone)  # in groups
     starts = [packed] if only or packed == first else [packed, first]
     for offer in offers:
         claims = schedule.claimed.get(offer.device, {})
         takes = [offer.device in t or n in claims for n, t in enumerate(alone)]
         starts.append([offer.device if mine else d for mine, d in zip(takes, packed, strict=True)])
-    if lower:
-        price, devices = min((prices.lowered(start) for start in starts), key=lambda found: found[0])
-    else:
-        begun = next(filter(None, map(prices.settled, starts)), None)
-        price, devices = (math.inf, first) if begun is None else (0.0, begun[0])
-    if price == math.inf:
-        _refuse(only, len(choices))
-    return devices
+    return starts
+
+
+class Expectation(NamedTuple):
+    """What an assignment is thought to take, in seconds; of several steps that were not measured, with a margin."""
+
+    seconds: float
+    devices: tuple[str, ...]
+    forecasts: tuple[Forecast, ...]
+
+
+def expectations(
+    model: Model, offers: Sequence[Offer], preference: Preference, measured: Measured
+) -> list[Expectation]:
+    """The assignments that a search by measurement comes upon, the best first: among them all that each device takes.
+
+    Raises what `partition` does.
+    """
+    offers = _all_predicted(model, offers)
+    claimed = _claimed(model, offers, preference)
+    choices = _choices(model, offers, _Terms(preference, True), claimed)
+    grouped = {n for claims in claimed.values() for n in claims}
+    _refuse([c for c in choices if not c.device and c.reason != UNREAD and c.operation not in grouped], len(choices))
+    return _expectations(model, offers, choices, Schedule(model, claimed), measured)
+
+
+def _expectations(
+    model: Model, offers: Sequence[Offer], choices: Sequence[Choice], schedule: Schedule, measured: Measured
+) -> list[Expectation]:
+    """What whole steps took when they were measured corrects what is predicted of their devices' operations.
+
+    An assignment of several steps has to be better by a margin than the best of one, unless it was measured: what engines
+    fuse across operations they cannot fuse across steps, and no sum knows of that.
+    """
+    predicted = {offer.device: list(offer.predicted or ()) for offer in offers}
+    starting = {offer.device: offer.step for offer in offers}
+
+    def priced(factors: Mapping[str, float]) -> tuple[list[dict[str, float]], costs.Prices]:
+        alone = [{d: cost * factors.get(d, 1.0) for d, cost in _costs(choice).items()} for choice in choices]
+        grouped = {d: [each * factors[d] for each in taken] for d, taken in predicted.items()}
+        return alone, costs.Prices(model, (), alone, starting, schedule, None, grouped, measured.crossings)
+
+    factors = dict.fromkeys(predicted, 1.0)
+    alone, prices = priced(factors)
+    corrected = _corrections(prices, measured.learnt, factors)
+    if corrected != factors:
+        alone, prices = priced(corrected)
+    starts = _starts(offers, choices, alone, schedule, prices)
+    if (chain := prices.chained()) is not None:
+        starts.append(chain)
+    tried: dict[tuple[str, ...], Steps] = {}
+    begun = []
+    for start in starts:
+        settled = prices.settled(start)
+        if settled is not None and tuple(settled[0]) not in tried:
+            tried[tuple(settled[0])] = settled[1]
+            begun.append((prices.of(*settled), *settled))
+    for each in sorted(begun, key=lambda found: found[0])[:IMPROVED]:
+        _, devices, steps = prices.improved(*each, enough=ENOUGH)
+        tried[tuple(devices)] = steps
+    if not tried:
+        _refuse([choice for choice, times in zip(choices, alone, strict=True) if not times], len(choices))
+    found = []
+    for placed, steps in tried.items():
+        forecasts = tuple(_forecast(prices, measured.learnt, step) for step in steps)
+        whole = measured.learnt.get(steps)
+        total = sum(f.seconds for f in forecasts) + prices.of_crossings(placed) if whole is None else whole
+        if whole is None and len(steps) > 1:
+            total = total / WORTH + BOUNDARY * (len(steps) - 1)
+        found.append(Expectation(total, placed, forecasts))
+    return sorted(found, key=lambda each: each.seconds)
+
+
+def _forecast(prices: costs.Prices, learnt: Mapping[Steps, float], step: StepPlan) -> Forecast:
+    took = learnt.get((step,))
+    return Forecast(prices.of_step(step), False) if took is None else Forecast(took, True)
+
+
+def _corrections(prices: costs.Prices, learnt: Mapping[Steps, float], before: Mapping[str, float]) -> dict[str, float]:
+    """What steps took over what is predicted of them, by device: the largest step of each."""
+    found, largest = dict(before), dict[str, int]()
+    for steps, took in learnt.items():
+        step = steps[0]
+        if len(steps) == 1 and len(step.operations) > largest.get(step.device, 0) and prices.can_price(step):
+            running = prices.of_step(step, starting=False)
+            largest[step.device] = len(step.operations)
+            if running > 0:
+                found[step.device] = before[step.device] * max(took - prices.starting(step.device), took / 2) / running
+    return found
 
 
 def _rate(offer: Offer, type: int) -> float:
@@ -195,25 +414,30 @@ def _rate(offer: Offer, type: int) -> float:
 
 
 def _moved(
-    choices: Sequence[Choice], devices: Sequence[str], schedule: Schedule, steps: Sequence[StepPlan], unit: str
+    choices: Sequence[Choice],
+    devices: Sequence[str],
+    schedule: Schedule,
+    steps: Sequence[StepPlan],
+    terms: _Terms,
 ) -> list[Choice]:
     """The choices for other devices than the best for each operation by itself, with the reasons."""
     standing, found = schedule.standing(steps), []
     for choice, device in zip(choices, devices, strict=True):
-        best, there = choice.device, choice.costs.get(choice.device)
+        best, there = choice.device, choice.costs.get(choice.device, math.inf)
         others = {other: text for other, text in choice.others.items() if other != device}
         if choice.operation in standing:
             together, members = standing[choice.operation]
-            why = f"one of {len(members)} that {device} runs as one, at {together.cost:g} {unit}"
+            why = f"one of {len(members)} that {device} runs as one"
+            why += "" if terms.measured else f", at {together.cost:g} {terms.unit}"
             if best and best != device:
-                others[best] = f"states {there:g} {unit}"
+                others[best] = terms.said(there)
             found.append(
                 choice._replace(device=device, reason=why, others=others, together=members, as_one=together.cost)
             )
         elif device != best:
-            why = f"a step of its own on {best}, which states {there:g}, would cost more than it saves"
-            others[best] = f"states {there:g} {unit}, which a step of its own would not be worth"
-            why = f"states {choice.costs[device]:g} {unit}; {why}"
+            why = f"a step of its own on {best}, which {terms.short(there)}, would cost more than it saves"
+            others[best] = f"{terms.said(there)}, which a step of its own would not be worth"
+            why = f"{terms.said(choice.costs[device])}; {why}"
             found.append(choice._replace(device=device, reason=why, others=others))
         else:
             found.append(choice)
@@ -225,7 +449,7 @@ def _needs(model: Model, index: int) -> tuple[str, Level | None]:
     return extension_name(model.main.operations[index].type, model.extensions), level_needed(model, index)
 
 
-def _choices(model: Model, offers: Sequence[Offer], preference: Preference, claimed: Claimed) -> list[Choice]:
+def _choices(model: Model, offers: Sequence[Offer], terms: _Terms, claimed: Claimed) -> list[Choice]:
     """A choice for each operation by itself. Those of which all devices say the same share what is made of it."""
     made: dict[tuple[Any, ...], tuple[str, str, Mapping[str, str], Mapping[str, float]]] = {}
     wanted, choices = set(live(model)), []
@@ -237,9 +461,10 @@ def _choices(model: Model, offers: Sequence[Offer], preference: Preference, clai
         said = [None if index in offer.excluded else offer.verdicts[index] for offer in offers]
         together = [claims.get(index) for claims in claimed.values()]
         needs = _needs(model, index)
-        what = (operation.type, type, *needs, *said, *together)
+        predicted = [offer.predicted[index] for offer in offers if offer.predicted is not None] * terms.measured
+        what = (operation.type, type, *needs, *said, *together, *predicted)
         if what not in made:
-            made[what] = _best(model, offers, index, type, needs, preference, together)
+            made[what] = _best(model, offers, index, type, needs, terms, together)
         choices.append(Choice(index, operation.type, *made[what]))
     return choices
 
@@ -260,39 +485,31 @@ def _best(
     index: int,
     type: int,
     needs: tuple[str, Level | None],
-    preference: Preference,
+    terms: _Terms,
     groups: Sequence[Together | None],
 ) -> tuple[str, str, Mapping[str, str], Mapping[str, float]]:
-    """The device that takes an operation by itself, "" for none; why; why not each of the others; what is stated by those
+    """The device that takes an operation by itself, "" for none; why; why not each of the others; what it costs on those
     that do. groups: that it is in.
     """
     operation = model.main.operations[index]
     refusals = {offer.device: offer.refusal(index, operation, *needs) for offer in offers}
-    unit, power = _unit(preference), preference == Preference.LOW_POWER
     others = {device: why for device, why in refusals.items() if why}
-    stated_by: dict[str, float] = {}
-    for offer in offers:
-        if not refusals[offer.device]:
-            figures = _stated(offer.capabilities, operation, type, model.relaxed)
-            stated_by[offer.device] = (
-                math.inf if figures is None else figures.power_usage if power else figures.exec_time
-            )
-    best = min(stated_by, key=stated_by.__getitem__, default="")  # the first named wins a tie
-    others |= {device: f"states {cost:g} {unit}" for device, cost in stated_by.items() if device != best}
+    costs_by = {
+        offer.device: terms.of(offer, index, operation, type, model.relaxed)
+        for offer in offers
+        if not refusals[offer.device]
+    }
+    best = min(costs_by, key=costs_by.__getitem__, default="")  # the first named wins a tie
+    others |= {device: terms.said(cost) for device, cost in costs_by.items() if device != best}
     for group in groups:
         if group is not None and group.device != best:
-            said = f"{others[group.device]}, and {group.cost:g}" if group.device in stated_by else "takes it only"
+            said = f"{others[group.device]}, and {group.cost:g}" if group.device in costs_by else "takes it only"
             others[group.device] = f"{said} as one of {group.at_least} or more"
-    if not stated_by:
-        return "", "", others, stated_by
-    if len(stated_by) > 1:
-        return best, f"states {stated_by[best]:g} {unit}, the best", others, stated_by
-    return best, "the only device that takes it" if len(offers) > 1 else "the only device asked", others, stated_by
-
-
-def _unit(preference: Preference) -> str:
-    """What stated performance is compared with."""
-    return "of the CPU's power" if preference == Preference.LOW_POWER else "of the CPU's time"
+    if not costs_by:
+        return "", "", others, costs_by
+    if len(costs_by) > 1:
+        return best, terms.best(costs_by[best]), others, costs_by
+    return best, "the only device that takes it" if len(offers) > 1 else "the only device asked", others, costs_by
 
 
 def _stated(capabilities: Capabilities, operation: Operation, type: int, relaxed: bool) -> Performance | None:

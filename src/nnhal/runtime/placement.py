@@ -9,7 +9,7 @@ from typing import Any
 from nnhal.base.brief import brief, counted, named
 from nnhal.base.records import Record, as_dict
 from nnhal.runtime.isolation import DeviceKey
-from nnhal.runtime.partition import Choice, Partition
+from nnhal.runtime.partition import Choice, Partition, duration
 
 WHOLE = -1  # the number that stands for the whole model where one of a step is asked for
 
@@ -60,7 +60,8 @@ class RunsAsOne(Record, frozen=True):
 class Live:
     """Counts executions, and those that fell back while they ran. devices: the label of each step's device.
 
-    ran: to be called for each execution. Any number of threads may count and look.
+    ran: to be called for each execution. Any number of threads may count and look. took: seconds of each step, by the first
+    executions, where they were measured.
     """
 
     def __init__(self, devices: Sequence[str]) -> None:
@@ -68,10 +69,11 @@ class Live:
         self._lock = threading.Lock()
         self._fell: dict[int, FellBack] = {}
         self._runs = count()
+        self.took: tuple[float, ...] = ()
         self.ran = partial(next, self._runs)  # the one thing that every execution pays for
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _counted, (self._devices, list(self), self.executions)
+        return _counted, (self._devices, list(self), self.executions, self.took)
 
     def fell_back(self, step: int, why: str) -> None:
         """Count one execution of a step, or of the `WHOLE` model."""
@@ -101,11 +103,11 @@ class Live:
         return {"executions": self.executions, "fell_back": self.total, "steps": [as_dict(each) for each in self]}
 
 
-def _counted(devices: Sequence[str], fell: Sequence[FellBack], executions: int) -> Live:
+def _counted(devices: Sequence[str], fell: Sequence[FellBack], executions: int, took: tuple[float, ...]) -> Live:
     """What was counted so far, in another process or a copy: it counts on from there."""
     live = Live(devices)
     live._fell = {each.step: each for each in fell}
-    live._runs = count(executions)
+    live._runs, live.took = count(executions), took
     live.ran = partial(next, live._runs)
     return live
 
@@ -128,6 +130,7 @@ class Placement:
         self.steps = partition.steps
         self.choices = partition.choices
         self.transfers = partition.transfers
+        self.forecasts = partition.forecasts
         self.events = events
         self.keys = keys or {}
         self.live = live or Live([step.device for step in partition.steps])
@@ -158,7 +161,10 @@ class Placement:
     def to_dict(self) -> dict[str, Any]:
         """The documented JSON form."""
         return {
-            "steps": [{"device": s.device, "operations": list(s.operations)} for s in self.steps],
+            "steps": [
+                {"device": s.device, "operations": list(s.operations), **self._times(number)}
+                for number, s in enumerate(self.steps)
+            ],
             "operations": [_choice(c) for c in self.choices],
             "groups": [_group(each) for each in self.groups],
             "transfers": self.transfers,
@@ -167,6 +173,19 @@ class Placement:
             "live": self.live.to_dict(),
             "layouts": [_layout(each) for each in self.layouts],
         }
+
+    def _times(self, number: int) -> dict[str, float | None]:
+        """Seconds of a step as they were predicted, and as the first executions took; None where that is not known."""
+        predicted = self.forecasts[number].seconds if number < len(self.forecasts) else None
+        return {"predicted": predicted, "took": self.live.took[number] if number < len(self.live.took) else None}
+
+    def forecast_lines(self) -> Iterator[str]:
+        """For people, of each step what was predicted, or known before, and what it took."""
+        for number, (step, forecast) in enumerate(zip(self.steps, self.forecasts, strict=False)):
+            how = "known to take" if forecast.known else "predicted"
+            took = self.live.took
+            after = f", took {duration(took[number])}" if number < len(took) else ""
+            yield f"step {number} on {step.device}: {how} {duration(forecast.seconds)}{after}"
 
     def summary(self) -> str:
         """How many steps, and operations on each device: `2 steps, 3 on reference, 160 on litert`."""
@@ -184,7 +203,7 @@ class Placement:
     def __str__(self) -> str:
         lines = [f"{c.label:32} {c.device or '-':12} {c.reason}" for c in self.choices]
         lines.append(f"{counted(len(self.steps), 'step')}, {counted(self.transfers, 'transfer')} between devices")
-        return "\n".join([*lines, *map(str, self.layouts), *self.events, *map(str, self.live)])
+        return "\n".join([*lines, *self.forecast_lines(), *map(str, self.layouts), *self.events, *map(str, self.live)])
 
 
 def _group(group: RunsAsOne) -> dict[str, Any]:

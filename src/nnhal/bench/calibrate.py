@@ -1,0 +1,264 @@
+"""Calibration: what each device takes on this machine, as a profile for the measured placement.
+
+An operation's time is the slope of chains of a family: what more links take, by link. Of a few sizes a line is fitted in
+multiplications and bytes, which is never below 0 in any term. Whole networks check the sums.
+"""
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from nnhal import api
+from nnhal.base.errors import NnhalError
+from nnhal.base.log import logger
+from nnhal.base.operands import Array, dtype_of
+from nnhal.base.records import Struct, field, replace
+from nnhal.bench import workloads
+from nnhal.bench.latency import steady, timed
+from nnhal.model.graph import Model
+from nnhal.runtime import isolation
+from nnhal.runtime.compiled import Compiled
+from nnhal.runtime.isolation import key_of
+from nnhal.runtime.judgement import identity_of
+from nnhal.runtime.measured.families import works
+from nnhal.runtime.measured.profile import CostLine, CrossingCost, DeviceProfile, MachineProfile, Workload
+from nnhal.runtime.measured.record import processor
+from nnhal.runtime.strategies import Rule
+from nnhal.zoo import maker
+
+LINKS = 1, 5  # of the two chains of a slope
+SLOW_NS = 100_000_000  # executions that are measured twice only
+BLOCK_NS, BLOCKS = 300_000, 7
+CPU = "reference"
+NETWORKS = {
+    "mobilenet_v1": "float32",
+    "mobilenet_v2": "float32",
+    "mobilenet_v1_uint8": "quant8",
+    "mobilenet_v2_uint8": "quant8",
+    "mobilenet_v1_int8": "quant8_signed",
+    "mobilenet_v2_int8": "quant8_signed",
+    "speech_lstm_20": "float32",
+    "speech_lstm_1": "float32",
+}
+FEW = "mobilenet_v2", "mobilenet_v2_int8", "mobilenet_v2_uint8", "speech_lstm_20"
+SMALL, LARGE = (8, 8), (128, 32)  # side and channels of what crosses
+_log = logger("manager")
+
+
+class Measuring(Struct):
+    """What was measured of one device so far. sizes: of each kind and family multiplications, bytes and seconds."""
+
+    device: str
+    identity: str
+    version: str
+    lines: dict[str, dict[str, CostLine]] = field(default_factory=dict)
+    steps: dict[str, float] = field(default_factory=dict)
+    workloads: dict[str, Workload] = field(default_factory=dict)
+
+    def profile(self) -> DeviceProfile:
+        """As a profile has it."""
+        return DeviceProfile(self.identity, self.version, self.lines, self.steps, self.workloads)
+
+
+Task = tuple[str, Callable[[], None]]  # for people, and what is to be done
+
+
+class Calibration:
+    """Measures devices. crossed: devices that crossings are measured with beside them."""
+
+    def __init__(self, devices: Sequence[str], *, quick: bool, isolated: bool, crossed: Sequence[str] = ()) -> None:
+        self._quick, self._isolated = quick, isolated
+        self._found = {name: self._about(name) for name in devices}
+        self._crossed = list(dict.fromkeys([*devices, *crossed]))
+        self._crossings: dict[str, dict[str, CrossingCost]] = {}
+
+    def _about(self, name: str) -> Measuring:
+        (device,) = isolation.select([name], "none")
+        key = key_of(device)
+        return Measuring(name, identity_of(key), key.version)
+
+    def tasks(self) -> list[Task]:
+        """What there is to be measured, in order."""
+        tasks: list[Task] = []
+        kinds = [kind for kind in workloads.VALUES if not self._quick or kind != "quant8"]
+        networks = {name: kind for name, kind in NETWORKS.items() if not self._quick or name in FEW}
+        for name, found in self._found.items():
+            tasks.append((f"{name}: a step", partial(self._step, found)))
+            tasks += [
+                (f"{name}: {family.name} of {kind}", partial(self._line, found, kind, family))
+                for kind in kinds
+                for family in workloads.families(kind)
+            ]
+            tasks += [(f"{name}: {n}", partial(self._network, found, n, kind)) for n, kind in networks.items()]
+            control = {"if": workloads.branching(), "while": workloads.looping()}
+            tasks += [(f"{name}: {n}", partial(self._whole, found, n, n, model)) for n, model in control.items()]
+        for one, other in itertools.permutations(self._crossed, 2):
+            if one in self._found or other in self._found:
+                tasks.append((f"{one} to {other}", partial(self._crossing, one, other, "none")))
+                if self._isolated:
+                    tasks.append((f"{one} to {other}, isolated", partial(self._crossing, one, other, "process")))
+        return tasks
+
+    def result(self, made: int, before: MachineProfile | None) -> MachineProfile:
+        """The profile: what was measured now, and what was before of other devices."""
+        devices = {**(before.devices if before else {}), **{n: f.profile() for n, f in self._found.items()}}
+        crossings = {**(before.crossings if before else {}), **self._crossings}
+        return MachineProfile(processor(), made, devices, crossings)
+
+    # ------------------------------------------------------------------------------------------------------ measuring
+
+    def _step(self, found: Measuring) -> None:
+        model = workloads.single()
+        for place in ("none", "process") if self._isolated and found.device != CPU else ("none",):
+            with _compiled(model, found.device, place=place) as compiled:
+                found.steps[place] = took(compiled, _inputs(model))
+
+    def _line(self, found: Measuring, kind: str, family: workloads.Family) -> None:
+        """A line through the sizes; none where the device does not take the family."""
+        sizes = workloads.QUICK if self._quick else range(len(workloads.SIZES))
+        points = []
+        for size in sizes:
+            models = [workloads.chain(family, kind, size, links) for links in LINKS]
+            try:
+                with ExitStack() as stack:
+                    compiled = [stack.enter_context(_compiled(model, found.device)) for model in models]
+                    few, many = (took(c, _inputs(m)) for c, m in zip(compiled, models, strict=True))
+            except NnhalError as error:
+                _log.info("%s: no %s of %s: %s", found.device, family.name, kind, error)
+                return
+            each = works(models[0])
+            slope = max(0.0, many - few) / (LINKS[1] - LINKS[0])
+            own = [work for work in each if work.family == family.name]
+            lines = found.lines.get(kind, {})
+            other = [
+                lines[w.family].seconds(w.macs, w.bytes)
+                for w in each
+                if w.family in family.beside and w.family in lines
+            ]
+            spent = max(slope - sum(other), slope / 20) / max(1, len(own))
+            points.append((own[0].macs, own[0].bytes, spent))
+        found.lines.setdefault(kind, {})[family.name] = fitted(points)
+
+    def _network(self, found: Measuring, name: str, kind: str) -> None:
+        self._whole(found, name, kind, api.load(maker.path(name)))
+
+    def _whole(self, found: Measuring, name: str, kind: str, model: Model) -> None:
+        """A whole network, against the sum of its operations."""
+        bare = replace(found.profile(), workloads={})
+        predicted = bare.predicted(works(model), 1)
+        try:
+            with _compiled(model, found.device) as alone, _compiled(model, found.device, threads=0) as threaded:
+                inputs = _inputs(model)
+                one = took(alone, inputs)
+                several = took(threaded, inputs)
+                spent = time.process_time_ns()
+                start = time.perf_counter_ns()
+                runs = max(3, min(100, int(0.05 / several)))
+                for _ in range(runs):
+                    threaded(*inputs)
+                cores = max(0.1, (time.process_time_ns() - spent) / (time.perf_counter_ns() - start))
+                _, wall = steady(lambda: threaded(*inputs), 0, 2 * runs, streams=2)
+                sustained = wall / 1e9 / (2 * runs)
+        except NnhalError as error:
+            _log.info("%s: %s does not run: %s", found.device, name, error)
+            return
+        found.workloads[name] = Workload(kind, sum(predicted or [one]), one, several, sustained, cores * several)
+
+    def _crossing(self, one: str, other: str, place: str) -> None:
+        """What an operand takes from a device to another: two steps, less each of them by itself."""
+        points = []
+        for side, channels in (SMALL, LARGE):
+            both, single = workloads.pair(side, channels)
+            rules = [Rule(one, "#0"), Rule(other, "#1")]
+            try:
+                with ExitStack() as stack:
+                    across = stack.enter_context(_compiled(both, [one, other], place=place, placement=rules))
+                    apart = [stack.enter_context(_compiled(single, name, place=place)) for name in (one, other)]
+                    inputs = _inputs(single)
+                    rest = sum(took(each, inputs) for each in apart)
+                    points.append((4 * side * side * channels, max(0.0, took(across, inputs) - rest)))
+            except NnhalError as error:
+                _log.info("%s to %s is not measured: %s", one, other, error)
+                return
+        (few, least), (many, most) = points
+        byte = max(0.0, (most - least) / (many - few))
+        crossing = CrossingCost(max(0.0, least - byte * few), byte)
+        self._crossings.setdefault(f"{one} > {other}", {})[place] = crossing
+
+
+def _compiled(
+    model: Model, devices: str | Sequence[str], *, threads: int = 1, place: str = "none", placement: Any = "stated"
+) -> Compiled:
+    isolated: Any = place
+    return api.compile(
+        model, devices=devices, threads=threads, isolation=isolated, placement=placement, cache_dir=False
+    )
+
+
+def _inputs(model: Model) -> list[Array]:
+    found = []
+    for number, i in enumerate(model.main.inputs):
+        operand = model.main.operands[i]
+        random = np.random.default_rng(number)
+        form = dtype_of(operand.type)
+        if form.kind == "f":
+            found.append(random.standard_normal(operand.dimensions).astype(form))
+        elif operand.scale:
+            found.append(random.integers(0, 100, operand.dimensions).astype(form))
+        else:
+            found.append(np.zeros(operand.dimensions, form))
+    return found
+
+
+def took(compiled: Compiled, inputs: Sequence[Array]) -> float:
+    """Seconds of an execution: the best of a few blocks, after it has run; whatever else the machine does only adds."""
+
+    def run() -> object:
+        return compiled(*inputs)
+
+    run()
+    first = timed(run)
+    if first > SLOW_NS:
+        return min(first, timed(run)) / 1e9
+    inner = max(1, BLOCK_NS // max(first, 1))
+    found = []
+    for _ in range(BLOCKS):
+        start = time.perf_counter_ns()
+        for _ in range(inner):
+            run()
+        found.append((time.perf_counter_ns() - start) / inner)
+    return min(found) / 1e9
+
+
+def fitted(points: Sequence[tuple[float, float, float]]) -> CostLine:
+    """A line in multiplications and bytes, through points of both and seconds: least squares of what is off in parts.
+
+    No term is below 0: of all choices of terms the best that keeps to that is taken.
+    """
+    table = np.array([(1.0, macs, byte) for macs, byte, _ in points])
+    seconds = np.array([max(spent, 1e-9) for *_, spent in points])
+    weighed = table / seconds[:, None]
+    best: tuple[float, Mapping[int, float]] = (np.inf, {0: float(seconds.mean())})
+    for count in (1, 2, 3):
+        for terms in itertools.combinations(range(3), count):
+            columns = weighed[:, terms]
+            scale = np.abs(columns).max(axis=0)
+            if not scale.all() or np.linalg.matrix_rank(columns / scale) < count:
+                continue
+            solved, *_ = np.linalg.lstsq(columns / scale, np.ones(len(points)), rcond=None)
+            factors = solved / scale
+            off = float(np.square(columns @ factors - 1).sum())
+            if (factors >= 0).all() and off < best[0] - 1e-9:
+                best = off, dict(zip(terms, map(float, factors), strict=True))
+    return CostLine(*(best[1].get(term, 0.0) for term in range(3)))
+
+
+def judged(profile: DeviceProfile) -> Iterator[tuple[str, float, float]]:
+    """Of each whole network what was predicted, with what all of its kind say, and what it took: seconds, of one thread."""
+    for name, workload in profile.workloads.items():
+        yield name, workload.predicted * profile.factor(workload.kind, 1), workload.seconds

@@ -1,0 +1,284 @@
+"""What a calibration runs: for each family of operations chains of a few sizes, and whole networks to check them by."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nnhal.base.codes import OperandType
+from nnhal.frontends.python import Builder
+from nnhal.frontends.tensor import Tensor
+from nnhal.model.graph import Model
+
+SCALE, FINE = 0.05, 0.002  # of quantised values and of quantised filters
+
+
+class Values(NamedTuple):
+    """Values of one kind. zero_point: where they are quantised."""
+
+    kind: str
+    type: OperandType
+    zero_point: int = 0
+
+    @property
+    def quantised(self) -> bool:
+        """Whether they are integers with a scale."""
+        return self.type != OperandType.TENSOR_FLOAT32
+
+
+VALUES = {
+    "float32": Values("float32", OperandType.TENSOR_FLOAT32),
+    "quant8": Values("quant8", OperandType.TENSOR_QUANT8_ASYMM, 128),
+    "quant8_signed": Values("quant8_signed", OperandType.TENSOR_QUANT8_ASYMM_SIGNED),
+}
+FLOATS, QUANTISED = ("float32",), ("quant8", "quant8_signed")
+SIZES = ((7, 16), (28, 32), (56, 64))  # side and channels of pictures
+WIDTHS = (32, 256, 1024)  # of matrices
+QUICK = (0, 2)  # which sizes are enough for a first look
+
+
+class Family(NamedTuple):
+    """How a link of a chain is made, of the tensor before it and the chain's first.
+
+    beside: families of what else is in it, whose time is not its own. tensor: the shape that goes through, by size.
+    """
+
+    name: str
+    link: "Callable[[Builder, Values, int, Tensor, Tensor], Tensor]"
+    tensor: "Callable[[int], tuple[int, ...]]"
+    beside: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = tuple(VALUES)
+
+
+def picture(size: int) -> tuple[int, ...]:
+    """The shape of a picture."""
+    side, channels = SIZES[size]
+    return 1, side, side, channels
+
+
+def matrix(size: int) -> tuple[int, ...]:
+    """The shape of a matrix with few rows."""
+    return 4, WIDTHS[size]
+
+
+def _given(values: Values) -> dict[str, Any]:
+    """How an output whose quantisation no rule gives is quantised."""
+    return {"scale": SCALE, "zero_point": values.zero_point} if values.quantised else {}
+
+
+def _weights(b: Builder, values: Values, shape: tuple[int, ...], zero: int | None = None) -> Tensor:
+    random = np.random.default_rng(len(shape) + shape[0])
+    if not values.quantised:
+        return b.constant((random.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32))
+    stored = random.integers(-60, 60, shape) + values.zero_point
+    dtype = np.uint8 if values.type == OperandType.TENSOR_QUANT8_ASYMM else np.int8
+    return b.constant(stored.astype(dtype), values.type, FINE, values.zero_point)
+
+
+def _bias(b: Builder, values: Values, channels: int) -> Tensor:
+    if not values.quantised:
+        return b.constant(np.zeros(channels, np.float32))
+    return b.constant(np.zeros(channels, np.int32), OperandType.TENSOR_INT32, SCALE * FINE)
+
+
+def _conv(side: int, b: Builder, values: Values, size: int, x: Tensor, first: Tensor) -> Tensor:
+    channels = SIZES[size][1]
+    filters = _weights(b, values, (channels, side, side, channels))
+    made: Tensor = b.conv_2d(x, filters, _bias(b, values, channels), padding="same", stride=1, **_given(values))
+    return made
+
+
+def _depthwise(b: Builder, values: Values, size: int, x: Tensor, first: Tensor) -> Tensor:
+    channels = SIZES[size][1]
+    filters = _weights(b, values, (1, 3, 3, channels))
+    bias = _bias(b, values, channels)
+    made: Tensor = b.depthwise_conv_2d(x, filters, bias, padding="same", stride=1, depth_multiplier=1, **_given(values))
+    return made
+
+
+def _grouped(b: Builder, values: Values, size: int, x: Tensor, first: Tensor) -> Tensor:
+    channels = SIZES[size][1]
+    filters, bias = _weights(b, values, (channels, 3, 3, channels // 4)), _bias(b, values, channels)
+    made: Tensor = b.grouped_conv_2d(
+        x, filters, bias, padding="same", stride=1, groups=4, activation="none", nchw=False, **_given(values)
+    )
+    return made
+
+
+def _transpose_conv(b: Builder, values: Values, size: int, x: Tensor, first: Tensor) -> Tensor:
+    channels = SIZES[size][1]
+    filters, bias = _weights(b, values, (channels, 3, 3, channels)), _bias(b, values, channels)
+    shape = np.array(picture(size), np.int32)
+    made: Tensor = b.transpose_conv_2d(
+        x, filters, bias, output_shape=shape, padding="same", stride=1, activation="none", nchw=False, **_given(values)
+    )
+    return made
+
+
+def _connected(b: Builder, values: Values, size: int, x: Tensor, first: Tensor) -> Tensor:
+    width = WIDTHS[size]
+    made: Tensor = b.fully_connected(x, _weights(b, values, (width, width)), _bias(b, values, width), **_given(values))
+    return made
+
+
+def _matmul(b: Builder, values: Values, size: int, x: Tensor, first: Tensor) -> Tensor:
+    made: Tensor = b.batch_matmul(x, x, **_given(values))
+    return made
+
+
+def _pool(b: Builder, values: Values, size: int, x: Tensor, first: Tensor) -> Tensor:
+    made: Tensor = b.average_pool_2d(x, padding="same", filter_size=3, stride=1)
+    return made
+
+
+def _add(b: Builder, values: Values, size: int, x: Tensor, first: Tensor) -> Tensor:
+    made: Tensor = b.add(x, first, **_given(values))
+    return made
+
+
+def _relu(b: Builder, values: Values, size: int, x: Tensor, first: Tensor) -> Tensor:
+    if values.quantised:
+        made: Tensor = b.relu(x)
+        return made
+    return _floats(b.neg(b.abs(x)))
+
+
+def _floats(x: Any) -> Tensor:
+    found: Tensor = x
+    return found
+
+
+def _logistic(b: Builder, values: Values, size: int, x: Tensor, first: Tensor) -> Tensor:
+    return _floats(b.logistic(x))
+
+
+def _quantize(b: Builder, values: Values, size: int, x: Tensor, first: Tensor) -> Tensor:
+    return _floats(b.quantize(b.dequantize(x), out_type=values.type, **_given(values)))
+
+
+def _softmax(b: Builder, values: Values, size: int, x: Tensor, first: Tensor) -> Tensor:
+    return _floats(b.softmax(x, 1.0))
+
+
+def _mean(b: Builder, values: Values, size: int, x: Tensor, first: Tensor) -> Tensor:
+    return _floats(b.add(x, b.mean(x, np.array([1, 2], np.int32), 1), **_given(values)))
+
+
+def _transpose(b: Builder, values: Values, size: int, x: Tensor, first: Tensor) -> Tensor:
+    turned = b.transpose(x, np.array([0, 2, 1, 3], np.int32))
+    return _add(b, values, size, turned, first)
+
+
+def _pad(b: Builder, values: Values, size: int, x: Tensor, first: Tensor) -> Tensor:
+    shape = np.array(picture(size), np.int32)
+    padded = b.pad(x, np.array([[0, 0], [1, 1], [1, 1], [0, 0]], np.int32))
+    return _floats(b.slice(padded, np.array([0, 2, 1, 0], np.int32), shape))
+
+
+def _resize(b: Builder, values: Values, size: int, x: Tensor, first: Tensor) -> Tensor:
+    side = SIZES[size][0]
+    larger = b.resize_bilinear(x, out_w=2 * side, out_h=2 * side)
+    return _floats(b.max_pool_2d(larger, padding="valid", filter_size=2, stride=2))
+
+
+def _lstm(b: Builder, values: Values, size: int, x: Tensor, first: Tensor) -> Tensor:
+    cells, gates = LSTM[size], ("input", "forget", "cell", "output")
+    named = {
+        f"{which}_to_{gate}": _weights(b, values, (cells, cells)) for which in ("input", "state") for gate in gates
+    }
+    named |= {f"bias_{gate}": _bias(b, values, cells) for gate in gates}
+    states = [b.constant(np.zeros((1, cells), np.float32)) for _ in range(2)]
+    more: dict[str, Any] = {"activation_kind": "tanh", "cell_clip": 0.0, "projection_clip": 0.0, "time_major": True}
+    return _floats(
+        b.operation("UNIDIRECTIONAL_SEQUENCE_LSTM", x, state=states[0], cell_state=states[1], **named, **more)
+    )
+
+
+LSTM = (16, 64, 256)  # cells
+TIMES = 8
+
+
+FAMILIES = (
+    Family("relu", _relu, picture),
+    Family("add", _add, picture),
+    Family("pool", _pool, picture),
+    Family("pointwise", partial(_conv, 1), picture),
+    Family("convolution", partial(_conv, 3), picture),
+    Family("depthwise", _depthwise, picture),
+    Family("grouped", _grouped, picture),
+    Family("transpose_conv", _transpose_conv, picture),
+    Family("fully_connected", _connected, matrix),
+    Family(
+        "batch_matmul",
+        _matmul,
+        lambda size: (1, (16, 64, 192)[size], (16, 64, 192)[size]),
+        kinds=("float32", "quant8_signed"),
+    ),
+    Family("logistic", _logistic, picture, kinds=FLOATS),
+    Family("quantize", _quantize, picture, kinds=QUANTISED),
+    Family("softmax", _softmax, picture, kinds=FLOATS),
+    Family("mean", _mean, picture, ("add",)),
+    Family("transpose", _transpose, picture, ("add",)),
+    Family("pad", _pad, picture),
+    Family("resize", _resize, picture, ("pool",)),
+    Family("lstm", _lstm, lambda size: (TIMES, 1, LSTM[size]), kinds=FLOATS),
+)
+
+
+def families(kind: str) -> Iterator[Family]:
+    """Those that there are of a kind of values."""
+    return (each for each in FAMILIES if kind in each.kinds)
+
+
+def chain(family: Family, kind: str, size: int, links: int) -> Model:
+    """Links of a family, one behind the other."""
+    values, b = VALUES[kind], Builder(f"{family.name} {kind}")
+    first = x = b.input(family.tensor(size), values.type, *((SCALE, values.zero_point) if values.quantised else ()))
+    for _ in range(links):
+        x = family.link(b, values, size, x, first)
+    return b.finish([first], [x])
+
+
+def single(elements: int = 4) -> Model:
+    """One ADD."""
+    b = Builder("single")
+    x = b.input((1, 1, 1, elements))
+    return b.finish([x], [b.add(x, x)])
+
+
+def pair(side: int, channels: int) -> tuple[Model, Model]:
+    """Two operations one behind the other, and one of them, on a picture."""
+    models = []
+    for links in (2, 1):
+        b = Builder("pair")
+        first = x = b.input((1, side, side, channels))
+        for _ in range(links):
+            x = b.neg(x)
+        models.append(b.finish([first], [x]))
+    return models[0], models[1]
+
+
+def branching() -> Model:
+    """An IF of which either side has a few operations."""
+    b = Builder("if")
+    condition, x = b.input((1,), OperandType.TENSOR_BOOL8), b.input((1, 56, 56, 16))
+    sides = []
+    for _ in range(2):
+        sub = b.subgraph()
+        y = sub.input((1, 56, 56, 16))
+        sides.append(sub.finish_subgraph([y], [sub.add(sub.neg(y), y)]))
+    return b.finish([condition, x], [b.if_(condition, sides[0], sides[1], [x], out_type="TENSOR_FLOAT32")])
+
+
+def looping() -> Model:
+    """A WHILE of ten rounds of a few operations."""
+    b = Builder("while")
+    count, x = b.input((1,), OperandType.TENSOR_INT32), b.input((1, 56, 56, 16))
+    ends, body = b.subgraph(), b.subgraph()
+    n, _ = ends.input((1,), OperandType.TENSOR_INT32), ends.input((1, 56, 56, 16))
+    condition = ends.finish_subgraph([n, _], [ends.less(n, np.array([10], np.int32))])
+    n, y = body.input((1,), OperandType.TENSOR_INT32), body.input((1, 56, 56, 16))
+    rounds = body.finish_subgraph([n, y], [body.add(n, np.array([1], np.int32)), body.neg(y)])
+    found = b.while_(condition, rounds, [count, x], outputs=2, out_type=["TENSOR_INT32", "TENSOR_FLOAT32"])
+    return b.finish([count, x], [found[1]])

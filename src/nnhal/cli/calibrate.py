@@ -1,0 +1,163 @@
+"""`nnhal calibrate`: measures the devices on this machine, shows what was measured, takes it along."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from nnhal.base.errors import BadFile, InvalidArgument
+from nnhal.bench.calibrate import CPU, Calibration, judged
+from nnhal.cli import common
+from nnhal.runtime import discovery
+from nnhal.runtime.measured import record
+from nnhal.runtime.measured.profile import MachineProfile, decoded, encoded
+from nnhal.runtime.partition import duration
+
+
+@click.command("calibrate")
+@common.driver_option
+@click.option(
+    "--device", "-d", "named", multiple=True, metavar="NAME", help="Measure these alone; what is known of others stays."
+)
+@click.option("--quick", is_flag=True, help="Fewer sizes, types and networks; nothing of isolation.")
+@click.option("--show", is_flag=True, help="Measure nothing: show the profile.")
+@click.option("--export", "target", metavar="FILE", help="Measure nothing: write the profile to a file.")
+@click.option("--import", "source", metavar="FILE", help="Measure nothing: take a profile, and hold to it.")
+@click.option("--forget", is_flag=True, help="Forget what was measured, learnt and failed.")
+@common.json_option
+def command(
+    drivers: tuple[str, ...],
+    named: tuple[str, ...],
+    quick: bool,
+    show: bool,
+    target: str | None,
+    source: str | None,
+    forget: bool,
+    as_json: bool,
+) -> None:
+    """Measure what each device takes on this machine, for `measured` placement, which is the default from then on.
+
+    Of each device: chains of every family of operations in a few sizes, whole networks, what a step costs beside its
+    operations, and what it costs to cross from one device to another. The machine should have nothing else to do.
+    """
+    asked = sum([show, target is not None, source is not None, forget])
+    if asked > 1 or (asked and (named or quick)):
+        raise click.UsageError("one of --show, --export, --import and --forget, without devices and --quick")
+    if forget:
+        record.forget()
+        common.status.print("what was measured is forgotten")
+        return
+    if source is not None:
+        profile = decoded(_read(source), source)
+        record.keep_profile(
+            MachineProfile(profile.processor, profile.made, profile.devices, profile.crossings, pinned=True)
+        )
+        common.status.print(
+            f"the profile of {source} is held to, whatever is measured in use: nnhal calibrate ends that"
+        )
+        return
+    if show or target is not None:
+        known = record.profile()
+        if known is None:
+            raise InvalidArgument("there is no profile of this processor: nnhal calibrate measures one")
+        if target is not None:
+            Path(target).write_bytes(encoded(known))
+            return
+    else:
+        known = _measured(drivers, named, quick, as_json)
+    if as_json:
+        common.emit(_document(known))
+    else:
+        _print(known)
+
+
+def _read(source: str) -> bytes:
+    try:
+        return Path(source).read_bytes()
+    except OSError as error:
+        raise BadFile(f"{source}: {error.strerror or error}") from None
+
+
+def _measured(drivers: tuple[str, ...], named: tuple[str, ...], quick: bool, as_json: bool) -> MachineProfile:
+    common.load_drivers(drivers, ())
+    there = [entry.name for entry in discovery.found_with_engines() if entry.device is not None]
+    devices = [discovery.load_one(name).name for name in named] or there
+    if CPU not in devices and ((old := record.profile()) is None or CPU not in old.devices):
+        devices.append(CPU)  # what others are held against
+    before = record.profile() if named else None
+    crossed = [name for name in there if before is not None and name in before.devices]
+    calibration = Calibration(devices, quick=quick, isolated=not quick, crossed=crossed)
+    with common.progress(as_json) as bar:
+        shown = bar.add_task("calibrating", total=None)
+        tasks = calibration.tasks()
+        bar.update(shown, total=len(tasks))
+        for text, measure in tasks:
+            bar.update(shown, description=text)
+            measure()
+            bar.advance(shown)
+    profile = calibration.result(int(time.time()), before)
+    record.keep_profile(profile)
+    return profile
+
+
+def _print(profile: MachineProfile) -> None:
+    pinned = ", imported and held to" if profile.pinned else ""
+    common.console.print(f"measured {time.strftime('%Y-%m-%d %H:%M', time.localtime(profile.made))}{pinned}")
+    cpu = profile.devices.get(CPU)
+    rows = []
+    for name, device in profile.devices.items():
+        against = {} if cpu is None else device.against(cpu)
+        cells = [f"{a.exec_time:.2g} / {a.power_usage:.2g}" if (a := against.get(k)) else "-" for k in SHOWN]
+        steps = " / ".join(duration(seconds) for seconds in device.steps.values())
+        rows.append([name, device.version, steps, *cells])
+    common.table(["device", "version", "step here / isolated", *SHOWN], rows)
+    common.console.print(
+        "Execution time / processor time of whole networks against the CPU reference, less is better.\n"
+    )
+    families = sorted(
+        {(kind, family) for d in profile.devices.values() for kind, of in d.lines.items() for family in of}
+    )
+    table = [
+        [family, kind, *(_rate(device.lines.get(kind, {}).get(family)) for device in profile.devices.values())]
+        for kind, family in families
+    ]
+    common.table(
+        ["family", "type", *profile.devices], table, title="an operation of 10 million multiplications on 1 MB"
+    )
+    checks = [
+        [name, network, duration(seconds), duration(took), f"{seconds / took:.2f}"]
+        for name, device in profile.devices.items()
+        for network, seconds, took in judged(device)
+    ]
+    common.table(
+        ["device", "network", "predicted", "took", "ratio"], checks, title="the sums, checked by whole networks"
+    )
+    crossings = [
+        [pair, place, duration(c.fixed), duration(c.byte * 1e6)]
+        for pair, places in profile.crossings.items()
+        for place, c in places.items()
+    ]
+    if crossings:
+        common.table(["crossing", "isolation", "an operand", "more for 1 MB"], crossings, title="from device to device")
+
+
+SHOWN = "float32", "quant8", "quant8_signed", "if", "while"
+
+
+def _rate(line: Any) -> str:
+    return "-" if line is None else duration(line.seconds(1e7, 1e6))
+
+
+def _document(profile: MachineProfile) -> dict[str, Any]:
+    import json
+
+    cpu = profile.devices.get(CPU)
+    document: dict[str, Any] = json.loads(encoded(profile))
+    for name, device in profile.devices.items():
+        against = {} if cpu is None else device.against(cpu)
+        document["devices"][name]["capabilities"] = {
+            kind: {"exec_time": p.exec_time, "power_usage": p.power_usage} for kind, p in against.items()
+        }
+        document["devices"][name]["checks"] = {n: {"predicted": p, "took": t} for n, p, t in judged(device)}
+    return document

@@ -1,0 +1,219 @@
+"""What is known of the devices that a model may go to: their profiles, what its steps took before, what failed there."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from nnhal.base.codes import Preference
+from nnhal.base.digests import blake2b
+from nnhal.base.errors import (
+    Cancelled,
+    DeadObject,
+    DeviceUnavailable,
+    MissedDeadline,
+    OutOfMemory,
+    ResourceExhausted,
+    clipped,
+)
+from nnhal.base.log import logger
+from nnhal.base.names import is_path
+from nnhal.base.records import Record, field, replace
+from nnhal.model.graph import Model
+from nnhal.runtime import costs, discovery
+from nnhal.runtime.isolation import DeviceKey
+from nnhal.runtime.measured.place import there
+from nnhal.runtime.partition import Measured, Offer, Partition, Steps
+from nnhal.runtime.schedule import StepPlan
+from nnhal.runtime.strategies import Strategy, check, placed
+
+if TYPE_CHECKING:
+    from nnhal.runtime.measured.profile import MachineProfile
+
+HINT = "devices state their performance themselves: nnhal calibrate measures it on this machine"
+PASSING = (
+    MissedDeadline,
+    Cancelled,
+    ResourceExhausted,
+    OutOfMemory,
+    DeviceUnavailable,
+)  # no fault of the device for good
+OWN_CRASH = "SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE"
+_log = logger("compilation")
+
+
+class Asking(Record, frozen=True):
+    """What decides how fast a model runs beside the device: preference, threads, options by device."""
+
+    preference: Preference
+    threads: int = 0
+    options: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+
+
+class Judge(Record, frozen=True):
+    """Places one model. keys: of the devices, by label. measured: None where devices are taken at their word.
+
+    name: what stands for the model, "" where it was not asked for yet. learns: whether what executions take is remembered.
+    """
+
+    name: str
+    keys: Mapping[str, DeviceKey]
+    strategy: Strategy
+    asking: Asking
+    measured: Measured | None = None
+    learns: bool = False
+
+    def partition(self, model: Model, offers: Sequence[Offer]) -> Partition:
+        """Where each operation goes."""
+        return placed(model, offers, self.asking.preference, self.strategy, self.measured)
+
+    def identity(self, label: str) -> str:
+        """What a device is, with what it is told; "" for one that another run has not."""
+        key = self.keys[label]
+        return identity_of(key, self.asking.options.get(key.name, {}))
+
+    def learn(self, found: Sequence[tuple[Steps, float]]) -> None:
+        """Remember what assignments took, in seconds. Not of devices that another run has not."""
+        from nnhal.runtime.measured import record
+
+        known = {label: self.identity(label) for label in self.keys}
+        rows = [
+            (json.dumps([[known[device], list(operations)] for device, operations in steps]), seconds)
+            for steps, seconds in found
+            if all(known[step.device] for step in steps)
+        ]
+        if rows:
+            record.learn(self.name, rows)
+
+    def failed(self, model: Model, label: str, operations: Sequence[int], phase: str, error: BaseException) -> None:
+        """Keep it against a device that it failed what it had said it would do; not what may pass, nor against the CPU."""
+        died = isinstance(error, DeadObject) and not any(name in str(error) for name in OWN_CRASH)
+        if died or isinstance(error, PASSING) or self.keys[label].name == discovery.CPU:
+            return
+        identity = self.identity(label)
+        if not identity:
+            return
+        from nnhal.runtime.measured import record
+
+        why = clipped(" ".join(str(error).split()), 500)
+        name = self.name or _key_of(model, self.asking)
+        record.failed(record.KeptFailure(identity, name, tuple(operations), phase, why, label))
+
+
+def identity_of(key: DeviceKey, options: Mapping[str, object] | None = None) -> str:
+    """What a device is, as far as its speed goes; "" for one of the application's own making, which another run has not.
+
+    The place where it runs is no part of it for a profile, which has both.
+    """
+    from nnhal.runtime.measured.record import processor
+
+    if key.isolation == "none" and not is_path(key.origin) and key.origin not in discovery.origins():
+        return ""
+    facts = [key.name, key.version, processor()]
+    facts += [] if options is None else [key.isolation, repr(sorted(options.items()))]
+    return blake2b("\0".join(facts).encode(), digest_size=8).hexdigest()
+
+
+def judged(
+    model: Model,
+    offers: Sequence[Offer],
+    keys: Mapping[str, DeviceKey],
+    strategy: Strategy,
+    asking: Asking,
+    *,
+    forgive: bool,
+    tune: bool,
+) -> tuple[list[Offer], Judge]:
+    """The offers with what is known of their devices, and who places the model.
+
+    keys: by label. forgive: ask devices again for what they failed at before, as where nothing else may take over.
+    tune: it is going to be measured now.
+    """
+    check(strategy, list(keys))
+    if not there() and not tune:
+        _log.info("%s", HINT)
+        return list(offers), Judge("", keys, strategy, asking, Measured() if strategy.kind == "measured" else None)
+    from nnhal.runtime.measured import record
+
+    options = {label: asking.options.get(key.name, {}) for label, key in keys.items()}
+    identities = {label: identity_of(key, options[label]) for label, key in keys.items()}
+    name = _key_of(model, asking)
+    profile = record.profile()
+    found = list(offers) if forgive else [_without_failures(o, identities[o.device], name) for o in offers]
+    known = set() if profile is None else {label for label, key in keys.items() if _profiled(profile, key)}
+    learnt = _learnt(name, identities) if asking.preference == Preference.FAST_SINGLE_ANSWER else {}
+    if strategy.kind == "stated" or not (known or learnt or tune or strategy.kind == "measured"):
+        _log.info("%s", HINT)
+        return found, Judge(name, keys, strategy, asking)
+    if profile is None or not known:
+        return found, Judge(name, keys, strategy, asking, Measured(learnt=learnt), learns=tune)
+    found = [_predicted(o, model, profile, keys[o.device], asking) if o.device in known else o for o in found]
+    measured = Measured(_crossings(profile, {o.device: keys[o.device] for o in found}), learnt)
+    return found, Judge(name, keys, strategy, asking, measured, learns=not profile.pinned)
+
+
+def _key_of(model: Model, asking: Asking) -> str:
+    """What stands for a model and how it is to be run, in 32 characters."""
+    from nnhal.model.stored import stored
+
+    asked = f"{int(asking.preference)} {asking.threads}".encode()
+    return blake2b(stored(model) + asked, digest_size=16).hexdigest()
+
+
+def _profiled(profile: "MachineProfile", key: DeviceKey) -> bool:
+    device = profile.devices.get(key.name)
+    return device is not None and (profile.pinned or device.identity == identity_of(key))
+
+
+def _without_failures(offer: Offer, identity: str, model: str) -> Offer:
+    """The offer without what its device failed at before."""
+    from nnhal.runtime.measured import record
+
+    lost: dict[int, str] = {}
+    spared = not identity or offer.device == discovery.CPU
+    for failure in () if spared else record.failures(identity, model):
+        text = f"failed in {failure.phase} before: {failure.why} (kept until its version changes: nnhal devices)"
+        lost |= dict.fromkeys(failure.operations, text)
+    if not lost:
+        return offer
+    return replace(offer, excluded=offer.excluded | lost.keys(), excluded_why=next(iter(lost.values())))
+
+
+def _predicted(offer: Offer, model: Model, profile: "MachineProfile", key: DeviceKey, asking: Asking) -> Offer:
+    from nnhal.runtime.measured.families import works
+
+    device = profile.devices[key.name]
+    seconds = device.predicted(works(model), asking.threads)
+    if seconds is None:
+        return offer
+    factor = 1.0
+    if asking.preference == Preference.LOW_POWER:
+        factor = device.cores()
+    elif asking.preference == Preference.SUSTAINED_SPEED:
+        factor = device.sustained()
+    here = device.steps.get("none", costs.STEP)
+    step = here if key.isolation == "none" else device.steps.get("process", here + costs.STEP_ELSEWHERE)
+    return replace(offer, predicted=[each * factor for each in seconds], step=step)
+
+
+def _crossings(profile: "MachineProfile", keys: Mapping[str, DeviceKey]) -> dict[tuple[str, str], tuple[float, float]]:
+    found = {}
+    for one, its in keys.items():
+        for other, theirs in keys.items():
+            place = "none" if its.isolation == theirs.isolation == "none" else "process"
+            crossing = profile.crossing(its.name, theirs.name, place)
+            if crossing is not None:
+                found[one, other] = crossing.fixed, crossing.byte
+    return found
+
+
+def _learnt(model: str, identities: Mapping[str, str]) -> dict[Steps, float]:
+    """What assignments of a model took on these devices, as they are now."""
+    from nnhal.runtime.measured import record
+
+    labels = {identity: label for label, identity in identities.items() if identity}
+    found: dict[Steps, float] = {}
+    for text, seconds in record.learnt(model).items():
+        rows = json.loads(text)
+        if all(identity in labels for identity, _ in rows):
+            found[tuple(StepPlan(labels[identity], tuple(operations)) for identity, operations in rows)] = seconds
+    return found

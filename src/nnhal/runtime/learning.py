@@ -1,0 +1,113 @@
+"""What the first executions of a compiled model take is remembered, so that its next compilation knows."""
+
+import atexit
+import os
+import threading
+import time
+from typing import Any
+
+from nnhal.base.errors import ResourceExhausted
+from nnhal.base.native import Gate
+from nnhal.hal.background import start
+from nnhal.model.graph import Model
+from nnhal.runtime.execute import Runner
+from nnhal.runtime.job import Job, Report
+
+UNCOUNTED, COUNTED, LEAST = 2, 10, 3  # executions: that warm up, that are measured, that are enough at the end
+
+
+def learn_from(runner: Runner) -> None:
+    """Measure the first executions of a runner, where what they take can be remembered."""
+    if runner.plan.judge.learns and _fixed(runner.plan.model):
+        Learning(runner)
+
+
+def _fixed(model: Model) -> bool:
+    """Whether every execution has as much to do, as far as shapes say."""
+    main = model.main
+    return all(main.operands[i].dimensions and all(main.operands[i].dimensions) for i in main.inputs)
+
+
+class Learning:
+    """Stands in for a runner's `run` as long as there is something to learn.
+
+    Executions that run beside others tell nothing, nor does anything once one fell back.
+    """
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner, self._plan, self._real = runner, runner.plan, runner.run
+        self._steps = runner.plan.partition.steps
+        self._lock, self._inside, self._begun = threading.Lock(), 0, 0
+        self._took: list[tuple[int, ...]] = []  # nanoseconds of each execution: of all of it, then of each step
+        runner.before_close = self.end
+        runner.run = self.run  # type: ignore[method-assign]
+
+    def run(self, job: Job) -> None:
+        """As the runner does."""
+        with self._lock:
+            self._inside += 1
+            self._begun += 1
+            counts = self._inside == 1 and self._begun > UNCOUNTED
+        own = counts and len(self._steps) > 1 and job.report is None
+        if own:
+            job.report = Report()
+        try:
+            begun = time.perf_counter_ns()
+            self._real(job)
+            whole = time.perf_counter_ns() - begun
+        finally:
+            report = job.report
+            if own:
+                job.report = None
+            with self._lock:
+                self._inside -= 1
+                alone = counts and self._inside == 0
+        each = () if report is None or len(self._steps) == 1 else tuple([step.total for step in report.steps])
+        if alone and len(each) in (0, len(self._steps)):
+            self._took.append((whole, *each))
+        if self._begun >= UNCOUNTED + COUNTED:
+            self.end()
+
+    def end(self) -> None:
+        """It has run often enough, or will run no more: what was learnt is written, in the background."""
+        with self._lock:
+            if self._runner.before_close is None:
+                return
+            self._runner.before_close = None
+        del self._runner.run  # from now on the runner's own
+        plan, took = self._plan, self._took
+        if len(took) < LEAST or plan.live.total:
+            return
+        found = [sorted(each)[len(each) // 4] / 1e9 for each in zip(*took, strict=True)]
+        each = found[1:] or found
+        plan.live.took = tuple(each) if len(each) == len(self._steps) else ()
+        rows: list[Any] = [(self._steps, found[0])]
+        if len(self._steps) > 1 and plan.live.took:
+            rows += [((step,), seconds) for step, seconds in zip(self._steps, each, strict=True)]
+
+        def write() -> Gate:
+            try:
+                plan.judge.learn(rows)
+            finally:
+                _writing.discard(write)
+            return Gate()
+
+        _writing.add(write)
+        try:
+            start(write)
+        except ResourceExhausted:
+            _writing.discard(write)
+
+
+_writing: set[object] = set()  # what is being written
+
+
+def settle(seconds: float = 1.0) -> None:
+    """Wait until what was learnt is written, so long at most."""
+    end = time.monotonic() + seconds
+    while _writing and time.monotonic() < end:
+        time.sleep(0.001)
+
+
+atexit.register(settle)
+os.register_at_fork(after_in_child=_writing.clear)

@@ -1,0 +1,94 @@
+"""Families of operations that take alike, and how much work each operation of a model is.
+
+What an operation takes is measured for a family, not for each of the hundred operations; within a family it goes with the
+multiplications and the bytes that it touches.
+"""
+
+import math
+from typing import NamedTuple
+
+from nnhal.base.codes import TYPE_FACTS, OperandType, operation_name
+from nnhal.model.graph import Model, Operation
+from nnhal.model.outline import outline
+from nnhal.model.validate import validate
+
+_MEMBERS = {
+    "fully_connected": "FULLY_CONNECTED",
+    "batch_matmul": "BATCH_MATMUL",
+    "depthwise": "DEPTHWISE_CONV_2D",
+    "grouped": "GROUPED_CONV_2D",
+    "transpose_conv": "TRANSPOSE_CONV_2D",
+    "pool": "AVERAGE_POOL_2D MAX_POOL_2D L2_POOL_2D",
+    "add": "ADD SUB MUL MAXIMUM MINIMUM DIV PRELU POW GREATER GREATER_EQUAL LESS LESS_EQUAL EQUAL NOT_EQUAL LOGICAL_AND "
+    "LOGICAL_OR SELECT",
+    "relu": "RELU RELU1 RELU6 ABS NEG FLOOR HARD_SWISH CAST LOGICAL_NOT",
+    "logistic": "LOGISTIC TANH EXP LOG SQRT RSQRT SIN ELU",
+    "quantize": "QUANTIZE DEQUANTIZE",
+    "softmax": "SOFTMAX LOG_SOFTMAX L2_NORMALIZATION LOCAL_RESPONSE_NORMALIZATION INSTANCE_NORMALIZATION",
+    "mean": "MEAN REDUCE_ALL REDUCE_ANY REDUCE_MAX REDUCE_MIN REDUCE_PROD REDUCE_SUM ARGMAX ARGMIN",
+    "reshape": "RESHAPE SQUEEZE EXPAND_DIMS RANK",
+    "transpose": "TRANSPOSE DEPTH_TO_SPACE SPACE_TO_DEPTH BATCH_TO_SPACE_ND SPACE_TO_BATCH_ND CHANNEL_SHUFFLE REVERSE",
+    "pad": "PAD PAD_V2 MIRROR_PAD PACK CONCATENATION SPLIT SLICE STRIDED_SLICE TILE GATHER EMBEDDING_LOOKUP FILL",
+    "resize": "RESIZE_BILINEAR RESIZE_NEAREST_NEIGHBOR",
+    "lstm": "LSTM UNIDIRECTIONAL_SEQUENCE_LSTM BIDIRECTIONAL_SEQUENCE_LSTM QUANTIZED_LSTM QUANTIZED_16BIT_LSTM RNN "
+    "UNIDIRECTIONAL_SEQUENCE_RNN BIDIRECTIONAL_SEQUENCE_RNN SVDF",
+}
+FAMILIES = ("pointwise", "convolution", *_MEMBERS)
+_FAMILY = {name: family for family, names in _MEMBERS.items() for name in names.split()}
+KINDS = ("float32", "relaxed", "quant8", "quant8_signed")  # of values that are measured apart
+_KIND: dict[int, str] = {
+    OperandType.TENSOR_QUANT8_ASYMM: "quant8",
+    OperandType.TENSOR_QUANT8_ASYMM_SIGNED: "quant8_signed",
+    OperandType.TENSOR_QUANT8_SYMM: "quant8_signed",
+}
+_LIGHT = OperandType.INT32, OperandType.BOOL, OperandType.TENSOR_INT32  # of arguments beside the data
+
+
+class OperationWork(NamedTuple):
+    """What one operation is: its family ("" for none of them), the kind of its values, multiplications, bytes."""
+
+    family: str
+    kind: str
+    macs: int
+    bytes: int
+
+
+def works(model: Model) -> tuple[OperationWork, ...]:
+    """The work of each operation of the main subgraph; unknown dimensions count as 1. Worked out once for a model."""
+    found: tuple[OperationWork, ...] | None = model._memo.get("works")
+    if found is None:
+        found = model._memo["works"] = tuple(_works(model))
+    return found
+
+
+def _works(model: Model) -> list[OperationWork]:
+    shown, values = outline(model), validate(model).subgraphs[0].values
+    sizes = [0 if v is None else math.prod(d or 1 for d in v.shape or ()) * _width(v.type) for v in values]
+    made = []
+    for node, operation in zip(shown.nodes, model.main.operations, strict=True):
+        touched = sum(sizes[i] for i in (*operation.inputs, *operation.outputs))
+        family = _family(model, operation)
+        made.append(OperationWork(family, _kind(model, operation), shown.macs(node), touched))
+    return made
+
+
+def _width(type: int) -> int:
+    facts = TYPE_FACTS.get(type)
+    return 1 if facts is None or facts.dtype is None else facts.dtype.itemsize
+
+
+def _family(model: Model, operation: Operation) -> str:
+    name = operation_name(operation.type)
+    if name != "CONV_2D":
+        return _FAMILY.get(name, "")
+    filters = model.main.operands[operation.inputs[1]].dimensions
+    return "pointwise" if len(filters) == 4 and tuple(filters[1:3]) == (1, 1) else "convolution"
+
+
+def _kind(model: Model, operation: Operation) -> str:
+    operands = model.main.operands
+    types = [operands[i].type for i in (*operation.inputs, *operation.outputs)]
+    heavy = next((t for t in types if t not in _LIGHT), types[0])
+    if heavy in (OperandType.TENSOR_FLOAT32, OperandType.FLOAT32) and model.relaxed:
+        return "relaxed"
+    return _KIND.get(heavy, "float32")

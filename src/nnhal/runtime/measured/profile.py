@@ -1,0 +1,195 @@
+"""A profile: what devices take on this machine, measured. Plain data, and what it predicts.
+
+An operation takes `fixed` seconds, and some for each multiplication and each byte that it touches, by family and kind of
+values. A step takes something of its own, what crosses between two devices takes something. Engines fuse operations, so what
+whole networks took over the sum of their operations corrects the sums.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from typing import Any
+
+import msgspec
+
+from nnhal.base.errors import BadFile
+from nnhal.base.records import Record, field
+from nnhal.hal.device import Performance
+from nnhal.runtime.measured.families import FAMILIES, KINDS, OperationWork
+
+FORM = 1  # of the file
+CONTROL = "if", "while"  # kinds of networks beside those of values
+PLACES = "none", "process"  # where a driver runs, as `isolation` names it
+
+
+class CostLine(Record, frozen=True, forbid_unknown_fields=True):
+    """Seconds of one operation: `fixed`, and for each multiplication with accumulation and each byte that it touches."""
+
+    fixed: float
+    mac: float
+    byte: float
+
+    def seconds(self, macs: float, bytes: float) -> float:
+        """What an operation of that size takes."""
+        return self.fixed + self.mac * macs + self.byte * bytes
+
+
+class CrossingCost(Record, frozen=True, forbid_unknown_fields=True):
+    """Seconds of an operand that another device reads: `fixed`, and for each byte."""
+
+    fixed: float
+    byte: float
+
+
+class Workload(Record, frozen=True, forbid_unknown_fields=True):
+    """A whole network, measured on a device: seconds of an execution with one thread and with as many as the engine takes,
+    of one of two at a time, and of all processors together (CPU time).
+
+    predicted: what the sum of its operations said.
+    """
+
+    kind: str
+    predicted: float
+    seconds: float
+    seconds_threads: float
+    seconds_sustained: float
+    cpu_seconds: float
+
+
+class DeviceProfile(Record, frozen=True, forbid_unknown_fields=True):
+    """What one device takes. identity: of driver, engine and processor; version: the driver's, for people.
+
+    lines: by kind of values and family. steps: seconds of a step beside its operations, by place. workloads: by name.
+    """
+
+    identity: str
+    version: str
+    lines: Mapping[str, Mapping[str, CostLine]]
+    steps: Mapping[str, float]
+    workloads: Mapping[str, Workload] = field(default_factory=dict)
+
+    def line(self, kind: str, family: str) -> CostLine | None:
+        """That of a family and kind, or of what is nearest: the same family as float32, then what goes over bytes alone."""
+        kinds = dict.fromkeys((kind, "float32"))
+        near = [(each, family) for each in kinds] + [(each, name) for each in kinds for name in ("pad", "add", "relu")]
+        return next((self.lines[k][f] for k, f in near if f in self.lines.get(k, {})), None)
+
+    def factor(self, kind: str, threads: int) -> float:
+        """What whole networks took over the sums of their operations, with one thread or more."""
+        plain = [w for w in self.workloads.values() if w.kind not in CONTROL]
+        alike = [w for w in plain if w.kind == kind] or plain
+        return _mean([(w.seconds if threads == 1 else w.seconds_threads) / w.predicted for w in alike])
+
+    def sustained(self) -> float:
+        """What an execution takes where several run at once, over what it takes alone."""
+        return _mean([w.seconds_sustained / w.seconds_threads for w in self.workloads.values()])
+
+    def cores(self) -> float:
+        """Processors at work while one execution runs."""
+        return _mean([w.cpu_seconds / w.seconds_threads for w in self.workloads.values()])
+
+    def predicted(self, works: Sequence[OperationWork], threads: int) -> list[float] | None:
+        """Seconds of each operation; None where nothing was measured that says so."""
+        factors = {kind: self.factor(kind, threads) for kind in {work.kind for work in works}}
+        lines: dict[tuple[str, str], CostLine | None] = {}
+        found = []
+        for work in works:
+            key = work.kind, work.family
+            if key not in lines:
+                lines[key] = self.line(*key)
+            line = lines[key]
+            if line is None:
+                return None
+            found.append(line.seconds(work.macs, work.bytes) * factors[work.kind])
+        return found
+
+    def against(self, cpu: "DeviceProfile") -> dict[str, Performance]:
+        """Execution time and power of each kind against the CPU's, as the HAL states them, over the workloads of both.
+
+        Power is told by the time of all processors: a figure in joules is nothing that this machine tells.
+        """
+        found = {}
+        for kind in (*KINDS, *CONTROL):
+            both = [
+                (mine, cpu.workloads[name])
+                for name, mine in self.workloads.items()
+                if mine.kind == kind and name in cpu.workloads
+            ]
+            if both:
+                time = _mean([mine.seconds_threads / its.seconds_threads for mine, its in both])
+                found[kind] = Performance(time, _mean([mine.cpu_seconds / its.cpu_seconds for mine, its in both]))
+        return found
+
+
+def _mean(values: Sequence[float]) -> float:
+    """The geometric mean; 1 of none."""
+    product = 1.0
+    for value in values:
+        product *= max(value, 1e-12) ** (1 / len(values))
+    return product
+
+
+class MachineProfile(Record, frozen=True, forbid_unknown_fields=True):
+    """What was measured of the devices of one machine. made: seconds since 1970. pinned: was imported, and is held to.
+
+    crossings: by "from > to" and place.
+    """
+
+    processor: str
+    made: int
+    devices: Mapping[str, DeviceProfile]
+    crossings: Mapping[str, Mapping[str, CrossingCost]] = field(default_factory=dict)
+    pinned: bool = False
+    form: int = FORM
+
+    def crossing(self, one: str, other: str, place: str) -> CrossingCost | None:
+        """What crossing takes from a device to another; None where it was not measured."""
+        return self.crossings.get(f"{one} > {other}", {}).get(place)
+
+
+def encoded(profile: MachineProfile) -> bytes:
+    """As JSON, for people too."""
+    return msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n"
+
+
+def decoded(data: bytes, where: str) -> MachineProfile:
+    """Out of JSON; BadFile with the place for what is none, or says what cannot be."""
+    try:
+        profile = msgspec.json.decode(data, type=MachineProfile)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadFile(f"{where}: is no profile: {error}") from None
+    if profile.form != FORM:
+        raise BadFile(f"{where}: form = {profile.form}, must be {FORM}")
+    for name, device in profile.devices.items():
+        for kind, lines in device.lines.items():
+            _known(f"{where}: devices.{name}.lines", kind, KINDS)
+            for family, line in lines.items():
+                _known(f"{where}: devices.{name}.lines.{kind}", family, FAMILIES)
+                _seconds(f"{where}: devices.{name}.lines.{kind}.{family}", line)
+        for place, seconds in device.steps.items():
+            _known(f"{where}: devices.{name}.steps", place, PLACES)
+            _amount(f"{where}: devices.{name}.steps.{place}", seconds)
+        for name_of, workload in device.workloads.items():
+            _known(f"{where}: devices.{name}.workloads.{name_of}.kind", workload.kind, (*KINDS, *CONTROL))
+            _seconds(f"{where}: devices.{name}.workloads.{name_of}", workload, least=1e-12)
+    for pair, places in profile.crossings.items():
+        for place, crossing in places.items():
+            _known(f"{where}: crossings.{pair}", place, PLACES)
+            _seconds(f"{where}: crossings.{pair}.{place}", crossing)
+    return profile
+
+
+def _known(where: str, name: str, known: Sequence[str]) -> None:
+    if name not in known:
+        raise BadFile(f"{where}: {name!r} must be one of {', '.join(known)}")
+
+
+def _seconds(where: str, record: Record, least: float = 0.0) -> None:
+    for name in record.__struct_fields__:
+        value: Any = getattr(record, name)
+        if isinstance(value, float):
+            _amount(f"{where}.{name}", value, least)
+
+
+def _amount(where: str, value: float, least: float = 0.0) -> None:
+    if not (isfinite(value) and value >= least):
+        raise BadFile(f"{where} = {value}, must be a number of seconds of at least {least:g}")

@@ -1,0 +1,193 @@
+"""The user's record of what was measured: the profile, what whole steps took, what failed. One file, in SQLite.
+
+It lies where what belongs to the user lies (`hal.cache.tokens.state_folder`), of the user alone. Nothing of it decides
+whether a result is right, only where it is computed: what is damaged or cannot be written is told in the log, and is as if
+nothing had been measured.
+"""
+
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from functools import cache
+from typing import NamedTuple, TypeVar
+
+from nnhal.base.digests import blake2b
+from nnhal.base.errors import BadFile, OperationFailed
+from nnhal.base.log import logger
+from nnhal.base.private import private_file, private_folder
+from nnhal.hal.cache.keeper import features
+from nnhal.hal.cache.tokens import state_folder
+from nnhal.runtime.measured.place import FILE, path, there
+from nnhal.runtime.measured.profile import MachineProfile, decoded, encoded
+
+MOST = 20_000  # assignments of all models that are remembered
+WEIGHT = 0.25  # of a new measurement of what was measured before
+_WAIT = 2.0  # seconds for a lock
+_FORM = 1
+_TABLES = """
+create table if not exists profile (only_one integer primary key check (only_one = 1), content blob not null);
+create table if not exists learnt (model text, assignment text, seconds real not null, count integer not null,
+    at integer not null, primary key (model, assignment)) without rowid;
+create table if not exists failures (device text, model text, operations text, phase text not null, why text not null,
+    name text not null, at integer not null, primary key (device, model, operations)) without rowid;
+"""
+_log = logger("compilation")
+T = TypeVar("T")
+
+
+class KeptFailure(NamedTuple):
+    """What a device failed to run though it had said that it would. device: its identity; name, for people."""
+
+    device: str
+    model: str
+    operations: tuple[int, ...]
+    phase: str
+    why: str
+    name: str
+    at: int = 0
+
+
+@cache
+def processor() -> str:
+    """What tells this kind of processor from others, in 16 characters."""
+    return blake2b(features().encode(), digest_size=8).hexdigest()
+
+
+@contextmanager
+def _opened(*, make: bool) -> Iterator[sqlite3.Connection]:
+    """The record, for one transaction. OSError, sqlite3.Error among others, where there is none."""
+    folder = private_folder(state_folder())
+    try:
+        os.close(private_file(folder, FILE, os.O_RDWR | (os.O_CREAT if make else 0)))
+    finally:
+        os.close(folder)
+    with closing(sqlite3.connect(path(), timeout=_WAIT)) as connection, connection:
+        if make:
+            (form,) = connection.execute("pragma user_version").fetchone()
+            if form not in (0, _FORM):
+                raise sqlite3.DatabaseError(f"is of form {form}, must be {_FORM}")
+            connection.executescript(_TABLES + f"pragma user_version = {_FORM};")
+        yield connection
+
+
+def _looked(what: str, ask: Callable[[sqlite3.Connection], T], nothing: T) -> T:
+    if not there():
+        return nothing
+    try:
+        with _opened(make=False) as connection:
+            return ask(connection)
+    except (OSError, sqlite3.Error, ValueError, BadFile) as error:
+        _log.warning("%s: nothing is known: %s: %s", what, FILE, error)
+        return nothing
+
+
+def _noted(what: str, write: Callable[[sqlite3.Connection], object]) -> str:
+    """Why it is not noted; "" where it is."""
+    try:
+        with _opened(make=True) as connection:
+            write(connection)
+    except (OSError, sqlite3.Error) as error:
+        _log.warning("%s is not remembered: %s: %s", what, FILE, error)
+        return str(error)
+    return ""
+
+
+# ----------------------------------------------------------------------------------------------------------- the profile
+
+
+def profile() -> MachineProfile | None:
+    """The profile of this machine; None where nothing was measured, or on a processor of another kind."""
+
+    def ask(connection: sqlite3.Connection) -> MachineProfile | None:
+        row = connection.execute("select content from profile").fetchone()
+        return None if row is None else decoded(row[0], FILE)
+
+    found = _looked("the profile", ask, None)
+    if found is not None and found.processor != processor() and not found.pinned:
+        _log.info("the profile is of another processor: nnhal calibrate")
+        return None
+    return found
+
+
+def keep_profile(new: MachineProfile) -> None:
+    """Put it in the place of what was there, of a record that was damaged too. OperationFailed where that cannot be."""
+    why = _noted("the profile", lambda c: c.execute("insert or replace into profile values (1, ?)", (encoded(new),)))
+    if why and _is_damaged():
+        path().unlink(missing_ok=True)
+        why = _noted(
+            "the profile", lambda c: c.execute("insert or replace into profile values (1, ?)", (encoded(new),))
+        )
+    if why:
+        raise OperationFailed(f"the profile is not kept: {path()}: {why}")
+
+
+def _is_damaged() -> bool:
+    try:
+        with _opened(make=False) as connection:
+            return connection.execute("pragma quick_check").fetchone() != ("ok",)
+    except sqlite3.OperationalError:
+        return False  # locked, or no room
+    except sqlite3.DatabaseError:
+        return True
+    except OSError:
+        return False
+
+
+def forget() -> None:
+    """Everything that was measured, learnt and failed. OperationFailed where that cannot be."""
+    try:
+        path().unlink(missing_ok=True)
+    except OSError as error:
+        raise OperationFailed(f"{path()}: {error.strerror or error}") from None
+
+
+# ------------------------------------------------------------------------------------------- what assignments took, learnt
+
+
+def learnt(model: str) -> dict[str, float]:
+    """Seconds of the assignments of a model's operations that were measured, by their texts."""
+
+    def ask(connection: sqlite3.Connection) -> dict[str, float]:
+        return dict(connection.execute("select assignment, seconds from learnt where model = ?", (model,)).fetchall())
+
+    return _looked("what steps took", ask, {})
+
+
+def learn(model: str, rows: Sequence[tuple[str, float]]) -> None:
+    """Remember what assignments took, beside what they took before: of the newer a quarter, unless it is less."""
+    now = int(time.time())
+
+    def write(connection: sqlite3.Connection) -> None:
+        connection.executemany(
+            "insert into learnt values (?1, ?2, ?3, 1, ?4) on conflict do update set at = ?4, count = count + 1,"
+            f" seconds = min(?3, seconds * {1 - WEIGHT} + ?3 * {WEIGHT})",
+            [(model, assignment, seconds, now) for assignment, seconds in rows],
+        )
+        connection.execute(
+            "delete from learnt where at < (select at from learnt order by at desc limit 1 offset ?)", (MOST,)
+        )
+
+    _noted("what steps took", write)
+
+
+# ----------------------------------------------------------------------------------------------------------- what failed
+
+
+def failed(failure: KeptFailure) -> None:
+    """Keep it against the device, as it is now."""
+    row = (*failure[:2], json.dumps(failure.operations), *failure[3:6], int(time.time()))
+    _noted("a failure", lambda c: c.execute("insert or replace into failures values (?, ?, ?, ?, ?, ?, ?)", row))
+
+
+def failures(device: str, model: str | None = None) -> list[KeptFailure]:
+    """What a device failed to run, of one model or of all."""
+    which = ("", ()) if model is None else (" and model = ?", (model,))
+
+    def ask(connection: sqlite3.Connection) -> list[KeptFailure]:
+        rows = connection.execute(f"select * from failures where device = ?{which[0]} order by at", (device, *which[1]))
+        return [KeptFailure(d, m, tuple(json.loads(o)), p, w, n, at) for d, m, o, p, w, n, at in rows.fetchall()]
+
+    return _looked("what failed", ask, [])

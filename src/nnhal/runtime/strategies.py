@@ -1,0 +1,168 @@
+"""How an application wants operations placed: by what devices state or by what was measured, on one device, or by hand."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, cast
+
+from nnhal.base.answers import shown
+from nnhal.base.codes import Preference, operation_name, type_name
+from nnhal.base.errors import InvalidArgument, UnsupportedModel
+from nnhal.base.names import meant
+from nnhal.base.records import Record, replace
+from nnhal.hal.device import Verdict
+from nnhal.model.graph import Model
+from nnhal.model.parts import live
+from nnhal.runtime.partition import Measured, Offer, Partition, partition
+
+KINDS = "stated", "measured", "single"
+
+
+class Rule(Record, frozen=True):
+    """Operations that go to a device, and nowhere else: those that all that is said here fits.
+
+    device: as `placement` names it. operation: `CONV_2D`, `*_POOL_2D`, or `#7` for the one of that number. name: of the
+    operation or of what it writes. type: of any operand but arguments, as `TENSOR_QUANT8_*`. Each a pattern as of a shell.
+    """
+
+    device: str
+    operation: str = "*"
+    name: str = "*"
+    type: str = "*"
+
+    def fits(self, model: Model, index: int) -> bool:
+        """Whether it is about this operation."""
+        from fnmatch import fnmatchcase
+
+        operation = model.main.operations[index]
+        operands = model.main.operands
+        code = operation_name(operation.type)
+        called = [operation.name, *(operands[i].name for i in operation.outputs)]
+        types = [type_name(operands[i].type) for i in (*operation.inputs, *operation.outputs)]
+        return (
+            (fnmatchcase(code, self.operation) or self.operation == f"#{index}")
+            and any(fnmatchcase(each, self.name) for each in called)
+            and any(fnmatchcase(each, self.type) for each in types)
+        )
+
+
+Decide = Callable[[Model, Sequence[Offer]], Sequence[str]]
+Asked = Literal["stated", "measured", "single"] | Rule | Sequence[Rule] | Decide | None
+
+
+class Strategy(Record, frozen=True):
+    """A way to place. kind: "stated", "measured", or "" for what is known. single: on one device. rules, decide: by hand.
+
+    why: what places an operation on a device, where `decide` does.
+    """
+
+    kind: str = ""
+    single: bool = False
+    rules: tuple[Rule, ...] = ()
+    decide: Decide | None = None
+    why: str = "the application places it"
+
+    @classmethod
+    def asked(cls, given: Any) -> "Strategy":
+        """What `compile` was asked for. InvalidArgument for what is none."""
+        if given is None:
+            return cls()
+        if isinstance(given, str):
+            if given not in KINDS:
+                raise InvalidArgument(
+                    f"placement is {given!r}, must be one of {', '.join(KINDS)}, rules, or a function"
+                )
+            return cls(single=True) if given == "single" else cls(given)
+        if callable(given):
+            return cls(decide=given)
+        rules = (given,) if isinstance(given, Rule) else tuple(given) if isinstance(given, Sequence) else ()
+        if not rules or not all(isinstance(rule, Rule) and _texts(rule) for rule in rules):
+            told = f"one of {', '.join(KINDS)}, rules (nnhal.Rule), or a function"
+            raise InvalidArgument(f"placement is {shown(given)}, must be {told}")
+        return cls(rules=rules)
+
+
+def _texts(rule: Rule) -> bool:
+    return all(isinstance(getattr(rule, name), str) for name in rule.__struct_fields__)
+
+
+def placed(
+    model: Model,
+    offers: Sequence[Offer],
+    preference: Preference,
+    strategy: Strategy,
+    measured: Measured | None = None,
+) -> Partition:
+    """A partition as an application wants it. What is asked of devices that make no offer is left out.
+
+    Raises UnsupportedModel with each device's reason, InvalidArgument for an answer of a function that cannot be.
+    """
+    there = {offer.device for offer in offers}
+    wanted: dict[int, tuple[str, str]] = {}
+    if strategy.decide is not None:
+        wanted = _decided(model, offers, strategy.decide, strategy.why)
+    elif strategy.rules:
+        rules = [rule for rule in strategy.rules if rule.device in there]
+        for n in live(model):
+            rule = next((rule for rule in rules if rule.fits(model, n)), None)
+            if rule is not None:
+                wanted[n] = rule.device, f"a rule places it on {rule.device}"
+    elif strategy.single:
+        wanted = _single(model, offers, preference, measured)
+    return partition(model, only(offers, wanted) if wanted else offers, preference, measured)
+
+
+def check(strategy: Strategy, labels: Sequence[str]) -> None:
+    """InvalidArgument for a rule of a device that is none."""
+    for rule in strategy.rules:
+        if rule.device not in labels:
+            told = f"must be one of {', '.join(labels)}{meant(rule.device, labels)}"
+            raise InvalidArgument(f"placement: a rule is of device {rule.device!r}, {told}")
+
+
+def only(offers: Sequence[Offer], wanted: Mapping[int, tuple[str, str]]) -> list[Offer]:
+    """The offers, with operations left to one device each. wanted: by operation, the device's label and why."""
+    found = []
+    for offer in offers:
+        lost = {n: Verdict(False, why) for n, (device, why) in wanted.items() if device != offer.device}
+        if lost:
+            verdicts = [lost.get(n, verdict) for n, verdict in enumerate(offer.verdicts)]
+            groups = [g for g in offer.groups if not lost.keys() & set(g.operations)]
+            found.append(replace(offer, verdicts=verdicts, groups=groups))
+        else:
+            found.append(offer)
+    return found
+
+
+def _single(
+    model: Model, offers: Sequence[Offer], preference: Preference, measured: Measured | None
+) -> dict[int, tuple[str, str]]:
+    """Everything on the device where it costs the least of those that take all of it."""
+    costs: dict[str, float] = {}
+    refused = []
+    for offer in offers:
+        try:
+            alone = partition(model, [offer], preference, measured)
+        except UnsupportedModel as error:
+            refused.append(f"{offer.device}: {error}")
+            continue
+        known = [forecast.seconds for forecast in alone.forecasts]
+        costs[offer.device] = sum(known) if known else sum(c.costs.get(offer.device, 1.0) for c in alone.choices)
+    if not costs:
+        raise UnsupportedModel(f"no device takes the whole model, as placement 'single' wants: {'; '.join(refused)}")
+    best = min(costs, key=costs.__getitem__)
+    return dict.fromkeys(live(model), (best, f"all of the model is placed on {best}"))
+
+
+def _decided(model: Model, offers: Sequence[Offer], decide: Decide, why: str) -> dict[int, tuple[str, str]]:
+    """What a function of the application's says: a label for each operation, "" where it leaves it open."""
+    given = cast("Any", decide(model, offers))
+    labels = [offer.device for offer in offers]
+    count = len(model.main.operations)
+    if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != count:
+        raise InvalidArgument(
+            f"placement: the function gave {shown(given)}, must give a label for each of {count} operations"
+        )
+    for n, label in enumerate(given):
+        if label not in ("", *labels):
+            told = f"must be one of {', '.join(labels)}, or '' for any"
+            raise InvalidArgument(f"placement: the function gave {shown(label)} for operation {n}, {told}")
+    return {n: (given[n], f"{why} on {given[n]}") for n in live(model) if given[n]}

@@ -1,0 +1,157 @@
+"""Tuning: candidate placements of one model are measured now, in turn, and the fastest is taken.
+
+Candidates are all that each device takes on that device, and the best splits by prediction. They run in rounds, each once in
+every round, so that whatever else the machine does meets all of them, and the best of each counts; who is far behind drops
+out. Inputs are drawn: what a model takes may depend on their values where it has control flow.
+"""
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from nnhal.base.codes import TYPE_FACTS
+from nnhal.base.errors import InvalidArgument, NnhalError
+from nnhal.base.log import logger
+from nnhal.base.operands import Array
+from nnhal.base.records import replace
+from nnhal.model.graph import Model
+from nnhal.runtime.arguments import Spec, spec_of
+from nnhal.runtime.compilation import Attempt, Plan, Tune
+from nnhal.runtime.compiled import Compiled
+from nnhal.runtime.judgement import Judge
+from nnhal.runtime.partition import Expectation, Measured, Offer, Steps, expectations
+from nnhal.runtime.strategies import Strategy
+
+SECONDS = 2.0  # that measuring takes where nobody says more or less
+SPLITS = 3  # candidates of several steps
+FAR = 1.5  # times the best, after which a candidate drops out
+ALIKE = 1.02  # times the best, which is within what is measured
+BLOCK_NS = 200_000  # shorter executions are measured several at once
+ROUNDS = 30
+_log = logger("compilation")
+
+
+def tuned_by(seconds: float) -> Tune:
+    """Measures within so many seconds, the last candidate's preparation and first execution not counted."""
+    return partial(_tune, seconds)
+
+
+class _Contender:
+    """A placement that is being measured. took: nanoseconds of an execution, by round."""
+
+    def __init__(self, compiled: Compiled, inputs: Sequence[Array], devices: Sequence[str]) -> None:
+        self.compiled, self.devices = compiled, devices
+        self._run = partial(compiled, *inputs)
+        self.took: list[float] = []
+        self._run()  # the first one is not like the others
+        self._inner = max(1, min(1000, int(BLOCK_NS / self.timed(1))))
+        self.took.clear()
+
+    def timed(self, inner: int = 0) -> float:
+        """One round."""
+        count = inner or self._inner
+        start = time.perf_counter_ns()
+        for _ in range(count):
+            self._run()
+        self.took.append((time.perf_counter_ns() - start) / count)
+        return self.took[-1]
+
+    @property
+    def steps(self) -> Steps:
+        """The assignment."""
+        return self.compiled._caller.plan.partition.steps
+
+
+def _tune(seconds: float, model: Model, offers: Sequence[Offer], judge: Judge, attempt: Attempt) -> Judge:
+    measured = judge.measured or Measured()
+    inputs = [_drawn(spec_of(model, i), n) for n, i in enumerate(model.main.inputs)]
+    chosen = _chosen(expectations(model, offers, judge.asking.preference, measured))
+    end = time.perf_counter() + seconds
+    with ExitStack() as stack:
+        candidates: list[_Contender] = []
+        for each in chosen:
+            if candidates and time.perf_counter() > end:
+                _log.info("tuning: %d of %d candidates were measured in time", len(candidates), len(chosen))
+                break
+            candidate = _made(each, judge, attempt, inputs, stack)
+            if candidate is not None:
+                candidate.timed()
+                candidates.append(candidate)
+                _log.info("tuning: %s: %.3g ms", candidate.compiled.placement.summary(), candidate.took[0] / 1e6)
+        _rounds(candidates, end)
+        found = {c.steps: min(c.took) / 1e9 for c in candidates}
+        best = _best(candidates)
+    judge.learn(list(found.items()))
+    judge = replace(judge, measured=replace(measured, learnt={**measured.learnt, **found}))
+    if best is None:
+        return judge
+    why = f"the fastest of {len(candidates)} placements that were measured has it"
+    return replace(judge, strategy=Strategy(decide=lambda *_: best.devices, why=why))
+
+
+def _chosen(found: Sequence[Expectation]) -> list[Expectation]:
+    """All on one device, and the best of several; the best first."""
+    splits = [each for each in found if len(each.forecasts) > 1][:SPLITS]
+    return [each for each in found if len(each.forecasts) <= 1 or each in splits]
+
+
+def _made(
+    each: Expectation, judge: Judge, attempt: Attempt, inputs: Sequence[Array], stack: ExitStack
+) -> _Contender | None:
+    """A candidate, prepared and run once; None where a device fails."""
+    fixed = replace(judge, strategy=Strategy(decide=lambda model, offers: each.devices), learns=False)
+    with ExitStack() as undo:
+        try:
+            plan = attempt(fixed, undo)
+            if not isinstance(plan, Plan):
+                return None
+            compiled = Compiled(plan)
+            undo.pop_all()
+            stack.enter_context(compiled)
+            candidate = _Contender(compiled, inputs, each.devices)
+        except NnhalError as error:
+            _log.info("tuning: a candidate is left out: %s", error)
+            return None
+        return None if plan.live.total else candidate
+
+
+def _best(candidates: Sequence[_Contender]) -> _Contender | None:
+    """The fastest; of those that are as good as that the one of the fewest steps."""
+    least = min((min(c.took) for c in candidates), default=0.0)
+    return min(
+        (c for c in candidates if min(c.took) <= ALIKE * least),
+        key=lambda c: (len(c.steps), min(c.took)),
+        default=None,
+    )
+
+
+def _rounds(candidates: Sequence[_Contender], end: float) -> None:
+    running = list(candidates)
+    for _ in range(ROUNDS):
+        if time.perf_counter() > end or len(running) < 2:
+            return
+        for candidate in running:
+            candidate.timed()
+        best = min(min(c.took) for c in running)
+        running = [c for c in running if min(c.took) <= FAR * best]
+
+
+def _drawn(spec: Spec, place: int) -> Any:
+    """Values for an input: floats around 0, integers near 0, quantised ones of all sizes."""
+    shape = spec.fixed
+    if shape is None:
+        raise InvalidArgument(f"tune: input {place} is {spec}, must have a shape that is known")
+    random = np.random.default_rng(place)
+    facts = TYPE_FACTS.get(spec.type)
+    if spec.dtype.kind == "f":
+        return random.standard_normal(shape).astype(spec.dtype)
+    if spec.dtype.kind == "b" or facts is None:
+        return np.zeros(shape, spec.dtype)
+    if spec.scale:
+        bounds = np.iinfo(spec.dtype)
+        return random.integers(bounds.min, bounds.max, shape, spec.dtype, endpoint=True)
+    return np.zeros(shape, spec.dtype)

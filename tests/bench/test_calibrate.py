@@ -1,0 +1,107 @@
+"""Calibration: chains give lines, networks check them, what crosses is measured; and what it makes of times is right."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.bench import calibrate, workloads
+from nnhal.bench.calibrate import Calibration, fitted
+from nnhal.runtime.measured.families import works
+from nnhal.runtime.measured.profile import FAMILIES, decoded, encoded
+from tests.runtime.devices import Fake
+
+
+@pytest.mark.parametrize("kind", workloads.VALUES)
+def test_a_chain_of_each_family_is_a_model_of_that_family_and_kind(kind: str) -> None:
+    for family in workloads.families(kind):
+        for size in range(len(workloads.SIZES)):
+            few, many = (works(workloads.chain(family, kind, size, links)) for links in calibrate.LINKS)
+            assert [w for w in few if w.family == family.name], family.name
+            assert {w.family for w in many} <= {family.name, *family.beside}, family.name
+            assert len(many) * calibrate.LINKS[0] == len(few) * calibrate.LINKS[1]
+            assert few[0].kind == kind
+
+
+def test_every_family_but_reshapes_is_measured() -> None:
+    assert {each.name for each in workloads.FAMILIES} == set(FAMILIES) - {"reshape"}
+
+
+@pytest.mark.parametrize("true", [(1e-6, 1e-11, 1e-10), (0.0, 1e-11, 0.0), (5e-6, 0.0, 2e-10), (1e-6, 0.0, 0.0)])
+def test_a_line_goes_through_points_that_lie_on_one(true: tuple[float, float, float]) -> None:
+    sizes = [(1e3, 1e3), (1e6, 1e5), (1e8, 1e6), (1e5, 1e6)]
+    points = [(m, b, true[0] + true[1] * m + true[2] * b) for m, b in sizes]
+    line = fitted(points)
+    assert [line.seconds(m, b) for m, b, _ in points] == pytest.approx([s for *_, s in points], rel=1e-6)
+
+
+def test_no_term_of_a_line_is_below_zero_whatever_was_measured() -> None:
+    random = np.random.default_rng(0)
+    for _ in range(200):
+        points = [tuple(10.0 ** random.uniform((0, 1, -7), (8, 7, -1))) for _ in range(random.integers(1, 5))]
+        line = fitted(points)  # type: ignore[arg-type]
+        assert min(line.fixed, line.mac, line.byte) >= 0 and line.seconds(1e6, 1e6) > 0
+
+
+def test_operations_without_multiplications_have_a_line_too() -> None:
+    line = fitted([(0, 100, 1e-6), (0, 10_000, 2e-6)])
+    assert (
+        line.mac == 0 and line.seconds(0, 100) == pytest.approx(1e-6) and line.seconds(0, 10_000) == pytest.approx(2e-6)
+    )
+
+
+def measured(*names: str, only: Any, **more: Any) -> Any:
+    found = Calibration(names, quick=True, isolated=False, **more)
+    for text, measure in found.tasks():
+        if any(word in text for word in only):
+            measure()
+    return found.result(7, None)
+
+
+def test_a_calibration_measures_steps_lines_networks_and_crossings() -> None:
+    only = (
+        "a step",
+        "depthwise of float32",
+        "relu of",
+        "add of",
+        "mean of float32",
+        "if",
+        "while",
+        "reference to",
+        "to reference",
+    )
+    profile = measured("reference", "litert", only=only)
+    assert decoded(encoded(profile), "f") == profile and profile.made == 7
+    for name in ("reference", "litert"):
+        device = profile.devices[name]
+        assert device.steps["none"] > 0 and {"depthwise", "relu", "add", "mean"} <= device.lines["float32"].keys()
+        assert device.identity
+    slow, fast = (profile.devices[n].lines["float32"]["depthwise"].seconds(1e7, 1e5) for n in ("reference", "litert"))
+    assert slow > 3 * fast
+    assert profile.devices["reference"].workloads.keys() == {"if", "while"}
+    assert (
+        profile.devices["reference"].workloads["while"].seconds > profile.devices["reference"].workloads["if"].seconds
+    )
+    assert set(profile.crossings) == {"reference > litert", "litert > reference"}
+
+
+def test_what_a_device_does_not_take_is_left_out() -> None:
+    profile = measured("litert", only=["quantize of quant8_signed", "transpose_conv of float32", "if"])
+    assert "if" not in profile.devices["litert"].workloads
+
+
+def test_what_others_had_measured_stays() -> None:
+    before = measured("litert", only=["relu of float32"])
+    after = Calibration(["reference"], quick=True, isolated=False, crossed=["litert"])
+    assert {text for text, _ in after.tasks() if " to " in text} == {"reference to litert", "litert to reference"}
+    assert after.result(9, before).devices.keys() == {"litert", "reference"}
+
+
+def test_how_long_an_execution_takes_is_that_of_one_and_the_best_of_several() -> None:
+    import time
+
+    slow = Fake(on_run=lambda: time.sleep(0.002))
+    model = workloads.single()
+    with nnhal.compile(model, devices=[slow]) as compiled:
+        assert 0.002 <= calibrate.took(compiled, calibrate._inputs(model)) < 0.02

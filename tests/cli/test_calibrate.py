@@ -1,0 +1,69 @@
+"""`nnhal calibrate`: shown, exported, imported and held to, forgotten."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nnhal.runtime.measured import record
+from tests.cli.test_cli import nnhal
+from tests.runtime.test_record import mine
+
+
+@pytest.fixture
+def known() -> None:
+    record.keep_profile(mine())
+
+
+def test_without_a_profile_it_says_what_makes_one() -> None:
+    assert "nnhal calibrate measures one" in nnhal("calibrate", "--show", code=3)
+
+
+@pytest.mark.usefixtures("known")
+def test_a_profile_is_shown_and_as_json() -> None:
+    text = nnhal("calibrate", "--show")
+    assert "add" in text and "float32" in text and "a > b" in text
+    found = json.loads(nnhal("calibrate", "--show", "--json"))
+    assert found["devices"]["a"]["steps"] == {"none": pytest.approx(5e-6)} and found["made"] == 1
+
+
+@pytest.mark.usefixtures("known")
+def test_what_is_exported_is_imported_and_held_to(tmp_path: Path) -> None:
+    file = tmp_path / "profile.json"
+    nnhal("calibrate", "--export", str(file))
+    nnhal("calibrate", "--forget")
+    assert record.profile() is None
+    nnhal("calibrate", "--import", str(file))
+    found = record.profile()
+    assert found is not None and found.pinned and found.devices == mine().devices
+
+
+def test_what_is_no_profile_is_not_imported(tmp_path: Path) -> None:
+    file = tmp_path / "profile.json"
+    file.write_text("{}")
+    assert "is no profile" in nnhal("calibrate", "--import", str(file), code=3)
+    assert "No such file" in nnhal("calibrate", "--import", str(tmp_path / "none"), code=3)
+    assert record.profile() is None
+
+
+def test_one_thing_at_a_time() -> None:
+    for words in (("--show", "--forget"), ("--show", "--quick"), ("--forget", "--device", "litert")):
+        assert "one of --show" in nnhal("calibrate", *words, code=2)
+
+
+def test_placement_is_by_rule_by_strategy_or_tuned() -> None:
+    def devices(*words: str) -> list[str]:
+        found = json.loads(nnhal("run", "tiny_conv", "--json", "--no-cache", *words))
+        return [each["device"] for each in found["placement"]["operations"]]
+
+    both = "--device", "litert", "--device", "reference"
+    assert devices(*both, "--rule", "CONV_2D=reference") == ["reference", "litert", "litert"]
+    assert (
+        devices(*both, "--rule", "name:nothing=litert", "--rule", "type:TENSOR_FLOAT32=reference") == ["reference"] * 3
+    )
+    assert devices(*both, "--strategy", "single") == ["litert"] * 3
+    assert len(set(devices(*both, "--tune", "0.2"))) == 1
+    for wrong in ("CONV_2D", "=litert", "kind:a=litert", "CONV_2D="):
+        assert "must be OPERATION=DEVICE" in nnhal("run", "tiny_conv", "--rule", wrong, code=2)
+    assert "must be one of litert" in nnhal("run", "tiny_conv", *both, "--rule", "ADD=gpu", code=3)
+    assert "must be one of the two" in nnhal("run", "tiny_conv", "--rule", "ADD=litert", "--strategy", "stated", code=2)

@@ -1,0 +1,290 @@
+"""What executions took is remembered, where a profile says that devices were measured; what failed is kept against them."""
+
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.frontends.python import Builder
+from nnhal.model.graph import Model
+from nnhal.runtime import discovery, isolation
+from nnhal.runtime.judgement import identity_of
+from nnhal.runtime.learning import COUNTED, UNCOUNTED, settle
+from nnhal.runtime.measured import place, record
+from nnhal.runtime.measured.profile import CostLine, CrossingCost, DeviceProfile, MachineProfile
+
+US = 1e-6
+SLOW = """
+import time
+from nnhal.hal.device import Capabilities, Device, Prepared, YES
+from nnhal.runtime import discovery
+
+
+class Slowed(Prepared):
+    def __init__(self, inner, seconds):
+        self.inner, self.seconds = inner, seconds
+
+    def run(self, request, control):
+        time.sleep(self.seconds)
+        {on_run}
+        return self.inner.run(request, control)
+
+
+class {name}(Device):
+    name, version = "{device}", "{version}"
+
+    def capabilities(self):
+        return Capabilities.uniform({stated})
+
+    def supports(self, model):
+        return discovery.cpu().supports(model)
+
+    def prepare(self, model, hints):
+        {on_prepare}
+        return Slowed(discovery.cpu().prepare(model, hints), {seconds})
+
+
+def device():
+    return {name}()
+"""
+X = np.ones((1, 4), np.float32)
+
+
+def driver(folder: Path, device: str, **given: Any) -> str:
+    """A driver in a file, which another run would find too."""
+    facts = {"version": "1", "stated": 0.1, "seconds": 0.0, "on_run": "pass", "on_prepare": "pass", **given}
+    path = folder / f"{device}.py"
+    path.write_text(SLOW.format(name=device.title(), device=device, **facts))
+    nnhal.load_driver(path)
+    return device
+
+
+def chain(length: int = 2) -> Model:
+    b = Builder("learnt")
+    x = y = b.input((1, 4))
+    for _ in range(length):
+        y = b.neg(y)
+    return b.finish([x], [y])
+
+
+def profiled(**each: float) -> None:
+    """A profile in which an operation takes so many seconds on each device."""
+    devices = {}
+    for name, seconds in each.items():
+        key = isolation.key_of(discovery.load_one(name))
+        lines = {"float32": {"relu": CostLine(seconds, 0.0, 0.0)}}
+        devices[name] = DeviceProfile(identity_of(key), key.version, lines, {"none": 1 * US})
+    crossings = {f"{a} > {b}": {"none": CrossingCost(US, 0.0)} for a in each for b in each if a != b}
+    record.keep_profile(MachineProfile(record.processor(), 1, devices, crossings))
+
+
+def used(*devices: str, runs: int = UNCOUNTED + COUNTED, length: int = 2, **more: Any) -> nnhal.Placement:
+    with nnhal.compile(chain(length), devices=list(devices), fallback="allow", cache_dir=False, **more) as compiled:
+        for _ in range(runs):
+            np.testing.assert_array_equal(compiled(X), X * (-1) ** length)
+        return compiled.placement
+
+
+def where(placement: nnhal.Placement) -> list[str]:
+    return [choice.device for choice in placement]
+
+
+@pytest.fixture(autouse=True)
+def what_a_test_learns_is_written_before_the_next() -> Iterator[None]:
+    yield
+    settle(10)
+
+
+def written() -> None:
+    """What is written in the background has been."""
+    settle(10)
+    assert _all()
+
+
+def _all() -> list[Any]:
+    with closing(sqlite3.connect(place.path())) as connection:
+        return connection.execute("select assignment, seconds, count from learnt order by assignment").fetchall()
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[None]:
+    """Devices quick and slow, each predicted to be what the other is."""
+    driver(tmp_path, "quick")
+    driver(tmp_path, "slow", seconds=0.01)
+    profiled(quick=1e-3, slow=10 * US, reference=0.5)
+    yield
+
+
+def test_the_second_compilation_knows_what_the_first_took(two: None) -> None:
+    first = used("quick", "slow")
+    assert where(first) == ["slow", "slow"] and not first.forecasts[0].known
+    assert len(first.live.took) == 1 and first.live.took[0] >= 0.01
+    assert "predicted 21 µs, took 1" in next(first.forecast_lines())
+    written()
+    second = used("quick", "slow")
+    assert where(second) == ["quick", "quick"]
+    written()
+    third = used("quick", "slow")
+    assert where(third) == ["quick", "quick"] and third.forecasts[0].known
+    assert [step["predicted"] for step in third.to_dict()["steps"]] == [third.forecasts[0].seconds]
+
+
+def test_each_step_of_several_is_learnt(tmp_path: Path) -> None:
+    driver(tmp_path, "quick")
+    driver(tmp_path, "slow", seconds=0.003)
+    profiled(quick=1e-3, slow=10 * US)
+    found = used("quick", "slow", placement=[nnhal.Rule("quick", "#0"), nnhal.Rule("slow", "#1")])
+    assert len(found.live.took) == 2 and found.live.took[1] >= 0.003 > found.live.took[0]
+    written()
+    rows = {len(json.loads(assignment)): seconds for assignment, seconds, _ in _all()}
+    assert len(_all()) == 3 and rows[2] >= 0.003
+
+
+def test_too_few_executions_teach_nothing(two: None) -> None:
+    used("quick", "slow", runs=UNCOUNTED + 2)
+    settle(10)
+    assert _all() == []
+
+
+def test_an_application_that_closes_early_teaches_what_it_can(two: None) -> None:
+    used("quick", "slow", runs=UNCOUNTED + 4)
+    written()
+    assert len(_all()) == 1
+
+
+def test_executions_beside_others_teach_nothing(two: None) -> None:
+    with nnhal.compile(chain(), devices=["quick", "slow"], fallback="allow", cache_dir=False) as compiled:
+        gate = threading.Barrier(4)
+
+        def call() -> None:
+            for _ in range(8):
+                gate.wait()
+                compiled(X)
+
+        threads = [threading.Thread(target=call) for _ in range(4)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+    settle(10)
+    assert _all() == []
+
+
+def test_without_a_profile_nothing_is_learnt_and_no_record_is_made(tmp_path: Path) -> None:
+    driver(tmp_path, "quick")
+    used("quick")
+    time.sleep(0.1)
+    assert not place.there()
+
+
+def test_what_is_held_to_learns_nothing(two: None) -> None:
+    known = record.profile()
+    assert known is not None
+    record.keep_profile(MachineProfile("elsewhere", 1, known.devices, known.crossings, pinned=True))
+    for _ in range(2):
+        assert where(used("quick", "slow")) == ["slow", "slow"]
+    settle(10)
+    assert _all() == []
+
+
+def test_another_version_of_a_driver_is_not_measured_yet(two: None, tmp_path: Path) -> None:
+    driver(tmp_path, "slow", seconds=0.0, version="2", stated=0.000001)
+    assert where(used("quick", "slow")) == ["slow", "slow"]  # by what it states now
+    driver(tmp_path, "slow", seconds=0.0, version="3", stated=1000.0)
+    assert where(used("quick", "slow")) == ["quick", "quick"]
+
+
+def test_preferences_have_measurements_of_their_own(two: None) -> None:
+    used("quick", "slow")
+    written()
+    assert where(used("quick", "slow", preference="LOW_POWER")) == ["slow", "slow"]
+    assert where(used("quick", "slow")) == ["quick", "quick"]
+
+
+def test_stated_stays_stated(two: None) -> None:
+    assert where(used("quick", "slow", placement="stated")) == ["quick", "quick"]  # the first of equals
+    assert where(used("slow", "quick", placement="stated")) == ["slow", "slow"]
+
+
+def test_a_report_that_was_asked_for_is_told_while_it_learns(tmp_path: Path) -> None:
+    driver(tmp_path, "quick")
+    driver(tmp_path, "slow")
+    profiled(quick=1e-3, slow=10 * US)
+    rules = [nnhal.Rule("quick", "#0"), nnhal.Rule("slow", "#1")]
+    with nnhal.compile(chain(), devices=["quick", "slow"], placement=rules, cache_dir=False) as compiled:
+        for _ in range(UNCOUNTED + COUNTED + 2):
+            _, none = compiled.run(X)
+            _, report = compiled.run(X, measure=True)
+            assert none is None and report is not None and len(report.steps) == 2
+
+
+# ------------------------------------------------------------------------------------------------------------- failures
+
+
+def test_what_fails_to_prepare_is_not_asked_again_until_its_version_changes(tmp_path: Path) -> None:
+    fails = "raise RuntimeError('no such tile')"
+    driver(tmp_path, "npu", on_prepare=fails)
+    first = used("npu")
+    assert where(first) == ["reference"] * 2 and "failed to prepare" in first.events[0]
+    second = used("npu")
+    assert where(second) == ["reference"] * 2 and not second.events
+    why = second.choices[0].others["npu"]
+    assert why.startswith("failed in preparation before: ") and "no such tile" in why
+    driver(tmp_path, "npu", version="2")
+    assert where(used("npu")) == ["npu"] * 2
+
+
+def test_what_fails_to_run_is_not_asked_again(tmp_path: Path) -> None:
+    driver(tmp_path, "npu", on_run="raise RuntimeError('burnt')")
+    first = used("npu")
+    assert where(first) == ["npu"] * 2 and first.live.total
+    second = used("npu")
+    assert where(second) == ["reference"] * 2 and not second.live.total
+    assert second.choices[0].others["npu"].startswith("failed in execution before: ")
+
+
+def test_another_model_is_not_held_against_it(tmp_path: Path) -> None:
+    driver(tmp_path, "npu", on_prepare="if len(model.main.operations) == 2: raise RuntimeError('no')")
+    used("npu")
+    assert where(used("npu", length=3)) == ["npu"] * 3
+
+
+def test_where_nothing_may_take_over_it_is_asked_again(tmp_path: Path) -> None:
+    driver(
+        tmp_path, "npu", on_prepare="if not getattr(self, 'once', False): self.once = True; raise RuntimeError('no')"
+    )
+    with pytest.raises(nnhal.OperationFailed):
+        nnhal.compile(chain(), devices="npu", cache_dir=False)
+    nnhal.compile(chain(), devices="npu", cache_dir=False).close()
+
+
+@pytest.mark.parametrize("error", ["MissedDeadline", "ResourceExhausted", "OutOfMemory", "DeviceUnavailable"])
+def test_what_may_pass_is_not_kept(tmp_path: Path, error: str) -> None:
+    driver(tmp_path, "npu", on_prepare=f"import nnhal; raise nnhal.{error}('later')")
+    with pytest.raises(nnhal.NnhalError) if error == "MissedDeadline" else _as_it_is():
+        used("npu")
+    assert not place.there()
+
+
+def _as_it_is() -> Any:
+    from contextlib import nullcontext
+
+    return nullcontext()
+
+
+def test_a_device_that_an_application_made_leaves_no_trace() -> None:
+    from tests.runtime.devices import Fake, failing
+
+    for _ in range(2):
+        fake = Fake(on_prepare=failing(nnhal.OperationFailed("no")))
+        compiled = nnhal.compile(chain(), devices=[fake], fallback="allow", cache_dir=False)
+        assert "failed to prepare" in compiled.placement.events[0]
+    assert not place.there()

@@ -1,0 +1,167 @@
+"""Placement by measurement: least predicted time, what was measured believed first, splits only where they are worth it."""
+
+import itertools
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from nnhal.base.codes import Preference
+from nnhal.frontends.python import Builder
+from nnhal.hal.device import Capabilities, Verdict
+from nnhal.model.graph import Model
+from nnhal.runtime.costs import Prices
+from nnhal.runtime.partition import Measured, Offer, Partition, expectations, partition
+from nnhal.runtime.schedule import Schedule, StepPlan
+from tests.runtime.test_costs import equal
+
+MS, US = 1e-3, 1e-6
+FAST = Preference.FAST_SINGLE_ANSWER
+
+
+def says(name: str, predicted: Sequence[float] | None, takes: str, stated: float = 1.0, step: float = 20 * US) -> Offer:
+    verdicts = [Verdict(t == "y", "" if t == "y" else "no") for t in takes]
+    return Offer(name, 9, Capabilities.uniform(stated), verdicts, predicted=predicted, step=step)  # type: ignore[arg-type]
+
+
+def where(found: Partition) -> str:
+    return "".join(choice.device for choice in found.choices)
+
+
+def test_the_device_of_the_least_predicted_time_has_it_whatever_others_state() -> None:
+    offers = [says("a", [MS, MS], "yy", stated=0.0001), says("b", [0.1 * MS, 0.1 * MS], "yy", stated=1.0)]
+    assert where(partition(equal(2, 10), offers)) == "aa"
+    found = partition(equal(2, 10), offers, FAST, Measured())
+    assert where(found) == "bb"
+    assert found.choices[0].reason == "predicted 100 µs, the least" and found.choices[0].others == {
+        "a": "predicted 1 ms"
+    }
+    (forecast,) = found.forecasts
+    assert forecast.seconds == pytest.approx(0.2 * MS + 20 * US) and not forecast.known
+
+
+def test_a_split_that_is_predicted_to_win_by_much_is_made() -> None:
+    offers = [says("a", [9 * MS, MS], "yy"), says("b", [MS, 9 * MS], "yy")]
+    found = partition(equal(2, 10), offers, FAST, Measured())
+    assert where(found) == "ba" and len(found.forecasts) == 2
+
+
+def test_a_split_that_is_predicted_to_win_by_little_is_not() -> None:
+    offers = [says("a", [1.1 * MS, MS], "yy"), says("b", [MS, 1.1 * MS], "yy")]
+    found = partition(equal(2, 10), offers, FAST, Measured())
+    assert where(found) in ("aa", "bb")
+    assert any("would cost more than it saves" in choice.reason for choice in found.choices)
+
+
+def test_a_split_that_was_measured_needs_no_margin() -> None:
+    offers = [says("a", [1.1 * MS, MS], "yy"), says("b", [MS, 1.1 * MS], "yy")]
+    split = (StepPlan("b", (0,)), StepPlan("a", (1,)))
+    assert where(partition(equal(2, 10), offers, FAST, Measured(learnt={split: 2.0 * MS}))) == "ba"
+    assert where(partition(equal(2, 10), offers, FAST, Measured(learnt={split: 2.3 * MS}))) in ("aa", "bb")
+
+
+def test_what_crosses_counts_as_it_was_measured() -> None:
+    offers = [says("a", [9 * MS, MS], "yy"), says("b", [MS, 9 * MS], "yy")]
+    dear = Measured(crossings={("b", "a"): (20 * MS, 0.0), ("a", "b"): (20 * MS, 0.0)})
+    assert where(partition(equal(2, 10), offers, FAST, dear)) in ("aa", "bb")
+    bytes = Measured(crossings={("b", "a"): (0.0, 3 * MS), ("a", "b"): (0.0, 3 * MS)})
+    assert where(partition(equal(2, 1), offers, FAST, bytes)) in ("aa", "bb")  # of 4 bytes
+
+
+def test_what_the_whole_took_is_believed_before_what_is_predicted() -> None:
+    offers = [says("a", [MS, MS], "yy"), says("b", [2 * MS, 2 * MS], "yy")]
+    model = equal(2, 10)
+    took = {(StepPlan("a", (0, 1)),): 9 * MS}
+    found = partition(model, offers, FAST, Measured(learnt=took))
+    assert where(found) == "bb"
+    took[StepPlan("b", (0, 1)),] = 12 * MS
+    found = partition(model, offers, FAST, Measured(learnt=took))
+    assert where(found) == "aa" and found.forecasts == ((9 * MS, True),)
+
+
+def test_what_a_step_took_corrects_what_is_predicted_of_its_device() -> None:
+    offers = [says("a", [MS, MS, MS], "yyy"), says("b", [2 * MS] * 3, "yyn"), says("c", [9 * MS] * 3, "nny")]
+    took = {(StepPlan("a", (0, 1, 2)),): 60 * MS}  # 20 for each
+    assert where(partition(equal(3, 10), offers, FAST, Measured(learnt=took))) == "bbc"
+
+
+def test_a_device_that_was_not_measured_has_what_it_states_of_the_cpus_guessed_time() -> None:
+    offers = [says("a", [3 * MS], "y"), says("b", None, "y", stated=0.5)]  # of some 50 µs
+    assert where(partition(equal(1, 10), offers, FAST, Measured())) == "b"
+    offers[1] = says("b", None, "y", stated=100.0)
+    assert where(partition(equal(1, 10), offers, FAST, Measured())) == "a"
+
+
+def test_what_a_device_refuses_it_does_not_get_however_fast_it_would_be() -> None:
+    offers = [says("a", [MS, MS], "yy"), says("b", [1e-9, 1e-9], "nn")]
+    assert where(partition(equal(2, 10), offers, FAST, Measured())) == "aa"
+
+
+def test_expectations_hold_all_on_each_device_and_the_best_comes_first() -> None:
+    offers = [says("a", [9 * MS, MS], "yy"), says("b", [MS, 9 * MS], "yy"), says("c", [1.0, 1.0], "yy")]
+    found = expectations(equal(2, 10), offers, FAST, Measured())
+    assert found == sorted(found, key=lambda each: each.seconds)
+    devices = ["".join(each.devices) for each in found]
+    assert devices[0] == "ba" and {"aa", "bb", "cc"} <= set(devices) and len(devices) == len(set(devices))
+
+
+# ------------------------------------------------------------------------------------------------- chains of cuts, exactly
+
+
+def blocks(seed: int) -> Model:
+    """Blocks behind each other, each of which may have a branch within."""
+    r, b = random.Random(seed), Builder()
+    x = y = b.input((r.choice([10, 1000]),))
+    for _ in range(r.randint(2, 4)):
+        y = b.add(b.relu(y), b.neg(y)) if r.random() < 0.5 else b.relu(y)
+    return b.finish([x], [y])
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_where_one_operand_is_all_that_crosses_no_assignment_by_blocks_is_cheaper(seed: int) -> None:
+    r, model = random.Random(seed), blocks(seed)
+    count, names = len(model.main.operations), "abc"
+    alone = [{d: r.uniform(1, 300) * US for d in names} for _ in range(count)]
+    starting = {d: r.uniform(5, 200) * US for d in names}
+    crossings = {pair: (r.uniform(0, 50) * US, r.uniform(0, 0.05) * US) for pair in itertools.permutations(names, 2)}
+    schedule = Schedule(model, {})
+    prices = Prices(model, (), alone, starting, schedule, None, None, crossings)
+    found = prices.chained()
+    inside = [[n] for n in range(count)]
+    members: dict[int, int] = {}
+    for k, operation in enumerate(model.main.operations):  # an ADD ends a block of three
+        if len(operation.inputs) > 2:
+            members |= dict.fromkeys((k - 2, k - 1, k), k)
+    inside = [list(group) for _, group in itertools.groupby(range(count), key=lambda n: members.get(n, -1 - n))]
+    least = min(
+        prices.of(devices, schedule.steps(devices))
+        for chosen in itertools.product(names, repeat=len(inside))
+        for devices in [[d for d, group in zip(chosen, inside, strict=True) for _ in group]]
+    )
+    if found is None:
+        assert len(inside) < 2
+    else:
+        assert prices.of(found, schedule.steps(found)) <= least * (1 + 1e-9)
+
+
+def test_a_block_that_no_device_takes_whole_has_no_chain() -> None:
+    model = equal(3, 10)
+    prices = Prices(model, (), [{"a": US}, {}, {"a": US}], {"a": US}, Schedule(model, {}))
+    assert prices.chained() is None
+
+
+def test_ten_thousand_operations_over_five_devices_are_placed_in_time_that_goes_with_their_number() -> None:
+    import time
+
+    def took(length: int) -> float:
+        r, model = random.Random(3), equal(length, 64)
+        offers = []
+        for name, speed in zip("abcde", (1, 0.5, 0.4, 0.3, 0.2), strict=True):
+            takes = "".join("y" if name == "a" or r.random() < 0.9 else "n" for _ in range(length))
+            offers.append(says(name, [speed * r.random() * 100 * US for _ in range(length)], takes))
+        start = time.thread_time()
+        partition(model, offers, FAST, Measured())
+        return time.thread_time() - start
+
+    few, many = min(took(2500) for _ in range(2)), min(took(10_000) for _ in range(2))
+    assert many < 8 * few  # 4 where it is proportional

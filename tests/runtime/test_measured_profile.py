@@ -1,0 +1,155 @@
+"""What was measured of devices, as plain data: what it predicts, how it is written, what it refuses to be."""
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.frontends.python import Builder
+from nnhal.ops import OPS
+from nnhal.runtime.measured.families import _FAMILY, FAMILIES, OperationWork, works
+from nnhal.runtime.measured.profile import (
+    CostLine,
+    CrossingCost,
+    DeviceProfile,
+    MachineProfile,
+    Workload,
+    decoded,
+    encoded,
+)
+
+US = 1e-6
+
+
+def network(kind: str = "float32", predicted: float = 1.0, took: float = 1.0, **more: float) -> Workload:
+    given = {"seconds_threads": took, "seconds_sustained": took, "cpu_seconds": took, **more}
+    return Workload(kind, predicted, took, **given)
+
+
+def device(lines: Any = None, **more: Any) -> DeviceProfile:
+    return DeviceProfile("id", "1", lines or {"float32": {"add": CostLine(US, 0.0, 0.0)}}, {"none": 5 * US}, **more)
+
+
+def work(family: str = "add", kind: str = "float32", macs: int = 0, bytes: int = 0) -> OperationWork:
+    return OperationWork(family, kind, macs, bytes)
+
+
+def test_every_family_that_an_operation_is_of_is_known_and_every_member_is_an_operation() -> None:
+    assert set(_FAMILY.values()) <= set(FAMILIES) and len(FAMILIES) == len(set(FAMILIES))
+    assert not [name for name in _FAMILY if name not in OPS]
+
+
+def test_the_work_of_an_operation_is_its_multiplications_and_the_bytes_that_it_touches() -> None:
+    b = Builder()
+    x = b.input((1, 8, 8, 4))
+    y = b.conv_2d(x, np.ones((6, 3, 3, 4), np.float32), np.zeros(6, np.float32), padding="same", stride=1)
+    z = b.conv_2d(y, np.ones((2, 1, 1, 6), np.float32), np.zeros(2, np.float32), padding="same", stride=1)
+    three, one = works(b.finish([x], [z]))
+    assert (three.family, three.kind, three.macs) == ("convolution", "float32", 8 * 8 * 6 * 3 * 3 * 4)
+    assert (one.family, one.macs) == ("pointwise", 8 * 8 * 2 * 6)
+    tensors = 4 * (8 * 8 * 4 + 6 * 3 * 3 * 4 + 6 + 8 * 8 * 6)
+    assert tensors <= three.bytes <= tensors + 64  # and what it is told beside its data
+
+
+def test_an_operation_takes_what_its_line_says_times_what_whole_networks_took_over_their_sums() -> None:
+    lines = {"float32": {"pointwise": CostLine(2 * US, 1e-12, 1e-9)}}
+    bare = device(lines)
+    assert bare.predicted([work("pointwise", macs=1000, bytes=100)], 1) == pytest.approx([2 * US + 1e-9 + 1e-7])
+    both = {"a": network(predicted=1.0, took=2.0), "b": network(predicted=1.0, took=0.5 * 4)}
+    assert device(lines, workloads=both).predicted([work("pointwise")], 1) == pytest.approx([4 * US])
+
+
+def test_more_threads_have_a_factor_of_their_own() -> None:
+    found = device(workloads={"a": network(took=2.0, seconds_threads=1.0, cpu_seconds=1.8, seconds_sustained=0.9)})
+    assert found.predicted([work()], 1) == pytest.approx([2 * US])
+    assert found.predicted([work()], 0) == pytest.approx([US])
+    assert found.cores() == pytest.approx(1.8) and found.sustained() == pytest.approx(0.9)
+
+
+def test_control_flow_says_nothing_of_what_operations_take() -> None:
+    found = device(workloads={"a": network(took=2.0), "if": network("if", took=50.0)})
+    assert found.predicted([work()], 1) == pytest.approx([2 * US])
+
+
+def test_what_was_not_measured_is_as_what_is_nearest() -> None:
+    lines = {
+        "float32": {"pool": CostLine(1 * US, 0, 0), "add": CostLine(2 * US, 0, 0)},
+        "quant8": {"relu": CostLine(3 * US, 0, 0)},
+    }
+    asked = [work("pool"), work("pool", "relaxed"), work("pool", "quant8"), work("softmax", "quant8"), work("")]
+    assert device(lines).predicted(asked, 1) == pytest.approx([US, US, US, 3 * US, 2 * US])
+
+
+def test_a_device_of_which_nothing_near_was_measured_is_not_predicted() -> None:
+    assert device({"quant8": {"pool": CostLine(US, 0, 0)}}).predicted([work("softmax", "float32")], 1) is None
+
+
+def test_what_the_hal_wants_stated_is_time_and_processor_time_of_networks_that_both_ran() -> None:
+    cpu = device(workloads={"a": network(took=8.0), "b": network(took=2.0), "q": network("quant8", took=1.0)})
+    fast = device(
+        workloads={
+            "a": network(took=1.0, cpu_seconds=2.0),
+            "b": network(took=1.0, cpu_seconds=2.0),
+            "w": network("while"),
+        }
+    )
+    (found,) = fast.against(cpu).items()
+    assert found[0] == "float32" and found[1].exec_time == pytest.approx(0.25)  # the geometric mean of 1/8 and 1/2
+    assert found[1].power_usage == pytest.approx(0.5)
+
+
+# ------------------------------------------------------------------------------------------------------------ the file
+
+
+def whole() -> MachineProfile:
+    crossings = {"a > b": {"none": CrossingCost(US, 1e-9)}}
+    return MachineProfile("here", 1, {"a": device(workloads={"n": network()})}, crossings)
+
+
+def test_a_profile_comes_back_as_it_was_written() -> None:
+    assert decoded(encoded(whole()), "f") == whole()
+    assert whole().crossing("a", "b", "none") == CrossingCost(US, 1e-9)
+    assert whole().crossing("b", "a", "none") is None and whole().crossing("a", "b", "process") is None
+
+
+ADD = "devices", "a", "lines", "float32", "add"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (("form",), 2, r"f: form = 2, must be 1"),
+        ((*ADD, "fixed"), -1.0, r"f: devices\.a\.lines\.float32\.add\.fixed = -1\.0, must be .* at least 0"),
+        (
+            ("devices", "a", "lines", "float32", "addition"),
+            {"fixed": 0, "mac": 0, "byte": 0},
+            "'addition' must be one of",
+        ),
+        (("devices", "a", "lines", "float31"), {}, r"devices\.a\.lines: 'float31' must be one of float32"),
+        (("devices", "a", "steps", "none"), -5.0, r"devices\.a\.steps\.none = -5\.0"),
+        (("devices", "a", "steps", "here"), 5.0, r"devices\.a\.steps: 'here' must be one of none, process"),
+        (("devices", "a", "steps", "none"), math.inf, r"f: "),
+        (("devices", "a", "workloads", "n", "predicted"), 0.0, r"workloads\.n\.predicted = 0\.0, must be"),
+        (("devices", "a", "workloads", "n", "kind"), "float99", r"workloads\.n\.kind: 'float99' must be one of"),
+        (("crossings", "a > b", "none", "byte"), -1e-9, r"crossings\.a > b\.none\.byte = -1e-09"),
+        (("made",), "yesterday", r"f: is no profile: .*made"),
+        (("more",), 2, r"f: is no profile: .*more"),
+    ],
+)
+def test_a_file_that_is_no_profile_says_where(path: tuple[str, ...], value: Any, said: str) -> None:
+    document = json.loads(encoded(whole()))
+    place = document
+    for name in path[:-1]:
+        place = place[name]
+    place[path[-1]] = value
+    with pytest.raises(nnhal.BadFile, match=said):
+        decoded(json.dumps(document).encode(), "f")
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"\xff\xfe", b"{", b'{"form": 1}', b"nan"])
+def test_what_is_not_even_json_is_refused(data: bytes) -> None:
+    with pytest.raises(nnhal.BadFile, match="f: is no profile"):
+        decoded(data, "f")

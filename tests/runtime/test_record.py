@@ -1,0 +1,128 @@
+"""The user's record of what was measured: kept, shared by processes, of the user alone, and never a reason to fail."""
+
+import multiprocessing
+import os
+from pathlib import Path
+
+import pytest
+
+import nnhal
+from nnhal.runtime.measured import place, record
+from tests.runtime.test_measured_profile import whole
+
+
+def mine(pinned: bool = False) -> record.MachineProfile:
+    each = whole()
+    return record.MachineProfile(record.processor(), each.made, each.devices, each.crossings, pinned)
+
+
+def test_without_a_record_nothing_is_known_and_none_is_made_by_asking() -> None:
+    assert not place.there()
+    assert record.profile() is None and record.learnt("m") == {} and record.failures("d") == []
+    assert not place.there()
+
+
+def test_a_profile_is_kept_for_the_user_alone() -> None:
+    record.keep_profile(mine())
+    assert record.profile() == mine()
+    assert place.path().stat().st_mode & 0o777 == 0o600
+    record.forget()
+    assert record.profile() is None
+    record.forget()
+
+
+def test_a_profile_of_another_processor_is_not_found_unless_it_is_held_to() -> None:
+    record.keep_profile(whole())
+    assert record.profile() is None
+    other = record.MachineProfile("elsewhere", 1, whole().devices, {}, pinned=True)
+    record.keep_profile(other)
+    assert record.profile() == other
+
+
+def test_what_is_learnt_again_counts_a_quarter_unless_it_is_less() -> None:
+    record.learn("m", [("a", 4.0), ("b", 1.0)])
+    record.learn("m", [("a", 8.0)])
+    assert record.learnt("m") == {"a": 5.0, "b": 1.0}
+    record.learn("m", [("a", 2.0)])
+    assert record.learnt("m") == {"a": 2.0, "b": 1.0} and record.learnt("n") == {}
+
+
+def test_no_more_is_remembered_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "MOST", 5)
+    for second in range(20):
+        monkeypatch.setattr(record.time, "time", lambda s=second: float(s))
+        record.learn("m", [(str(second), 1.0)])
+    assert set(record.learnt("m")) <= {str(n) for n in range(14, 20)} and len(record.learnt("m")) >= 5
+
+
+def test_a_failure_is_kept_with_what_failed_and_why() -> None:
+    first = record.KeptFailure("d", "m", (1, 2), "preparation", "no", "npu")
+    record.failed(first)
+    record.failed(first._replace(model="n", operations=(0,)))
+    record.failed(first._replace(why="still no"))
+    (found,) = record.failures("d", "m")
+    assert found[:-1] == first._replace(why="still no")[:-1] and found.at > 0
+    assert len(record.failures("d")) == 2 and record.failures("e") == []
+
+
+DAMAGE = [b"", b"no database", b"SQLite format 3\0" + bytes(500)]
+
+
+@pytest.mark.parametrize("content", DAMAGE)
+def test_a_damaged_record_is_as_if_nothing_had_been_measured(content: bytes) -> None:
+    record.learn("m", [("a", 1.0)])
+    place.path().write_bytes(content)
+    assert record.profile() is None and record.learnt("m") == {} and record.failures("d") == []
+    record.learn("m", [("a", 1.0)])  # may be forgotten
+    record.keep_profile(mine())  # measuring again mends it
+    assert record.profile() == mine()
+
+
+def test_a_record_that_others_may_read_or_that_is_a_link_is_not_believed(tmp_path: Path) -> None:
+    record.keep_profile(mine())
+    place.path().chmod(0o644)
+    assert record.profile() is None
+    place.path().chmod(0o600)
+    assert record.profile() == mine()
+    os.rename(place.path(), tmp_path / "moved")
+    place.path().symlink_to(tmp_path / "moved")
+    assert record.profile() is None
+    with pytest.raises(nnhal.OperationFailed, match="the profile is not kept"):
+        record.keep_profile(mine())
+
+
+def test_a_profile_that_lies_is_none() -> None:
+    import sqlite3
+
+    record.keep_profile(mine())
+    with sqlite3.connect(place.path()) as connection:
+        connection.execute("update profile set content = ?", (b'{"form": 1}',))
+    assert record.profile() is None
+
+
+def test_a_record_of_another_form_is_neither_read_nor_spoilt() -> None:
+    import sqlite3
+
+    record.keep_profile(mine())
+    with sqlite3.connect(place.path()) as connection:
+        connection.execute("pragma user_version = 9")
+    before = place.path().read_bytes()
+    record.learn("m", [("a", 1.0)])
+    assert place.path().read_bytes() == before
+
+
+def _learns(number: int) -> None:
+    for n in range(25):
+        record.learn("m", [(f"{number} {n}", 1.0)])
+
+
+def test_processes_learn_at_once_and_nothing_is_lost() -> None:
+    record.learn("m", [("first", 1.0)])
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=_learns, args=(n,)) for n in range(4)]
+    for each in workers:
+        each.start()
+    for each in workers:
+        each.join(60)
+        assert each.exitcode == 0
+    assert len(record.learnt("m")) == 101

@@ -1,0 +1,110 @@
+"""How an application wants operations placed: names, rules, a function; and what is none of these."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.frontends.python import Builder
+from nnhal.model.graph import Model
+from tests.runtime.devices import Fake
+
+X = np.linspace(-2, 2, 12, dtype=np.float32).reshape(1, 2, 2, 3)
+
+
+def mixed() -> Model:
+    b = Builder()
+    x = b.input((1, 2, 2, 3), name="x")
+    y = b.relu(b.add(x, x, name="sum"), name="clipped")
+    q = b.quantize(y, out_type="TENSOR_QUANT8_ASYMM", scale=0.1, zero_point=0)
+    return b.finish([x], [b.dequantize(q)])
+
+
+class Other(Fake):
+    name = "other"
+
+
+def placed(placement: Any, *devices: Any, **more: Any) -> list[str]:
+    compiled = nnhal.compile(mixed(), devices=[*devices, "reference"], placement=placement, **more)
+    expected = nnhal.compile(mixed(), devices="reference")(X)
+    np.testing.assert_array_equal(compiled(X), expected)
+    return [choice.device for choice in compiled.placement]
+
+
+def test_by_default_it_is_as_devices_state() -> None:
+    assert placed(None, Fake()) == placed("stated", Fake()) == ["fake"] * 4
+
+
+def test_rules_place_by_operation_number_name_and_type_and_the_first_that_fits_counts() -> None:
+    rule = nnhal.Rule
+    assert placed([rule("reference", "ADD")], Fake()) == ["reference", "fake", "fake", "fake"]
+    assert placed([rule("reference", "#2")], Fake()) == ["fake", "fake", "reference", "fake"]
+    assert placed([rule("reference", "*QUANTIZE")], Fake()) == ["fake", "fake", "reference", "reference"]
+    assert placed([rule("reference", name="sum")], Fake()) == ["reference", "fake", "fake", "fake"]
+    assert placed([rule("reference", type="TENSOR_QUANT8_*")], Fake()) == ["fake", "fake", "reference", "reference"]
+    assert placed([rule("fake", "RELU"), rule("reference")], Fake()) == ["reference", "fake", "reference", "reference"]
+    assert placed(rule("reference"), Fake()) == ["reference"] * 4
+
+
+def test_what_a_rule_says_is_the_reason() -> None:
+    compiled = nnhal.compile(mixed(), devices=[Fake(), "reference"], placement=nnhal.Rule("reference", "ADD"))
+    first, second, *_ = compiled.placement
+    assert first.others == {"fake": "a rule places it on reference"}
+    assert "a rule" not in str(second.others)
+
+
+def test_a_rule_for_a_device_that_is_none_is_the_callers_mistake() -> None:
+    with pytest.raises(nnhal.InvalidArgument, match="a rule is of device 'fke', must be one of fake, reference"):
+        placed([nnhal.Rule("fke", "ADD")], Fake())
+
+
+def test_a_rule_that_the_device_cannot_keep_names_what_it_refuses() -> None:
+    with pytest.raises(nnhal.UnsupportedModel, match="ADD #0: fake: not this one, reference: a rule places it on fake"):
+        placed([nnhal.Rule("fake", "ADD")], Fake(takes=lambda n: n != 0))
+
+
+def test_a_function_gives_a_label_for_each_operation() -> None:
+    seen = []
+
+    def decide(model: Model, offers: Any) -> list[str]:
+        seen.extend([offer.device for offer in offers])
+        return ["reference", "", "reference", ""]
+
+    assert placed(decide, Fake()) == ["reference", "fake", "reference", "fake"]
+    assert seen == ["fake", "reference"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (["reference"], "must give a label for each of 4 operations"),
+        ("abcd", "must give a label for each of 4 operations"),
+        (None, "must give a label for each of 4 operations"),
+        (["", "", "gpu", ""], "gave 'gpu' for operation 2, must be one of fake, reference, or '' for any"),
+        (["", "", 7, ""], "gave 7 for operation 2"),
+    ],
+)
+def test_an_answer_of_a_function_that_cannot_be_is_the_callers_mistake(answer: Any, said: str) -> None:
+    with pytest.raises(nnhal.InvalidArgument, match=said):
+        placed(lambda *_: answer, Fake(), fallback="allow")
+
+
+def test_single_takes_the_best_device_that_takes_everything() -> None:
+    assert placed("single", Fake()) == ["fake"] * 4
+    assert placed("single", Fake(takes=lambda n: n != 1)) == ["reference"] * 4
+    with pytest.raises(nnhal.UnsupportedModel, match=r"no device takes the whole model.*fake: .*other: "):
+        nnhal.compile(mixed(), devices=[Fake(takes=lambda n: n > 1), Other(takes=lambda n: n < 3)], placement="single")
+
+
+@pytest.mark.parametrize("placement", ["fastest", 7, [], ["reference"], [nnhal.Rule("a"), 7], nnhal.Rule(7), {"a": 1}])  # type: ignore[arg-type]
+def test_what_is_no_placement_is_refused(placement: Any) -> None:
+    with pytest.raises(nnhal.InvalidArgument, match=r"placement is .*, must be .*stated, measured, single"):
+        placed(placement, Fake())
+
+
+def test_a_device_that_a_rule_names_and_that_fails_to_prepare_falls_back_to_the_cpu() -> None:
+    def fail() -> None:
+        raise nnhal.OperationFailed("no room")
+
+    assert placed(nnhal.Rule("fake"), Fake(on_prepare=fail), fallback="allow") == ["reference"] * 4

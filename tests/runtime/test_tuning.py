@@ -1,0 +1,115 @@
+"""`tune` measures candidate placements of one model and takes the fastest."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.frontends.python import Builder
+from nnhal.runtime.measured import place, record
+from tests.runtime.devices import Fake, failing
+from tests.runtime.test_learning import X, chain, driver, profiled, where
+
+
+def tuned(*devices: Any, seconds: float = 0.5, **more: Any) -> nnhal.Compiled:
+    return nnhal.compile(chain(), devices=list(devices), tune=seconds, fallback="allow", cache_dir=False, **more)
+
+
+def test_the_fastest_is_taken_whatever_devices_state(tmp_path: Path) -> None:
+    driver(tmp_path, "slow", seconds=0.005, stated=0.001)
+    driver(tmp_path, "quick", stated=0.9)
+    with tuned("slow", "quick", "reference") as compiled:
+        found = compiled.placement
+        assert set(where(found)) <= {"quick", "reference"}
+        assert "placements that were measured" in str(found.choices[0].others) and found.forecasts[0].known
+        np.testing.assert_array_equal(compiled(X), X)
+
+
+def test_what_was_measured_is_known_to_the_next_compilation(tmp_path: Path) -> None:
+    driver(tmp_path, "slow", seconds=0.005, stated=0.001)
+    driver(tmp_path, "quick", stated=0.9)
+    tuned("slow", "quick").close()
+    again = nnhal.compile(chain(), devices=["slow", "quick"], cache_dir=False)
+    assert where(again.placement) == ["quick", "quick"] and again.placement.forecasts[0].known
+    assert place.there() and record.profile() is None
+
+
+def test_a_candidate_that_fails_is_left_out(tmp_path: Path) -> None:
+    driver(tmp_path, "broken", on_prepare="raise RuntimeError('no')", stated=0.001)
+    driver(tmp_path, "burnt", on_run="raise RuntimeError('no')", stated=0.001)
+    driver(tmp_path, "quick", stated=0.9)
+    with tuned("broken", "burnt", "quick") as compiled:
+        assert not set(where(compiled.placement)) & {"broken", "burnt"}
+
+
+def test_it_ends_when_its_time_is_over(tmp_path: Path) -> None:
+    for n in range(4):
+        driver(tmp_path, f"slow{n}", seconds=0.1 + n / 100)
+    start = time.monotonic()
+    tuned("slow0", "slow1", "slow2", "slow3", seconds=0.05).close()
+    assert time.monotonic() - start < 5  # a first candidate, and its preparation again
+
+
+def test_candidates_are_closed_and_only_the_winner_stays() -> None:
+    devices = [Fake(), Fake()]
+    with tuned(*devices) as compiled:
+        made = [prepared for device in devices for prepared in device.prepared]
+        assert len(made) >= 3 and sum(not prepared.closed for prepared in made) <= 1
+        np.testing.assert_array_equal(compiled(X), X)
+    assert all(prepared.closed for prepared in made)
+
+
+def test_where_every_candidate_fails_it_is_as_without_tuning() -> None:
+    with tuned(Fake(on_prepare=failing(nnhal.OperationFailed("no")))) as compiled:
+        assert where(compiled.placement) == ["reference"] * 2
+
+
+def test_interrupted_it_closes_what_it_had() -> None:
+    first = Fake()
+    count = [0]
+
+    def strike() -> None:
+        count[0] += 1
+        if count[0] == 5:
+            raise KeyboardInterrupt
+
+    second = Fake(on_run=strike)
+    second.name = "other"
+    with pytest.raises(KeyboardInterrupt):
+        tuned(first, second)
+    assert all(prepared.closed for device in (first, second) for prepared in device.prepared)
+
+
+def test_a_shape_that_is_not_known_cannot_be_measured() -> None:
+    b = Builder()
+    x = b.input((None, 4))
+    with pytest.raises(nnhal.InvalidArgument, match=r"tune: input 0 is .*, must have a shape that is known"):
+        nnhal.compile(b.finish([x], [b.neg(x)]), devices=["reference"], tune=True)
+
+
+@pytest.mark.parametrize("tune", [0, -1, float("nan"), float("inf"), "long", None, [1]])
+def test_what_is_no_time_is_refused(tune: Any) -> None:
+    with pytest.raises(nnhal.InvalidArgument, match=r"tune is .*, must be true, false, or a number of seconds"):
+        nnhal.compile(chain(), devices="reference", tune=tune)
+
+
+def test_inputs_of_every_type_are_drawn() -> None:
+    b = Builder()
+    q = b.input((1, 4), "TENSOR_QUANT8_ASYMM", 0.1, 3)
+    i, t, h = b.input((2,), np.int32), b.input((1,), bool), b.input((1, 4), np.float16)
+    outputs = [b.dequantize(q), b.add(i, i), b.logical_not(t), b.abs(h)]
+    model = b.finish([q, i, t, h], outputs)
+    with nnhal.compile(model, devices=["reference"], tune=0.01) as compiled:
+        assert compiled.placement.forecasts[0].known
+
+
+def test_with_a_profile_the_best_splits_are_candidates_too(tmp_path: Path) -> None:
+    driver(tmp_path, "quick")
+    driver(tmp_path, "other")
+    profiled(quick=1e-3, other=1e-3)
+    with tuned("quick", "other") as compiled:
+        assert len(set(where(compiled.placement))) == 1
+    assert record.profile() is not None
