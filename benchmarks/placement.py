@@ -1,0 +1,220 @@
+"""Automatic placement against the fastest engine that is right on each model, called directly.
+
+    python benchmarks/placement.py [--threads N] [--rounds 15] [--devices ...] [--json] [NAME ...]
+
+Every model of the zoo, the maker and the ONNX set that imports, in one interleaved run: each engine called directly through
+its own Python API with its best correct settings (`nnhal.bench.peers`; through nnhal's driver where the engine cannot read
+the file), and `nnhal.compile(model)`: by the profile alone (first), after what executions took was learnt (learnt), with
+tune=True (tuned), and the learnt one again, which says what a ratio is worth here (control). There has to be a profile:
+nnhal calibrate. What is learnt goes to a copy of it.
+
+Right is what agrees with `reference`, as benchmarks/engines.py has it. Regret: what the first choice lost against the best
+placement that was measured. The last line is JSON: {"auto_over_fastest_max": {how: ratio of models over 1 ms},
+"auto_over_best_single_geomean": {how: [ratio, low, high]}, "microseconds_more_max": {how: of models under 1 ms},
+"best_single": device, "splits_that_win": [...], "regret": {model: ratio}, "control_max": ratio}.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from engines import BLOCK_NS, DRIFT, SHORT_MS, TOLERANCE, directly, off, outputs_of
+
+import nnhal
+from nnhal import zoo
+from nnhal.base.operands import quantised
+from nnhal.base.records import Struct, field
+from nnhal.bench.latency import timed
+from nnhal.cli.common import progress
+from nnhal.cli.inputs import PictureOptions, read_inputs
+from nnhal.runtime import discovery, learning
+from nnhal.runtime.measured import place, record
+from nnhal.zoo import maker
+
+HOW = "first", "learnt", "tuned"
+USES = 16  # executions after which a compiled model has taught what it takes
+COMPILATIONS = 4  # from the first to the learnt one
+SLOW_NS = 400_000_000  # calls that are not measured at all: nobody's fastest
+
+Call = Callable[[], object]
+
+
+class PlacedRow(Struct):
+    """What was measured on one model: seconds by who, who is right, placements in words, seconds of all placements."""
+
+    name: str
+    ms: dict[str, float] = field(default_factory=dict)
+    wrong: dict[str, float] = field(default_factory=dict)
+    placed: dict[str, str] = field(default_factory=dict)
+    splits: dict[str, int] = field(default_factory=dict)
+
+
+def measured(name: str, threads: int, rounds: int, devices: Sequence[str]) -> PlacedRow | None:
+    """One model, everybody in turn; None where it does not import whole."""
+    row = PlacedRow(name)
+    path = Path(maker.path(name) if name in maker.names() else zoo.path(name))
+    try:
+        model = nnhal.load(path, shapes=None if name in maker.names() else dict(zoo.entry(name).shapes) or None)
+    except nnhal.UnsupportedModel:
+        return None
+    reference = nnhal.compile(model, devices="reference")
+    inputs = [g.array for g in read_inputs(reference.inputs, (), 0, PictureOptions())]
+    wanted = outputs_of(reference(*inputs))
+    steps = [quantised(model.main.operands[i].type) for i in model.main.outputs][: len(wanted)]
+
+    def right(who: str, call: Call) -> bool:
+        worst = off(outputs_of(call()), wanted, steps)
+        if worst > (DRIFT if any(steps) else TOLERANCE):
+            row.wrong[who] = worst
+            return False
+        return True
+
+    calls: dict[str, Call] = {}
+    held: list[nnhal.Compiled] = []
+    for device in devices:
+        engine = directly(device, path, inputs, threads)
+        if engine is None:
+            try:
+                compiled = nnhal.compile(model, devices=device, fallback="forbid", threads=threads, placement="stated")
+            except nnhal.NnhalError:
+                continue
+            held.append(compiled)
+            engine = partial(compiled, *inputs)
+        if right(device, engine) and timed(engine) < SLOW_NS:
+            calls[device] = engine
+    for how in HOW:
+        compiled = used(model, inputs, threads, how)
+        held.append(compiled)
+        row.placed[how] = compiled.placement.summary()
+        row.splits[how] = len(compiled.placement.steps)
+        calls[how] = partial(compiled, *inputs)
+        right(how, calls[how])
+    calls["control"] = calls["learnt"]
+    inner = {who: max(1, int(BLOCK_NS / max(min(timed(call), timed(call)), 1))) for who, call in calls.items()}
+    took: dict[str, list[float]] = {who: [] for who in calls}
+    order = np.random.default_rng(0)
+    for _ in range(rounds):
+        for who in order.permutation(list(calls)):
+            start = time.perf_counter_ns()
+            for _ in range(inner[who]):
+                calls[who]()
+            took[who].append((time.perf_counter_ns() - start) / inner[who] / 1e6)
+    row.ms = {who: statistics.median(each) for who, each in took.items()}
+    for compiled in held:
+        compiled.close()
+    return row
+
+
+def used(model: nnhal.Model, inputs: Sequence[np.ndarray], threads: int, how: str) -> nnhal.Compiled:
+    """A compiled model, as an application would have it the first time, after some use, or tuned."""
+    for _ in range(COMPILATIONS - 1 if how == "learnt" else 0):
+        with nnhal.compile(model, threads=threads, fallback="allow") as compiled:
+            for _ in range(USES):
+                compiled(*inputs)
+        learning.settle(5)
+    compiled = nnhal.compile(model, threads=threads, fallback="allow", tune=how == "tuned")
+    for _ in range(USES):
+        compiled(*inputs)
+    learning.settle(5)
+    return compiled
+
+
+def geomean(ratios: Sequence[float]) -> tuple[float, float, float]:
+    """The geometric mean with its 95 % bootstrap interval over models."""
+    logs = np.log(ratios)
+    drawn = np.random.default_rng(0).choice(logs, (2000, len(logs))).mean(axis=1)
+    low, high = np.quantile(drawn, (0.025, 0.975))
+    return tuple(round(float(np.exp(x)), 3) for x in (logs.mean(), low, high))  # type: ignore[return-value]
+
+
+def summary(rows: Sequence[PlacedRow], devices: Sequence[str]) -> dict[str, object]:
+    """The last line."""
+    over: dict[str, float] = {}
+    more: dict[str, float] = {}
+    regret: dict[str, float] = {}
+    splits = []
+    best_single, least = "", float("inf")
+    for device in devices:
+        if all(device in row.ms for row in rows):
+            total = float(np.mean([np.log(row.ms[device]) for row in rows]))
+            best_single, least = (device, total) if total < least else (best_single, least)
+    against: dict[str, list[float]] = {how: [] for how in HOW}
+    for row in rows:
+        engines = {d: row.ms[d] for d in devices if d in row.ms}
+        if not engines:
+            continue
+        fastest = min(engines.values())
+        regret[row.name] = round(row.ms["first"] / min(row.ms[how] for how in HOW), 3)
+        for how in HOW:
+            if best_single:
+                against[how].append(row.ms[how] / row.ms[best_single])
+            if fastest >= SHORT_MS:
+                over[how] = round(max(over.get(how, 0), row.ms[how] / fastest), 3)
+            else:
+                more[how] = round(max(more.get(how, 0), (row.ms[how] - fastest) * 1e3), 1)
+            if row.splits[how] > 1 and row.ms[how] < fastest / 1.02:
+                splits.append({"model": row.name, "how": how, "over_fastest": round(row.ms[how] / fastest, 3)})
+    return {
+        "auto_over_fastest_max": over,
+        "auto_over_best_single_geomean": {how: geomean(each) for how, each in against.items() if each},
+        "microseconds_more_max": more,
+        "best_single": best_single,
+        "splits_that_win": splits,
+        "regret": regret,
+        "control_max": round(max(row.ms["control"] / row.ms["learnt"] for row in rows), 3),
+        "wrong": {row.name: row.wrong for row in rows if row.wrong},
+    }
+
+
+def line(row: PlacedRow, devices: Sequence[str]) -> str:
+    """A model in a line."""
+    engines = {d: row.ms[d] for d in devices if d in row.ms}
+    fastest = min(engines, key=engines.__getitem__, default="")
+    cells = [f"{d} {ms:.3g}{'*' if d == fastest else ''}" for d, ms in engines.items()]
+    cells += [f"{d} WRONG" for d in row.wrong]
+    ratio = {how: row.ms[how] / engines[fastest] if fastest else 1.0 for how in HOW}
+    autos = [f"{how} x{ratio[how]:.2f} ({row.placed[how]})" for how in HOW]
+    return f"{row.name:30} {' '.join(cells)} ms | {' | '.join(autos)}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--devices", nargs="+", help="engines to compare with; those that were measured by default")
+    parser.add_argument("--json", action="store_true", help="nothing but the last line")
+    given = parser.parse_args()
+    profile = record.profile()
+    if profile is None:
+        raise SystemExit("placement: nothing was measured on this machine, nnhal calibrate does that")
+    there = [each.name for each in discovery.found() if each.device is not None]
+    devices = given.devices or [name for name in there if name != "reference"]
+    names = given.names or [*zoo.names(), *zoo.onnx_names(), *maker.names()]
+    rows: list[PlacedRow] = []
+    with tempfile.TemporaryDirectory(prefix="nnhal-placement-") as folder:
+        known = Path(folder, "state")
+        shutil.copytree(place.path().parent, known)
+        os.environ["NNHAL_STATE_DIR"] = str(known)
+        record.keep_profile(profile)
+        with progress(given.json or not sys.stderr.isatty()) as bar:
+            for name in bar.track(names, description="models"):
+                row = measured(name, given.threads, given.rounds, devices)
+                if row is not None:
+                    rows.append(row)
+                    if not given.json:
+                        print(line(row, devices), flush=True)
+    print(json.dumps(summary(rows, devices)))
+
+
+if __name__ == "__main__":
+    main()
