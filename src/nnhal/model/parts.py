@@ -1,7 +1,10 @@
-"""Cuts a part out of a model: some operations of the main subgraph as a model of their own. Constants are not copied."""
+"""Cuts a part out of a model: some operations of the main subgraph, or another subgraph, as a model of their own.
+
+Constants are not copied.
+"""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from nnhal.base.codes import Lifetime
 from nnhal.base.operands import Value
@@ -63,6 +66,27 @@ def outline(model: Model) -> Model:
     operands = tuple(_operand(main.operands[i], value, role) for (i, role), value in known)
     graph = Subgraph(operands, (), tuple(place[i] for i in main.inputs), tuple(place[i] for i in main.outputs))
     return validate_outline(Model(graph, (), b"", model.pools, model.relaxed, model.extensions, name=model.name))
+
+
+def branch(model: Model, number: int) -> Model:
+    """Referenced subgraph `number` as a model of its own, with those that it refers to in turn. Constants are not copied."""
+    found = [number]
+    for at in found:
+        inner = (o.location.offset for o in model.referenced[at].operands if o.lifetime == Lifetime.SUBGRAPH)
+        found += [n for n in dict.fromkeys(inner) if n not in found]
+    place = {old: new for new, old in enumerate(found[1:])}
+    graphs = [_renumbered(model.referenced[at], place) for at in found]
+    name = f"subgraph {number} of {model.name or 'model'}"
+    return Model(graphs[0], tuple(graphs[1:]), model.values, model.pools, model.relaxed, model.extensions, name=name)
+
+
+def _renumbered(subgraph: Subgraph, place: Mapping[int, int]) -> Subgraph:
+    """A subgraph that refers to others by other numbers."""
+    operands = [
+        replace(o, location=Location(offset=place[o.location.offset])) if o.lifetime == Lifetime.SUBGRAPH else o
+        for o in subgraph.operands
+    ]
+    return replace(subgraph, operands=tuple(operands))
 
 
 def live(model: Model) -> tuple[int, ...]:

@@ -4,13 +4,13 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
-from nnhal.base.codes import Preference, Priority
+from nnhal.base.codes import OperationType, Preference, Priority
 from nnhal.base.errors import (
     DeadObject,
     DeviceUnavailable,
@@ -48,9 +48,10 @@ from nnhal.runtime.configuration import Configuration, Configured
 from nnhal.runtime.isolation import DeviceKey, key_of, labels
 from nnhal.runtime.lanes import Lane
 from nnhal.runtime.partition import Offer, Partition, partition
-from nnhal.runtime.placement import Live, Placement, StepLayout
+from nnhal.runtime.placement import Live, PlacedBranch, Placement, StepLayout
 
 Fallback = Literal["allow", "warn", "forbid"]
+CONTROL_FLOW = frozenset((OperationType.IF, OperationType.WHILE))
 ROUNDS = 4  # of placing parts anew by single verdicts; then a refusal counts for the part that it is in
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _log = logger("compilation")
@@ -95,7 +96,8 @@ class Step(Record, frozen=True):
     """One part of the model, prepared. lane: runs it where it may have to end early, and closes it, once.
 
     laid: the part as the device has it. cached: what became of its entry in the cache.
-    consumed: nobody needs its constants any more, and `part` has none.
+    consumed: nobody needs its constants any more, and `part` has none. inside: what the runtime runs of it by plans of
+    its own: control flow that it runs itself.
     """
 
     device: Device
@@ -106,6 +108,33 @@ class Step(Record, frozen=True):
     laid: LaidOut
     consumed: bool = False
     cached: CacheOutcome = CacheOutcome("", "off")
+    inside: "tuple[Inside, ...]" = ()
+
+    @property
+    def outcomes(self) -> tuple[CacheOutcome, ...]:
+        """What became of it in the cache, or of all that is compiled inside it."""
+        return tuple(each for i in self.inside for s in i.plan.steps for each in s.outcomes) or (self.cached,)
+
+
+class Inside(Record, frozen=True):
+    """A subgraph that the runtime runs by a plan of its own. operation: that refers to it, by its place in the whole model.
+
+    name: what it is to the operation: "then", "else", "condition" or "body".
+    """
+
+    operation: int
+    name: str
+    plan: "Plan"
+
+
+class Composite(Prepared):
+    """What the runtime prepares itself, of plans. inside: those, in the order in which operations refer to them.
+
+    told: what is to hear of what fell back inside.
+    """
+
+    inside: tuple[Inside, ...] = ()
+    told: Callable[[str], object] = staticmethod(lambda text: None)
 
 
 class Plan(Record, frozen=True):
@@ -138,17 +167,23 @@ class Plan(Record, frozen=True):
     @property
     def placement(self) -> Placement:
         """Where each operation runs, and why."""
-        return Placement(self.partition, self.events, self.keys, self.live, layouts_of(self.partition, self.steps))
+        layouts = layouts_of(self.partition, self.steps)
+        inside = [PlacedBranch(i.operation, i.name, i.plan.placement) for step in self.steps for i in step.inside]
+        return Placement(self.partition, self.events, self.keys, self.live, layouts, inside)
 
 
-class _Candidate(Record, frozen=True):
-    """A device that may take part, and what it says of the model. failed: what kept it from answering."""
+class Candidate(Record, frozen=True):
+    """A device that may take part, and what it says of the model. failed: what kept it from answering.
+
+    interprets: whether it is the runtime itself, which then has what it takes for its own.
+    """
 
     device: Device
     key: DeviceKey
     offer: Offer
     claims: Claims
     failed: NnhalError | None = None
+    interprets: bool = False
 
 
 class _Failure(Record, frozen=True):
@@ -170,14 +205,14 @@ def compile_plan(model: Model, wishes: Wishes, undo: ExitStack) -> Plan:
     kept = _kept(model, wishes.caching)
     with ExitStack() as held:
         candidates = _candidates(model, wishes, events, kept, held)
-        return _compiled(model, wishes, candidates, events, kept, undo)
+        return compiled_on(candidates, model, wishes, events, kept, undo)
 
 
-def _compiled(
-    model: Model, wishes: Wishes, candidates: Sequence[_Candidate], events: list[str], kept: Keeping, undo: ExitStack
+def compiled_on(
+    candidates: Sequence[Candidate], model: Model, wishes: Wishes, events: list[str], kept: Keeping, undo: ExitStack
 ) -> Plan:
-    """Partition and prepare, elsewhere where that fails."""
-    offers = [c.offer for c in candidates]
+    """Partition and prepare, elsewhere where that fails. Raises as of `compile_plan`."""
+    offers = offers_of(candidates)
     try:
         plan = _attempt(model, wishes, candidates, offers, events, kept, undo)
     except UnsupportedModel as refused:
@@ -196,7 +231,10 @@ def _compiled(
     where = f"operations {_span(plan.operations)}"
     _note(wishes, events, f"{plan.label} failed to prepare {where}: {plan.error}; placing them elsewhere")
     lost, why = frozenset(plan.operations), f"failed to prepare: {plan.error}"
-    again = [replace(o, excluded=o.excluded | lost, excluded_why=why) if o.device == plan.label else o for o in offers]
+    again = [
+        replace(o, excluded=o.excluded | lost, excluded_why=why) if o.device == plan.label else o
+        for o in offers_of(candidates, lost)
+    ]
     culprit = plan
     try:
         plan = _attempt(model, wishes, candidates, again, events, kept, undo)
@@ -212,17 +250,45 @@ def _compiled(
     raise whole.error
 
 
-def _candidates(model: Model, wishes: Wishes, events: list[str], kept: Keeping, held: ExitStack) -> list[_Candidate]:
+def _candidates(model: Model, wishes: Wishes, events: list[str], kept: Keeping, held: ExitStack) -> list[Candidate]:
     """The devices chosen, and the CPU where it may take over, each asked. held: lets go of what they worked out."""
     devices, cpu = list(wishes.devices), discovery.cpu()
     chosen = any(device is cpu for device in devices)
     if wishes.fallback != "forbid" and not chosen:
         devices.append(cpu)
     keys = [key_of(device) for device in devices]
-    found = [_asked(*each, model, wishes, events, kept, held) for each in zip(devices, keys, labels(keys), strict=True)]
-    if devices[-1] is cpu and not chosen:
-        found[-1] = replace(found[-1], offer=_taking_over(model, found[-1].offer))
+    named = list(zip(devices, keys, labels(keys), strict=True))
+    return asked(named, model, wishes, events, kept, held)
+
+
+def asked(
+    named: Sequence[tuple[Device, DeviceKey, str]],
+    model: Model,
+    wishes: Wishes,
+    events: list[str],
+    kept: Keeping,
+    held: ExitStack,
+) -> list[Candidate]:
+    """What each device says of a model, and the runtime of its control flow. named: devices, what they are, labels."""
+    found = [_asked(*each, model, wishes, events, kept, held) for each in named]
+    for n, candidate in enumerate(found):
+        if candidate.device is discovery.cpu() and not any(each is candidate.device for each in wishes.devices):
+            found[n] = replace(candidate, offer=_taking_over(model, candidate.offer))
+    if any(operation.type in CONTROL_FLOW for operation in model.main.operations):
+        from nnhal.runtime.flow import interpreting
+
+        found += interpreting(model, wishes, found, events, kept, held)
     return found
+
+
+def offers_of(candidates: Sequence[Candidate], lost: Collection[int] = ()) -> list[Offer]:
+    """What devices offer: nobody else has what the runtime takes for its own. lost: what it could not prepare."""
+    own = {n for c in candidates if c.interprets for n, v in enumerate(c.offer.verdicts) if v.ok}.difference(lost)
+    refused = dict.fromkeys(own, Verdict(False, "the runtime runs it, its branches on devices of their own"))
+    return [
+        c.offer if c.interprets else _without(c.offer, {n: v for n, v in refused.items() if c.offer.verdicts[n].ok})
+        for c in candidates
+    ]
 
 
 def _asked(
@@ -234,7 +300,7 @@ def _asked(
     events: list[str],
     kept: Keeping,
     held: ExitStack,
-) -> _Candidate:
+) -> Candidate:
     """What a device says of the model; a driver that fails to answer, or answers nonsense, takes nothing."""
 
     stated: Capabilities | None = None
@@ -266,7 +332,7 @@ def _asked(
     offer = Offer(
         label, own.level, told_of, claims.verdicts, own.extensions, step=step, laid=laid, groups=claims.groups
     )
-    return _Candidate(device, key, offer, claims, failed)
+    return Candidate(device, key, offer, claims, failed)
 
 
 def _taking_over(model: Model, offer: Offer) -> Offer:
@@ -300,7 +366,7 @@ def _span(operations: Sequence[int]) -> str:
 def _attempt(
     model: Model,
     wishes: Wishes,
-    candidates: Sequence[_Candidate],
+    candidates: Sequence[Candidate],
     offers: Sequence[Offer],
     events: list[str],
     kept: Keeping,
@@ -308,7 +374,7 @@ def _attempt(
 ) -> Plan | _Failure:
     """Partition and prepare every part; where one fails, what was prepared is closed."""
     by_label = {c.offer.device: c for c in candidates}
-    found, parts = _placed(model, wishes, by_label, offers)
+    found, parts = placed(model, wishes, by_label, offers)
     steps: list[Step] = []
     for planned, part in zip(found.steps, parts, strict=True):
         candidate = by_label[planned.device]
@@ -324,11 +390,12 @@ def _attempt(
                 raise
             undo.close()
             return _Failure(planned.device, planned.operations, as_error(error, f"device {planned.device}"))
-    keys = {label: c.key for label, c in by_label.items()}
     used = [step.device for step in found.steps]
+    keys = {label: c.key for label, c in by_label.items() if not c.interprets or label in used}
     configured = [
         Configured(n, s.device, s.prepared, wishes.hints(s.device).options) for n, s in zip(used, steps, strict=True)
     ]
+    configured += [each for step in steps for i in step.inside for each in i.plan.configuration.steps]
     return Plan(model, found, tuple(steps), wishes, tuple(events), keys, Live(used), Configuration(configured))
 
 
@@ -340,8 +407,8 @@ def _kept(model: Model, caching: Caching) -> Keeping:
     return ModelCache(caching, model)
 
 
-def _placed(
-    model: Model, wishes: Wishes, by_label: Mapping[str, _Candidate], offers: Sequence[Offer]
+def placed(
+    model: Model, wishes: Wishes, by_label: Mapping[str, Candidate], offers: Sequence[Offer]
 ) -> tuple[Partition, list[Part]]:
     """The partition and its parts. In the layout that a device prefers, a part is another model than within the whole: the
     device is asked about it again, and what it refuses then is placed anew.
@@ -441,4 +508,5 @@ def prepare(
     consumed = wishes.fallback == "forbid" and let_weights_go(lane.prepared, laid.model, lane.where)
     if consumed and laid.model is not part.model:
         let_weights_go(lane.prepared, part.model, lane.where)
-    return Step(device, part, lane.prepared, spent, lane, laid, consumed, outcomes[0])
+    inside = lane.prepared.inside if isinstance(lane.prepared, Composite) else ()
+    return Step(device, part, lane.prepared, spent, lane, laid, consumed, outcomes[0], inside)

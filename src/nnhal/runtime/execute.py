@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from nnhal.hal.utilities import is_extension
 from nnhal.model.graph import Model
 from nnhal.model.parts import cut, live
 from nnhal.runtime import discovery
-from nnhal.runtime.compilation import Plan, Step, prepare, warn_of_fallback
+from nnhal.runtime.compilation import Composite, Plan, Step, prepare, warn_of_fallback
 from nnhal.runtime.job import Job, Profile, StepTiming
 from nnhal.runtime.placement import WHOLE
 
@@ -101,6 +102,9 @@ class Runner:
         direct = only is not None and (only.reads, only.writes) == (main.inputs, main.outputs) and not only.launched
         self._only = only if direct else None
         self._launched = any(line.launched for line in self.lines)
+        for number, step in enumerate(plan.steps):
+            if isinstance(step.prepared, Composite):
+                step.prepared.told = partial(self.fell_back_inside, number)
         self._large = {  # shapes and element types
             operand: (argument.fixed, argument.dtype)
             for line in self.lines
@@ -217,6 +221,8 @@ class Runner:
         device = line.label
         try:
             timing = line.execute(request, control)
+            if profile is not None and report is not None:
+                report.fallbacks += profile.fallbacks
         except NEVER_RETRIED:
             raise
         except Exception as error:
@@ -225,8 +231,9 @@ class Runner:
         if report is not None:
             total = time.monotonic_ns() - start
             timing = plausible(timing, f"device {device}")
-            each = {} if profile is None else dict(profile.spent)
-            report.steps.append(StepTiming(device, len(line.step.part.model.main.operations), total, timing, each))
+            each, inside = ({}, ()) if profile is None else (dict(profile.spent), profile.inside)
+            count = len(line.step.part.model.main.operations)
+            report.steps.append(StepTiming(device, count, total, timing, each, inside))
 
     def _step_on_cpu(
         self, number: int, line: Line, request: Request, job: Job, error: Exception
@@ -271,6 +278,10 @@ class Runner:
             job.report.fallbacks.append(text)
         if self.plan.wishes.fallback == "warn":
             warn_of_fallback(text)
+
+    def fell_back_inside(self, step: int, text: str) -> None:
+        """Count an execution of a step that the runtime runs itself, of which something inside fell back."""
+        self._live.fell_back(step, text)
 
     def kept(self) -> int:
         """Bytes of intermediates between steps that are kept for the next execution."""

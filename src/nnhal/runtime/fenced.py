@@ -189,6 +189,8 @@ def _why_not_a_chain(caller: Caller, job: Job, whole: Request, wait_for: Sequenc
         return "64-bit integers are converted before and after it"
     if all(type(step.prepared).execute_fenced is Prepared.execute_fenced for step in steps):
         return "no driver has fences of its own"
+    if any(step.inside for step in steps):
+        return "the runtime runs control flow itself"
     if caller.plan.configuration.turns is not None:
         return "options may change between executions, and the steps of one are to have the same"
     if after is not None:  # drivers may not come back in time, and nobody but this process sees to it

@@ -1,0 +1,163 @@
+"""Control flow that the runtime runs itself: which IF and WHILE, on which devices their subgraphs are, compiling those.
+
+A device that takes an IF or WHILE with its subgraphs as one operation has it. Where none does but the CPU, and devices take
+operations of the subgraphs at a better price, the runtime takes it: each subgraph is a model that is partitioned and
+compiled on its own, by the same devices, and so are those within it. To the partition the runtime is a device like others,
+which takes nothing else.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+
+from nnhal.base.codes import DeviceType, OperationType
+from nnhal.base.errors import OperationFailed, UnsupportedModel
+from nnhal.base.records import Record
+from nnhal.base.version import __version__
+from nnhal.hal.claims import Claims
+from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict
+from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
+from nnhal.model.graph import Model
+from nnhal.model.parts import branch
+from nnhal.model.validate import level_needed
+from nnhal.runtime import discovery
+from nnhal.runtime.cache.wanted import Keeping
+from nnhal.runtime.compilation import CONTROL_FLOW, Candidate, Inside, Wishes, asked, compiled_on, offers_of, placed
+from nnhal.runtime.interpreter import Interpreter
+from nnhal.runtime.isolation import DeviceKey, labels
+from nnhal.runtime.partition import Offer
+
+NAMES = {OperationType.IF: ("then", "else"), OperationType.WHILE: ("condition", "body")}
+_NO = Verdict(False, "runs nothing but control flow")
+
+
+class Branch(Record, frozen=True):
+    """A subgraph that may be compiled on its own, and what devices say of it."""
+
+    name: str
+    model: Model
+    candidates: Sequence[Candidate]
+    kept: Keeping
+
+
+Branches = Mapping[int, tuple[Branch, Branch]]  # by the operation that refers to them
+
+
+class ControlFlow(Device):
+    """The runtime, as what runs control flow. Made for one compilation."""
+
+    name, version, type = "runtime", __version__, DeviceType.OTHER
+    timely = True
+
+    def __init__(self, wishes: Wishes, events: list[str]) -> None:
+        """events: what falls back while subgraphs are prepared is put there."""
+        self._wishes, self._events = wishes, events
+
+    def supports(self, model: Model) -> list[Verdict]:
+        """Nothing by itself: `interpreting` knows what other devices take."""
+        return [_NO] * len(model.main.operations)
+
+    def prepare(self, model: Model, hints: Hints) -> Prepared:
+        """Compile the subgraphs of all operations of a part."""
+        known = hints.worked_out
+        branches: Branches = {} if known is None else known.given
+        inside = []
+        with ExitStack() as undo:
+            for n in () if known is None else known.operations:
+                for each in branches[n]:
+                    own = undo.enter_context(ExitStack())
+                    plan = compiled_on(each.candidates, each.model, self._wishes, self._events, each.kept, own)
+                    inside.append(Inside(n, each.name, plan.without_constants()))
+            undo.pop_all()
+        return Interpreter(model, inside)
+
+    def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
+        """Refused: it has no memory of its own."""
+        raise OperationFailed("it runs control flow, and has no memory of its own")
+
+
+def interpreting(
+    model: Model,
+    wishes: Wishes,
+    candidates: Sequence[Candidate],
+    events: list[str],
+    kept: Keeping,
+    held: ExitStack,
+) -> list[Candidate]:
+    """The runtime as a candidate for control flow of a model that the others were asked about; none where it takes none.
+
+    held: lets go of what devices worked out.
+    """
+    device, verdicts, found = (
+        ControlFlow(wishes, events),
+        [_NO] * len(model.main.operations),
+        dict[int, tuple[Branch, Branch]](),
+    )
+    said = False
+    for n, operation in enumerate(model.main.operations):
+        if operation.type not in CONTROL_FLOW:
+            continue
+        whole = [c for c in candidates if _takes(model, c.offer, n)]
+        other = next((c for c in whole if c.device is not discovery.cpu()), None)
+        if other is not None:
+            verdicts[n] = Verdict(False, f"{other.offer.device} takes it whole")
+            continue
+        if all(c.device is discovery.cpu() for c in candidates):
+            continue
+        said = True
+        first, second = (_asked(model, n, place, wishes, candidates, events, kept, held) for place in range(2))
+        verdicts[n] = _verdict((first, second), wishes, whole)
+        if verdicts[n].ok:
+            found[n] = first, second
+    if not said:
+        return []
+    claims = Claims(model, verdicts, (), found)
+    held.callback(claims.let_go)
+    key = DeviceKey(device.name, device.version, f"{__name__}:{ControlFlow.__name__}", "none")
+    label = labels([*(c.key for c in candidates), key])[-1]
+    offer = Offer(label, device.level, Capabilities.uniform(1.0), verdicts, step=0.0)
+    return [Candidate(device, key, offer, claims, interprets=True)]
+
+
+def _takes(model: Model, offer: Offer, n: int) -> bool:
+    """Whether a device takes an operation of control flow as one, by itself or together with others."""
+    if not offer.verdicts[n].ok and not any(n in group.operations for group in offer.groups):
+        return False
+    return not offer.barred(n, "", level_needed(model, n))
+
+
+def _asked(
+    model: Model,
+    n: int,
+    place: int,
+    wishes: Wishes,
+    candidates: Sequence[Candidate],
+    events: list[str],
+    kept: Keeping,
+    held: ExitStack,
+) -> Branch:
+    """What those devices say that had something to say of the whole."""
+    main = model.main
+    operation = main.operations[n]
+    name = NAMES[OperationType(operation.type)][place]
+    first = 1 if operation.type == OperationType.IF else 0
+    inner = branch(model, main.operands[operation.inputs[first + place]].location.offset)
+    keeps = kept.inside(inner, n, name)
+    named = [(c.device, c.key, c.offer.device) for c in candidates if c.failed is None]
+    return Branch(name, inner, asked(named, inner, wishes, events, keeps, held), keeps)
+
+
+def _verdict(branches: tuple[Branch, Branch], wishes: Wishes, whole: Sequence[Candidate]) -> Verdict:
+    """Whether the runtime takes an operation. whole: the CPU, where that takes it with its subgraphs."""
+    used: dict[str, list[str]] = {}
+    for each in branches:
+        by_label = {c.offer.device: c for c in each.candidates}
+        try:
+            found, _ = placed(each.model, wishes, by_label, offers_of(each.candidates))
+        except UnsupportedModel as error:
+            return Verdict(False, f"{each.name}: {error}")
+        used[each.name] = list(dict.fromkeys(step.device for step in found.steps))
+    if whole and all(devices == [whole[0].offer.device] for devices in used.values()):
+        return Verdict(False, f"{whole[0].offer.device} takes it whole, and has the best price for all inside")
+    why = f"only {whole[0].offer.device} takes it whole" if whole else "no device takes it whole"
+    where = ", ".join(f"{name} on {' and '.join(devices)}" for name, devices in used.items())
+    return Verdict(True, f"{why}; {where}")
