@@ -393,7 +393,9 @@ def looped(d: Drawing) -> None:
     heads(body)
     body.grow(int(d.rng.integers(0, 5)))
     following = [body.b.add(body.inputs[0].tensor, [1])]
-    following += [body.like(v.kind, v.fixed or ()).tensor for v in carried]
+    for v in carried:
+        following.append(body.like(v.kind, v.fixed or ()).tensor)
+        body.grow(int(d.rng.integers(0, 2)))
     if tail is not None:
         mine = body.inputs[1 + len(carried)]
         more = body.constant(tail.kind, (2,)) if d.chance(0.5) else body.like(tail.kind, (1,)).tensor
