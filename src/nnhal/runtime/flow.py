@@ -6,10 +6,11 @@ compiled on its own, by the same devices, and so are those within it. To the par
 which takes nothing else.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
-from nnhal.base.codes import DeviceType, OperationType
+from nnhal.base.codes import DeviceType, OperationType, Preference
 from nnhal.base.errors import OperationFailed, UnsupportedModel
 from nnhal.base.records import Record
 from nnhal.base.version import __version__
@@ -19,12 +20,12 @@ from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.model.graph import Model
 from nnhal.model.parts import branch
 from nnhal.model.validate import level_needed
-from nnhal.runtime import discovery
+from nnhal.runtime import costs, discovery
 from nnhal.runtime.cache.wanted import Keeping
 from nnhal.runtime.compilation import CONTROL_FLOW, Candidate, Inside, Wishes, asked, compiled_on, offers_of, placed
 from nnhal.runtime.interpreter import Interpreter
 from nnhal.runtime.isolation import DeviceKey, labels
-from nnhal.runtime.partition import Offer
+from nnhal.runtime.partition import Choice, Offer, Partition
 
 NAMES = {OperationType.IF: ("then", "else"), OperationType.WHILE: ("condition", "body")}
 _NO = Verdict(False, "runs nothing but control flow")
@@ -146,9 +147,29 @@ def _asked(
     return Branch(name, inner, asked(named, inner, wishes, events, keeps, held), keeps)
 
 
+def _prices(branch: Branch, found: Partition, preference: Preference, cpu: str) -> tuple[float, float]:
+    """What one run of a subgraph costs as it is placed, each step counted, and what it costs within one on the CPU."""
+    seconds, starting = costs.seconds(branch.model), {c.offer.device: c.offer.step for c in branch.candidates}
+    own = whole = 0.0
+    for choice in found.choices:
+        if choice.device:
+            own += seconds[choice.operation] * _stated(choice, choice.device)
+            whole += seconds[choice.operation] * _stated(choice, cpu)
+    if preference != Preference.LOW_POWER:
+        own += sum(starting[step.device] for step in found.steps) + found.transfers * costs.CROSSING
+    return own, whole
+
+
+def _stated(choice: Choice, device: str) -> float:
+    """What a device states for an operation, or for the group that it is in; as much as the CPU where it states nothing."""
+    stated = choice.as_one if choice.together and device == choice.device else choice.costs.get(device, 1.0)
+    return stated if stated < math.inf else 1.0
+
+
 def _verdict(branches: tuple[Branch, Branch], wishes: Wishes, whole: Sequence[Candidate]) -> Verdict:
     """Whether the runtime takes an operation. whole: the CPU, where that takes it with its subgraphs."""
     used: dict[str, list[str]] = {}
+    own = elsewhere = 0.0
     for each in branches:
         by_label = {c.offer.device: c for c in each.candidates}
         try:
@@ -156,8 +177,11 @@ def _verdict(branches: tuple[Branch, Branch], wishes: Wishes, whole: Sequence[Ca
         except UnsupportedModel as error:
             return Verdict(False, f"{each.name}: {error}")
         used[each.name] = list(dict.fromkeys(step.device for step in found.steps))
-    if whole and all(devices == [whole[0].offer.device] for devices in used.values()):
-        return Verdict(False, f"{whole[0].offer.device} takes it whole, and has the best price for all inside")
+        if whole:
+            price, other = _prices(each, found, wishes.preference, whole[0].offer.device)
+            own, elsewhere = own + price, elsewhere + other
+    if whole and own >= elsewhere:
+        return Verdict(False, f"{whole[0].offer.device} takes it whole, at the best price for all inside")
     why = f"only {whole[0].offer.device} takes it whole" if whole else "no device takes it whole"
     where = ", ".join(f"{name} on {' and '.join(devices)}" for name, devices in used.items())
     return Verdict(True, f"{why}; {where}")
