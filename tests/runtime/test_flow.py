@@ -298,6 +298,35 @@ def test_any_number_of_threads_run_the_same_loop():
     assert not wrong
 
 
+def test_what_a_loop_made_stays_as_it_is_until_its_execution_has_ended(monkeypatch):
+    """Two loops are one step; in the middle of the second one another execution goes through both."""
+    monkeypatch.setattr(execute, "LARGE", 1)
+    monkeypatch.setattr(interpreter, "LARGE", 1)
+    b = nnhal.Builder()
+    x, times = b.input((4,)), b.input((1,), I32)
+    ends = []
+    for more in ("add", "mul"):
+        condition, body = b.subgraph(), b.subgraph()
+        n, _, most = condition.input((1,), I32), condition.input((4,)), condition.input((1,), I32)
+        first = condition.finish_subgraph([n, _, most], [condition.less(n, most)])
+        n, y, most = body.input((1,), I32), body.input((4,)), body.input((1,), I32)
+        second = body.finish_subgraph([n, y, most], [body.add(n, [1]), getattr(body, more)(y, y)])
+        ends.append(b.while_(first, second, [b.constant(times_of(0)), x, times], out_type=[I32, F32], outputs=2)[1])
+    begun = list[None]()
+
+    def beside() -> None:
+        begun.append(None)
+        if len(begun) == 1:
+            other = threading.Thread(target=compiled, args=(X + 7, times_of(2)))
+            other.start()
+            other.join(LONG)
+
+    compiled = nnhal.compile(b.finish([x, times], ends), devices=[two()[0], Some("multiplier", "MUL", on_run=beside)])
+    assert len(compiled.placement.steps) == 1
+    doubled, squared = compiled(X, times_of(2))
+    assert (doubled.tolist(), squared.tolist()) == ([0, 4, 8, 12], [0, 1, 16, 81]) and len(begun) == 4
+
+
 def test_what_a_turn_reads_is_not_written_before_its_end(monkeypatch):
     """Large values lie in two arrays in turn: x and y change places, each by a step that begins when the other has ended."""
     monkeypatch.setattr(execute, "LARGE", 1)
@@ -309,10 +338,10 @@ def test_what_a_turn_reads_is_not_written_before_its_end(monkeypatch):
     first = condition.finish_subgraph([n, *rest], [condition.less(n, [3])])
     n, p, q = body.input((1,), I32), body.input((4,)), body.input((4,))
     sums = body.add(p, q)
-    second = body.finish_subgraph([n, p, q], [body.add(n, [1]), sums, body.mul(body.mul(sums, [0.0]), p)])
+    second = body.finish_subgraph([n, p, q], [body.add(n, [1]), sums, body.mul(sums, p)])
     _, s, _ = b.while_(first, second, [b.constant(times_of(0)), x, y], out_type=[I32, F32, F32], outputs=3)
     model = b.finish([x, y], [s])
     compiled = nnhal.compile(model, devices=two())
     whole = nnhal.compile(model, devices="reference")
-    given = X, np.array([np.inf, 1, 2, 3], np.float32)
+    given = X, X + 1
     assert compiled(*given).tobytes() == whole(*given).tobytes()
