@@ -4,7 +4,7 @@ Constants are not copied.
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from nnhal.base.codes import Lifetime
 from nnhal.base.operands import Value
@@ -68,16 +68,35 @@ def outline(model: Model) -> Model:
     return validate_outline(Model(graph, (), b"", model.pools, model.relaxed, model.extensions, name=model.name))
 
 
-def branch(model: Model, number: int) -> Model:
-    """Referenced subgraph `number` as a model of its own, with those that it refers to in turn. Constants are not copied."""
+def branch(model: Model, number: int) -> Part:
+    """Referenced subgraph `number` as a model of its own, with those that it refers to in turn, without inputs that it does
+    not read. inputs and outputs of the part are operands of the subgraph.
+    """
     found = [number]
     for at in found:
         inner = (o.location.offset for o in model.referenced[at].operands if o.lifetime == Lifetime.SUBGRAPH)
         found += [n for n in dict.fromkeys(inner) if n not in found]
     place = {old: new for new, old in enumerate(found[1:])}
-    graphs = [_renumbered(model.referenced[at], place) for at in found]
+    main, *graphs = [_renumbered(model.referenced[at], place) for at in found]
+    main, inputs = _without_unread(main)
     name = f"subgraph {number} of {model.name or 'model'}"
-    return Model(graphs[0], tuple(graphs[1:]), model.values, model.pools, model.relaxed, model.extensions, name=name)
+    part = Model(main, tuple(graphs), model.values, model.pools, model.relaxed, model.extensions, name=name)
+    return Part(part, inputs, model.referenced[number].outputs)
+
+
+def _without_unread(subgraph: Subgraph) -> tuple[Subgraph, tuple[int, ...]]:
+    """A subgraph without inputs that nothing reads, and those inputs that it keeps, by their operands before."""
+    read = {i for operation in subgraph.operations for i in operation.inputs}
+    inputs = tuple(i for i in subgraph.inputs if i in read)
+    left = [i for i in range(len(subgraph.operands)) if i in read or i not in subgraph.inputs]
+    place = {old: new for new, old in enumerate(left)}
+
+    def moved(indices: Iterable[int]) -> tuple[int, ...]:
+        return tuple(place[i] for i in indices)
+
+    operations = [replace(o, inputs=moved(o.inputs), outputs=moved(o.outputs)) for o in subgraph.operations]
+    operands = tuple(subgraph.operands[i] for i in left)
+    return Subgraph(operands, tuple(operations), moved(inputs), moved(subgraph.outputs)), inputs
 
 
 def _renumbered(subgraph: Subgraph, place: Mapping[int, int]) -> Subgraph:

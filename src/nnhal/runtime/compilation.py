@@ -23,6 +23,7 @@ from nnhal.base.errors import (
     told,
 )
 from nnhal.base.log import logger
+from nnhal.base.operands import Shape
 from nnhal.base.records import Record, field, replace
 from nnhal.base.time import by
 from nnhal.hal.claims import Claims, considered_by
@@ -119,12 +120,15 @@ class Step(Record, frozen=True):
 class Inside(Record, frozen=True):
     """A subgraph that the runtime runs by a plan of its own. operation: that refers to it, by its place in the whole model.
 
-    name: what it is to the operation: "then", "else", "condition" or "body".
+    name: what it is to the operation: "then", "else", "condition" or "body". reads: the inputs of the subgraph that the plan
+    has, by place. shapes: of all its inputs.
     """
 
     operation: int
     name: str
     plan: "Plan"
+    reads: tuple[int, ...]
+    shapes: tuple[Shape | None, ...]
 
 
 class Composite(Prepared):

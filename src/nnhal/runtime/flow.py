@@ -12,6 +12,7 @@ from contextlib import ExitStack
 
 from nnhal.base.codes import DeviceType, OperationType, Preference
 from nnhal.base.errors import OperationFailed, UnsupportedModel
+from nnhal.base.operands import Shape
 from nnhal.base.records import Record
 from nnhal.base.version import __version__
 from nnhal.hal.claims import Claims
@@ -19,7 +20,7 @@ from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.model.graph import Model
 from nnhal.model.parts import branch
-from nnhal.model.validate import level_needed
+from nnhal.model.validate import level_needed, validate
 from nnhal.runtime import costs, discovery
 from nnhal.runtime.cache.wanted import Keeping
 from nnhal.runtime.compilation import CONTROL_FLOW, Candidate, Inside, Wishes, asked, compiled_on, offers_of, placed
@@ -32,10 +33,12 @@ _NO = Verdict(False, "runs nothing but control flow")
 
 
 class Branch(Record, frozen=True):
-    """A subgraph that may be compiled on its own, and what devices say of it."""
+    """A subgraph that may be compiled on its own, and what devices say of it. reads, shapes: as of `Inside`."""
 
     name: str
     model: Model
+    reads: tuple[int, ...]
+    shapes: tuple[Shape | None, ...]
     candidates: Sequence[Candidate]
     kept: Keeping
 
@@ -67,7 +70,7 @@ class ControlFlow(Device):
                 for each in branches[n]:
                     own = undo.enter_context(ExitStack())
                     plan = compiled_on(each.candidates, each.model, self._wishes, self._events, each.kept, own)
-                    inside.append(Inside(n, each.name, plan.without_constants()))
+                    inside.append(Inside(n, each.name, plan.without_constants(), each.reads, each.shapes))
             undo.pop_all()
         return Interpreter(model, inside)
 
@@ -141,10 +144,14 @@ def _asked(
     operation = main.operations[n]
     name = NAMES[OperationType(operation.type)][place]
     first = 1 if operation.type == OperationType.IF else 0
-    inner = branch(model, main.operands[operation.inputs[first + place]].location.offset)
-    keeps = kept.inside(inner, n, name)
+    number = main.operands[operation.inputs[first + place]].location.offset
+    part, whole = branch(model, number), model.referenced[number]
+    inner, keeps = part.model, kept.inside(part.model, n, name)
+    reads = tuple(whole.inputs.index(i) for i in part.inputs)
+    values = validate(model).subgraphs[number + 1].values
+    shapes = tuple(None if (v := values[i]) is None else v.shape for i in whole.inputs)
     named = [(c.device, c.key, c.offer.device) for c in candidates if c.failed is None]
-    return Branch(name, inner, asked(named, inner, wishes, events, keeps, held), keeps)
+    return Branch(name, inner, reads, shapes, asked(named, inner, wishes, events, keeps, held), keeps)
 
 
 def _prices(branch: Branch, found: Partition, preference: Preference, cpu: str) -> tuple[float, float]:

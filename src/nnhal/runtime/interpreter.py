@@ -25,7 +25,7 @@ from nnhal.hal.device import Device, allocated_by, memory_by
 from nnhal.hal.host import HostBuffer, Turn, contents_of, fill
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.memory_use import MemoryUse, together
-from nnhal.hal.request import Control, Request, Timing
+from nnhal.hal.request import Argument, Control, Request, Timing
 from nnhal.model.graph import CONSTANTS, Model, operation_label
 from nnhal.model.validate import validate
 from nnhal.ops.schema import agree, show
@@ -213,6 +213,11 @@ class _Branch:
         self.whole = Whole(inside.plan.model)
         self.runner = _Inner(inside, self.whole, told, lines, None if of is None else of.spares)
 
+    def operand(self, n: int) -> int | None:
+        """The operand of its model that is value `n` of those given; None where it does not read that."""
+        reads = self.inside.reads
+        return self.whole.model.main.inputs[reads.index(n)] if n in reads else None
+
     def __call__(
         self,
         values: Sequence[Array | None],
@@ -224,11 +229,11 @@ class _Branch:
         """Run it. values: those that fit the shapes that it states. rooms: None for outputs that need none. buffers: by
         operand, for values that lie in memory of a device's, and that are None among the others.
         """
-        for place, (argument, x) in enumerate(zip(self.whole.signature.inputs, values, strict=True)):
-            if x is not None and argument.shape is not None and not agree(argument.shape, x.shape):
+        for place, (shape, x) in enumerate(zip(self.inside.shapes, values, strict=True)):
+            if x is not None and shape is not None and not agree(shape, x.shape):
                 what = f"input {place} of its {self.inside.name} is given {show(x.shape)}"
-                raise OperationFailed(f"operation #{self.inside.operation}: {what}, must be {show(argument.shape)}")
-        job = Job(values, rooms)
+                raise OperationFailed(f"operation #{self.inside.operation}: {what}, must be {show(shape)}")
+        job = Job([values[place] for place in self.inside.reads], rooms)
         job.control = control
         if buffers:
             job.buffers = buffers
@@ -363,16 +368,19 @@ class _Carrying:
 
     def __init__(self, condition: _Branch, body: _Branch) -> None:
         self.condition, self.body = condition, body
-        outputs, inputs = body.whole.signature.outputs, body.whole.signature.inputs
+        outputs = body.whole.signature.outputs
         self.changed = len(outputs)
         self.arrays = {  # shapes and types of large ones of which two arrays are kept
             n: (argument.fixed, argument.dtype)
             for n, argument in enumerate(outputs)
             if argument.fixed is not None and (argument.nbytes or 0) >= LARGE
         }
-        same = [n >= self.changed or outputs[n].fixed == argument.fixed for n, argument in enumerate(inputs)]
-        large = [n for n, argument in enumerate(inputs) if same[n] and (argument.nbytes or 0) >= LARGE]
-        self._held = {n: held for n in large if (held := self._where(n)) is not None}
+        read: dict[int, Argument] = {}
+        for each in (condition, body):
+            read |= dict(zip(each.inside.reads, each.whole.signature.inputs, strict=True))
+        large = [n for n, argument in read.items() if (argument.nbytes or 0) >= LARGE]
+        same = [n for n in large if n >= self.changed or outputs[n].fixed == read[n].fixed]
+        self._held = {n: held for n in same if (held := self._where(n)) is not None}
         self._free: deque[_State] = deque()
         self._closed = False
 
@@ -383,11 +391,11 @@ class _Carrying:
         for each in (self.condition, self.body):
             plan = each.inside.plan
             main = plan.model.main
-            read = main.inputs[n]
+            read = each.operand(n)
             written = main.outputs[n] if each is self.body and n < self.changed else None
             for step in plan.steps:
                 part = step.part
-                uses = [(part.inputs, read, False), (part.inputs, written, False), (part.outputs, written, True)]
+                uses = (part.inputs, read, False), (part.inputs, written, False), (part.outputs, written, True)
                 for places, operand, output in uses:
                     if operand is not None and operand in places:
                         roles.append(BufferRole(step.prepared, places.index(operand), output))
@@ -489,7 +497,11 @@ class _State:
         if not self._held:
             return {}
         main = branch.inside.plan.model.main
-        found = {main.inputs[n]: two[self._now % len(two)] for n, two in self._held.items()}
+        found = {
+            operand: two[self._now % len(two)]
+            for n, two in self._held.items()
+            if (operand := branch.operand(n)) is not None
+        }
         if branch.inside.name == "body":
             written = {n: two for n, two in self._held.items() if len(two) > 1}
             found |= {main.outputs[n]: two[1 - self._now] for n, two in written.items()}
