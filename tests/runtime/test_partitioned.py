@@ -16,7 +16,7 @@ def test_a_partitioned_model_gives_what_the_whole_one_gives(isolate: bool, count
     told, wrong = run(SEED, range(count), isolate)
     assert not wrong, "\n".join(wrong)
     assert told["models"] == count and told["steps"] > 2 * count
-    assert told["loops and branches of the runtime's"] > count / 5 and told["of several devices inside"] > count / 20
+    assert told["loops and branches of the runtime's"] > count / 10 and told["of several devices inside"] > 0
 
 
 def test_a_seed_draws_the_same_model_and_inputs_each_time_and_another_one_others() -> None:

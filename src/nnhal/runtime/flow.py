@@ -24,7 +24,7 @@ from nnhal.model.validate import level_needed, validate
 from nnhal.runtime import costs, discovery
 from nnhal.runtime.cache.wanted import Keeping
 from nnhal.runtime.compilation import CONTROL_FLOW, Candidate, Inside, Wishes, asked, compiled_on, offers_of, placed
-from nnhal.runtime.interpreter import Interpreter
+from nnhal.runtime.interpreter import PreparedFlow
 from nnhal.runtime.isolation import DeviceKey, labels
 from nnhal.runtime.partition import Choice, Offer, Partition
 
@@ -72,7 +72,7 @@ class ControlFlow(Device):
                     plan = compiled_on(each.candidates, each.model, self._wishes, self._events, each.kept, own)
                     inside.append(Inside(n, each.name, plan.without_constants(), each.reads, each.shapes))
             undo.pop_all()
-        return Interpreter(model, inside)
+        return PreparedFlow(model, inside)
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
         """Refused: it has no memory of its own."""

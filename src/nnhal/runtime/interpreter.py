@@ -38,7 +38,7 @@ Values = list[Array | None]
 _log = logger("execution")
 
 
-class Interpreter(Composite):
+class PreparedFlow(Composite):
     """Operations of control flow, one after the other. Any number of executions at once, each with what it needs.
 
     Every step inside may fall back to the CPU as any other step may; what fails for good there fails here.
@@ -74,9 +74,9 @@ class Interpreter(Composite):
         for n, operation in enumerate(self._operations):
             begin = time.monotonic_ns()
             two = branches[2 * n], branches[2 * n + 1]
-            turn = _Turn(two, inner, spent, ended)
+            course = _Course(two, inner, spent, ended)
             given: Values = [values.get(i) for i in operation.inputs]
-            results = operation.run(turn, given, [rooms.get(i) for i in operation.outputs])
+            results = operation.run(course, given, [rooms.get(i) for i in operation.outputs])
             values.update(zip(operation.outputs, operation.checked(results), strict=True))
             if control.profile is not None:
                 control.profile(n, begin, time.monotonic_ns())
@@ -245,7 +245,7 @@ class _Branch:
         return job.results
 
 
-class _Turn:
+class _Course:
     """What one execution of an operation needs. ended: to be called once the execution has gone well."""
 
     def __init__(
@@ -273,7 +273,7 @@ class _Operation:
         values = validate(model).subgraphs[0].values
         self._shapes = [None if (v := values[i]) is None else v.shape for i in self.outputs]
 
-    def run(self, turn: _Turn, given: Values, rooms: Sequence[Array | None]) -> Sequence[Any]:
+    def run(self, course: _Course, given: Values, rooms: Sequence[Array | None]) -> Sequence[Any]:
         """The outputs."""
         raise NotImplementedError
 
@@ -296,18 +296,18 @@ class _If(_Operation):
     def __init__(self, model: Model, number: int) -> None:
         super().__init__(model, number, 3)
 
-    def run(self, turn: _Turn, given: Values, rooms: Sequence[Array | None]) -> Sequence[Any]:
+    def run(self, course: _Course, given: Values, rooms: Sequence[Array | None]) -> Sequence[Any]:
         """Outputs go to where they are wanted at once, where that fits."""
         condition = given[0]
         assert condition is not None
-        chosen = turn.first if condition[0] else turn.second
+        chosen = course.first if condition[0] else course.second
         places: list[Array | None] = [None] * len(rooms)
-        if not turn.control.bounded:  # else it may be given up, and nothing is to be written after that
+        if not course.control.bounded:  # else it may be given up, and nothing is to be written after that
             for n, (room, argument) in enumerate(zip(rooms, chosen.whole.signature.outputs, strict=True)):
                 if room is not None and room.shape == argument.fixed and room.dtype == argument.dtype:
                     places[n] = room
         wanted = places if any(place is not None for place in places) else None
-        return chosen(given[1:], turn.control, turn.spent, wanted)
+        return chosen(given[1:], course.control, course.spent, wanted)
 
 
 class _While(_Operation):
@@ -317,12 +317,12 @@ class _While(_Operation):
         super().__init__(model, number, 2)
         self._carrying = _Carrying(*branches)
 
-    def run(self, turn: _Turn, given: Values, rooms: Sequence[Array | None]) -> Sequence[Any]:
+    def run(self, course: _Course, given: Values, rooms: Sequence[Array | None]) -> Sequence[Any]:
         """What the first outputs of the body were in the last turn; without one, what was given."""
-        control, start = turn.control, time.monotonic_ns()
+        control, start = course.control, time.monotonic_ns()
         state = self._carrying.begin(given)
         try:
-            while self._goes_on(turn, state):
+            while self._goes_on(course, state):
                 control.check()
                 spent, limit = time.monotonic_ns() - start, control.loop_timeout
                 if spent > limit:
@@ -330,16 +330,18 @@ class _While(_Operation):
                         f"{self.label}: has run for {spent / 1e6:.3g} ms, must end within its loop time-out of "
                         f"{limit / 1e6:g} ms"
                     )
-                state.turned(turn.second(state.values, control, turn.spent, state.rooms(), state.buffers(turn.second)))
+                state.turned(
+                    course.second(state.values, control, course.spent, state.rooms(), state.buffers(course.second))
+                )
             results = state.results(len(self.outputs))
         except BaseException:
             state.close()  # a step that was given up may still write to what it carries
             raise
-        turn.ended.append(partial(self._carrying.end, state))
+        course.ended.append(partial(self._carrying.end, state))
         return results
 
-    def _goes_on(self, turn: _Turn, state: "_State") -> bool:
-        (goes_on,) = turn.first(state.values, turn.control, turn.spent, None, state.buffers(turn.first))
+    def _goes_on(self, course: _Course, state: "_State") -> bool:
+        (goes_on,) = course.first(state.values, course.control, course.spent, None, state.buffers(course.first))
         return bool(goes_on[0])
 
     def close(self) -> None:
@@ -536,7 +538,7 @@ def _close(buffer: Buffer) -> None:
 class _Bursts(Burst):
     """A burst: each step inside runs in one of its driver."""
 
-    def __init__(self, interpreter: Interpreter) -> None:
+    def __init__(self, interpreter: PreparedFlow) -> None:
         self._interpreter, self._turn, self._closed = interpreter, Turn(), False
         self._bursts: list[Burst] = []
         try:
