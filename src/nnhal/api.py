@@ -138,11 +138,18 @@ def compile(
     if relaxed is not None and relaxed != model.relaxed:
         model = replace(model, relaxed=relaxed)
     told = preference, priority, threads, point_in_time(deadline), options
-    wishes = Wishes(tuple(chosen), fallback, *told, caching)
+    wishes = Wishes(tuple(chosen), fallback, *told, caching, _interpreting)
     with ExitStack() as undo:
         compiled = Compiled(compile_plan(model, wishes, undo), read)
         undo.pop_all()  # from here on it is the compiled model's; an interrupt before this, and both close it, once
         return compiled
+
+
+def _interpreting(*given: Any) -> list[Any]:
+    """As of `Wishes`; most models have no control flow."""
+    from nnhal.runtime.flow import interpreting
+
+    return interpreting(*given)
 
 
 def _named(devices: Any) -> list[str | Device] | None:

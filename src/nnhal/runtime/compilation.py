@@ -74,7 +74,8 @@ class Wishes(Record, frozen=True):
     """What `compile` was asked for, checked.
 
     deadline: point on the monotonic clock in nanoseconds by which compilation has to end, None for no limit.
-    driver_options: by name of a device; a name that is given is that of exactly one of `devices`.
+    driver_options: by name of a device; a name that is given is that of exactly one of `devices`. interpreting: gives the
+    runtime itself as a candidate for control flow of a model, where it is one (`runtime.flow`).
     """
 
     devices: tuple[Device, ...]
@@ -85,6 +86,7 @@ class Wishes(Record, frozen=True):
     deadline: int | None = None
     driver_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     caching: Caching = Caching()
+    interpreting: "Callable[..., list[Candidate]]" = lambda *_: []
 
     def hints(self, device: Device) -> Hints:
         """What the driver of a device is told; one that only takes over has no options."""
@@ -279,9 +281,7 @@ def asked(
         if candidate.device is discovery.cpu() and not any(each is candidate.device for each in wishes.devices):
             found[n] = replace(candidate, offer=_taking_over(model, candidate.offer))
     if any(operation.type in CONTROL_FLOW for operation in model.main.operations):
-        from nnhal.runtime.flow import interpreting
-
-        found += interpreting(model, wishes, found, events, kept, held)
+        found += wishes.interpreting(model, wishes, found, events, kept, held)
     return found
 
 
