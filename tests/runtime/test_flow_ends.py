@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import nnhal
-from nnhal.base.codes import operation_name
+from nnhal.base.codes import OperandType, operation_name
 from nnhal.base.errors import (
     BadState,
     Cancelled,
@@ -23,12 +23,15 @@ from nnhal.base.errors import (
     MissedDeadline,
     OperationFailed,
 )
+from nnhal.base.extensions import register_extension
 from nnhal.drivers.samples.full import FullV1_3
 from nnhal.hal.device import Device, Hints, Prepared
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.request import Control, Request, Timing
+from nnhal.hal.utilities import is_extension
 from nnhal.hal.wrappers import Limited
 from nnhal.ipc.client.buffer import RemoteBuffer
+from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery, interpreter
 from nnhal.runtime.allocate import allocate
@@ -277,6 +280,67 @@ def test_memory_of_all_that_is_inside_counts():
     compiled = nnhal.compile(doubling(), devices=[Whole(discovery.cpu())])
     (step,) = compiled.memory.steps
     assert step.device == "runtime" and step.use.weights_in_place == 12  # 1 for the counter, two activations
+
+
+def test_arrays_that_a_loop_keeps_count_as_what_is_kept_between_steps(monkeypatch):
+    monkeypatch.setattr(interpreter, "LARGE", 5)
+    compiled = nnhal.compile(doubling(), devices=two())
+    assert compiled.memory.between == 0
+    compiled(X, times_of(3))
+    compiled(X, times_of(3))
+    assert compiled.memory.between == 2 * X.nbytes
+
+
+def extended() -> tuple[Model, str]:
+    """OP of an extension in one branch, NEG in the other."""
+    extension = register_extension("com.example.inside", [], ["OP"])
+    b = ModelBuilder("extended")
+    condition, x = b.operand(OperandType.TENSOR_BOOL8, (1,)), b.operand(OperandType.TENSOR_FLOAT32, (4,))
+    graphs = []
+    for kind in (extension.operation("OP"), "NEG"):
+        sub = b.subgraph()
+        u, v = sub.operand(OperandType.TENSOR_FLOAT32, (4,)), sub.operand(OperandType.TENSOR_FLOAT32, (4,))
+        sub.operation(kind, [u], [v])
+        graphs.append(b.subgraph_operand(OperandType.SUBGRAPH, sub.finish_subgraph([u], [v])))
+    y = b.operand(OperandType.TENSOR_FLOAT32, (4,))
+    b.operation("IF", [condition, *graphs, x], [y])
+    return b.finish([condition, x], [y], extensions=[(extension.name, extension.prefix)]), extension.name
+
+
+class Extended(Device):
+    """Takes the extension's operation, alone or within a branch; it always fails."""
+
+    name, takes_whole = "extended", False
+
+    def supports(self, model: Model) -> list[bool]:  # type: ignore[override]
+        flow = [operation_name(o.type) in CONTROL for o in model.main.operations]
+        return [
+            self.takes_whole if each else is_extension(o.type)
+            for each, o in zip(flow, model.main.operations, strict=True)
+        ]
+
+    def prepare(self, model: Model, hints: Hints) -> Prepared:
+        class Failing(Prepared):
+            def run(self, request: Request, control: Control) -> None:
+                raise OperationFailed("worn out")
+
+        return Failing()
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_operations_of_extensions_inside_never_fall_back(whole):
+    model, name = extended()
+    device = Extended()
+    device.extensions, device.takes_whole = (name,), whole
+    compiled = nnhal.compile(model, devices=[device], fallback="allow")
+    assert where(compiled) == ("extended" if whole else "runtime")
+    if not whole:
+        assert compiled(np.array([False]), X).tolist() == (-X).tolist()
+    for run in (compiled, lambda *x: compiled.run(*x, measure=True)):
+        with pytest.raises(OperationFailed, match="worn out"):
+            run(np.array([True]), X)
+    assert compiled.placement.live.total == 0
+    assert "no reference kernel" in discovery.cpu().supports(model)[0].reason
 
 
 def test_an_argument_of_control_flow_lies_in_a_shared_pool():

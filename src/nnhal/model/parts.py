@@ -4,7 +4,7 @@ Constants are not copied.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from nnhal.base.codes import Lifetime
 from nnhal.base.operands import Value
@@ -106,6 +106,22 @@ def _renumbered(subgraph: Subgraph, place: Mapping[int, int]) -> Subgraph:
         for o in subgraph.operands
     ]
     return replace(subgraph, operands=tuple(operands))
+
+
+def reached(model: Model, operation: Operation) -> Iterator[Operation]:
+    """An operation of the main subgraph, and those of the subgraphs that it refers to, and of those in turn."""
+    yield operation
+    numbers: dict[int, None] = {}
+    pending = [(model.main, operation)]
+    while pending:
+        subgraph, each = pending.pop()
+        for i in each.inputs:
+            operand = subgraph.operands[i]
+            if operand.lifetime == Lifetime.SUBGRAPH and operand.location.offset not in numbers:
+                numbers[operand.location.offset] = None
+                inner = model.referenced[operand.location.offset]
+                yield from inner.operations
+                pending += [(inner, other) for other in inner.operations]
 
 
 def live(model: Model) -> tuple[int, ...]:

@@ -41,7 +41,7 @@ from nnhal.hal.device import (
 from nnhal.hal.utilities import is_extension
 from nnhal.model.graph import Model
 from nnhal.model.layouts import LaidOut, laid_out
-from nnhal.model.parts import Part, cut
+from nnhal.model.parts import Part, cut, reached
 from nnhal.model.validate import let_constants_go, validate
 from nnhal.runtime import costs, discovery
 from nnhal.runtime.cache.wanted import NOT_KEPT, CacheEntry, CacheOutcome, Caching, Keeping, KeepsNothing
@@ -141,6 +141,10 @@ class Composite(Prepared):
 
     inside: tuple[Inside, ...] = ()
     told: Callable[[str], object] = staticmethod(lambda text: None)
+
+    def kept(self) -> int:
+        """Bytes of intermediates that are kept for the next execution."""
+        return 0
 
 
 class Plan(Record, frozen=True):
@@ -340,8 +344,9 @@ def _asked(
 
 
 def _taking_over(model: Model, offer: Offer) -> Offer:
-    """What falls back to the CPU: everything but the operations of extensions."""
-    own = frozenset(n for n, o in enumerate(model.main.operations) if is_extension(o.type))
+    """What falls back to the CPU: everything but the operations of extensions, and control flow with such inside."""
+    operations = enumerate(model.main.operations)
+    own = frozenset(n for n, o in operations if any(is_extension(each.type) for each in reached(model, o)))
     return replace(offer, excluded=own, excluded_why="operations of extensions never fall back")
 
 

@@ -28,7 +28,7 @@ from nnhal.hal.request import UNLIMITED, Control, Request, Run, Signature, Timin
 from nnhal.hal.turns import Ticket
 from nnhal.hal.utilities import is_extension
 from nnhal.model.graph import Model
-from nnhal.model.parts import cut, live
+from nnhal.model.parts import cut, live, reached
 from nnhal.runtime import discovery
 from nnhal.runtime.compilation import Composite, Plan, Step, prepare, warn_of_fallback
 from nnhal.runtime.job import Job, Profile, StepTiming
@@ -246,11 +246,13 @@ class Runner:
         return identity_of(spare.device).name, _on_host(spare.prepared, request, job.control)
 
     def _may_fall_back(self, steps: Sequence[Step]) -> bool:
-        """Not where it is forbidden, not from the CPU to itself, and never with operations of extensions."""
+        """Not where it is forbidden, not from the CPU to itself, and never with operations of extensions, inside or not."""
         cpu = discovery.cpu()
         if self.plan.wishes.fallback == "forbid" or all(s.device is cpu for s in steps):
             return False
-        return not any(is_extension(o.type) for s in steps for o in s.part.model.main.operations)
+        parts = [step.part.model for step in steps]
+        operations = ((model, o) for model in parts for o in model.main.operations)
+        return not any(is_extension(each.type) for model, o in operations for each in reached(model, o))
 
     def _whole_on_cpu(self, job: Job, error: Exception) -> None:
         """The last resort of a failed execution; raises `error` where there is none."""
@@ -285,7 +287,8 @@ class Runner:
 
     def kept(self) -> int:
         """Bytes of intermediates between steps that are kept for the next execution."""
-        return sum(array.nbytes for frame in tuple(self._frames) for array in frame.values())
+        inside = sum(step.prepared.kept() for step in self.plan.steps if isinstance(step.prepared, Composite))
+        return inside + sum(array.nbytes for frame in tuple(self._frames) for array in frame.values())
 
     def close(self) -> None:
         """Close every prepared model, when what still runs in it has come back."""

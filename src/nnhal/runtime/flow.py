@@ -71,8 +71,9 @@ class ControlFlow(Device):
                     own = undo.enter_context(ExitStack())
                     plan = compiled_on(each.candidates, each.model, self._wishes, self._events, each.kept, own)
                     inside.append(Inside(n, each.name, plan.without_constants(), each.reads, each.shapes))
+            prepared = PreparedFlow(model, inside)
             undo.pop_all()
-        return PreparedFlow(model, inside)
+        return prepared
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
         """Refused: it has no memory of its own."""

@@ -110,12 +110,22 @@ class PreparedFlow(Composite):
         """That of all steps inside."""
         return together(memory_by(line.prepared, line.signature.where) for line in self.lines())
 
+    def kept(self) -> int:
+        """As of `Composite`."""
+        return sum(each.runner.kept() for each in self._branches) + sum(each.kept() for each in self._operations)
+
     def close(self) -> None:
         """Close all that was prepared for it."""
-        for each in self._branches:
+        self.told = _nobody
+        branches, self._branches = self._branches, []
+        for each in branches:
             each.runner.close()
         for operation in self._operations:
             operation.close()
+
+
+def _nobody(text: str) -> None:
+    """Nobody hears of what fell back."""
 
 
 class _Spent:
@@ -286,6 +296,10 @@ class _Operation:
                 )
         return results
 
+    def kept(self) -> int:
+        """Bytes that it keeps for the next execution."""
+        return 0
+
     def close(self) -> None:
         """Let go of what it keeps between executions."""
 
@@ -343,6 +357,9 @@ class _While(_Operation):
     def _goes_on(self, course: _Course, state: "_State") -> bool:
         (goes_on,) = course.first(state.values, course.control, course.spent, None, state.buffers(course.first))
         return bool(goes_on[0])
+
+    def kept(self) -> int:
+        return self._carrying.kept()
 
     def close(self) -> None:
         self._carrying.close()
@@ -458,6 +475,10 @@ class _Carrying:
         if self._closed:
             self.close()
 
+    def kept(self) -> int:
+        """Bytes of arrays that are free."""
+        return sum(state.size for state in tuple(self._free))
+
     def close(self) -> None:
         """Give back what is kept; what is in use goes at its end."""
         self._closed = True
@@ -474,6 +495,11 @@ class _State:
         self._arrays: dict[tuple[int, int], Array] = {}
         self._now = 0  # which of two is read
         self.values: Values = []
+
+    @property
+    def size(self) -> int:
+        """Bytes of its arrays."""
+        return sum(array.nbytes for array in self._arrays.values())
 
     def begin(self, given: Sequence[Array | None]) -> None:
         """Before the first turn."""
