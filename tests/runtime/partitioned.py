@@ -3,8 +3,9 @@
     python -m tests.runtime.partitioned --models 500 --seed 1 [--isolate] [--only 17]
 
 Some of six devices each take a random share of the operations (`drivers/share.py`), control flow too now and then; what
-nobody takes of that the runtime runs itself. Each model runs in several ways, twice in each. What differs is printed with
-the command that draws it again. --isolate: each driver in a process of its own.
+nobody takes of that the runtime runs itself. Each model runs in several ways, some of which give up an execution first. Some
+devices fail now and then, and the CPU takes over. What differs is printed with the command that draws it again.
+--isolate: each driver in a process of its own.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,10 +24,11 @@ from unittest import mock
 import numpy as np
 
 import nnhal
-from nnhal.base.errors import InvalidArgument, NnhalError
+from nnhal.base.errors import InvalidArgument, LoopTimeout, MissedDeadline, NnhalError
 from nnhal.base.operands import Array
 from nnhal.hal.device import Device
 from nnhal.runtime import costs, discovery, execute, interpreter, isolation
+from nnhal.runtime.compilation import Fallback
 from tests.runtime.drawn import draw
 
 SHARES = tuple(f"share_{n}" for n in range(6))
@@ -49,7 +51,7 @@ def fenced(compiled: nnhal.Compiled, x: Sequence[Array]) -> Any:
 
 def measured(compiled: nnhal.Compiled, x: Sequence[Array]) -> Any:
     results, report = compiled.run(*x, measure=True)
-    assert report is not None and not report.fallbacks
+    assert report is not None and report.steps
     return results
 
 
@@ -63,6 +65,30 @@ def again(compiled: nnhal.Compiled, x: Sequence[Array]) -> Any:
         return compiled(*x)
 
 
+def late(compiled: nnhal.Compiled, x: Sequence[Array]) -> Any:
+    """After executions with too little time, which write nothing once they have ended."""
+    for deadline in (0.0002, 0.001, 0.003):
+        with suppress(MissedDeadline):
+            compiled.run(*x, deadline=deadline)
+    return compiled(*x)
+
+
+def cancelled(compiled: nnhal.Compiled, x: Sequence[Array]) -> Any:
+    """After one that was cancelled, beside another."""
+    one, other = compiled.submit(*x), compiled.submit(*x)
+    one.cancel()
+    with suppress(NnhalError):
+        one.result(LONG)
+    return other.result(LONG)
+
+
+def impatient(compiled: nnhal.Compiled, x: Sequence[Array]) -> Any:
+    """After one whose loops have hardly any time."""
+    with suppress(LoopTimeout):
+        compiled.run(*x, loop_timeout=1e-6)
+    return compiled(*x)
+
+
 WAYS: dict[str, Way] = {
     "call": lambda compiled, x: compiled(*x),
     "again": again,
@@ -71,6 +97,9 @@ WAYS: dict[str, Way] = {
     "submitted": lambda compiled, x: compiled.submit(*x).result(),
     "deadline": lambda compiled, x: compiled.run(*x, deadline=LONG)[0],
     "measured": measured,
+    "late": late,
+    "cancelled": cancelled,
+    "impatient": impatient,
 }
 
 
@@ -90,7 +119,7 @@ def devices() -> Iterator[None]:
 
 
 def compiled_over_some(
-    model: nnhal.Model, rng: np.random.Generator, isolate: bool
+    model: nnhal.Model, rng: np.random.Generator, isolate: bool, failing: bool
 ) -> tuple[nnhal.Compiled, dict[str, dict[str, int]]]:
     """The model over two to four of the devices, the last of which takes what the others leave, but hardly control flow."""
     names = [str(name) for name in rng.permutation(SHARES)[: int(rng.integers(2, 5))]]
@@ -99,6 +128,7 @@ def compiled_over_some(
             "seed": int(rng.integers(1 << 30)),
             "share": int(rng.choice([20, 50, 80])),
             "control": int(rng.choice([0, 0, 0, 30])),
+            "fail": 20 if failing else 0,
         }
         for name in names
     }
@@ -108,14 +138,16 @@ def compiled_over_some(
     else:
         options[names[-1]]["share"] = 100
     how: isolation.Isolation = "process" if isolate else "none"
-    return nnhal.compile(model, devices=chosen, driver_options=options, isolation=how), options
+    fallback: Fallback = "allow" if failing else "forbid"
+    compiled = nnhal.compile(model, devices=chosen, driver_options=options, isolation=how, fallback=fallback)
+    return compiled, options
 
 
 def check(seed: int, number: int, isolate: bool, told: Counter[str]) -> None:
     """Draw a model and compare; told: what came up. Differs where anything does."""
     model, inputs = draw([seed, number])
     rng = np.random.default_rng([seed, number, 1])
-    small, free = rng.random() < 0.5, rng.random() < 0.6
+    small, free, failing = rng.random() < 0.5, rng.random() < 0.6, rng.random() < 0.2
     with ExitStack() as settings:
         if small:  # everything is worth keeping in memory of its own
             for module in (execute, interpreter):
@@ -125,19 +157,21 @@ def check(seed: int, number: int, isolate: bool, told: Counter[str]) -> None:
                 settings.enter_context(mock.patch.object(costs, name, 0.0))
         whole = nnhal.compile(model, devices=[discovery.cpu()])
         expected = [_given(whole, x) for x in inputs]
-        compiled, options = compiled_over_some(model, rng, isolate)
+        compiled, options = compiled_over_some(model, rng, isolate, failing)
         with compiled:
             placement = compiled.placement
             told["models"] += 1
             told["steps"] += len(placement.steps)
             told["loops and branches of the runtime's"] += placement.devices().get("runtime", 0)
             told["of several devices inside"] += any(len(b.placement.devices()) > 1 for b in placement.inside)
-            for way in rng.permutation(list(WAYS))[:3]:
+            ways = [way for way in WAYS if way != "fenced" or not failing]  # nothing takes over after the launch
+            for way in rng.permutation(ways)[:3]:
                 for x, wanted in zip([*inputs, inputs[0]], [*expected, expected[0]], strict=True):
                     made = _run(WAYS[str(way)], compiled, x)
                     why = difference(wanted, made)
                     if why:
                         raise Differs(f"{way}: {why}\noptions {options}\n{placement}")
+            told["executions that fell back"] += placement.live.total
             told["errors"] += sum(isinstance(each, str) for each in expected)
 
 
