@@ -56,14 +56,19 @@ def times_of(count: int) -> Any:
     return np.array([count], np.int32)
 
 
-def doubling(shape: Sequence[int] = (4,), more: Callable[[Any, Any], Any] = lambda b, x: b.add(x, x)) -> Model:
-    """x is doubled so many times: while n < times: n = n + 1, x = x + x."""
+def doubling(
+    shape: Sequence[int] = (4,),
+    more: Callable[[Any, Any], Any] = lambda b, x: b.add(x, x),
+    stated: Sequence[int | None] | None = None,
+) -> Model:
+    """x is doubled so many times: while n < times: n = n + 1, x = x + x. stated: its shape, as the subgraphs have it."""
+    stated = shape if stated is None else stated
     b = nnhal.Builder("doubling")
     x, times = b.input(shape, name="x"), b.input((1,), I32, name="times")
     condition, body = b.subgraph(), b.subgraph()
-    n, _, most = condition.input((1,), I32), condition.input(shape), condition.input((1,), I32)
+    n, _, most = condition.input((1,), I32), condition.input(stated), condition.input((1,), I32)
     first = condition.finish_subgraph([n, _, most], [condition.less(n, most)])
-    n, y, most = body.input((1,), I32), body.input(shape), body.input((1,), I32)
+    n, y, most = body.input((1,), I32), body.input(stated), body.input((1,), I32)
     second = body.finish_subgraph([n, y, most], [body.add(n, [1]), more(body, y)])
     _, z = b.while_(first, second, [b.constant(times_of(0)), x, times], out_type=[I32, F32], outputs=2)
     return b.finish([x, times], [z])
@@ -203,6 +208,39 @@ def test_devices_are_asked_about_a_subgraph_as_a_model_of_its_own_of_the_level_t
     whole, condition, body = device.models
     assert len(whole.referenced) == 2 and condition.referenced == body.referenced == ()
     assert [operation_name(o.type) for o in body.main.operations] == ["ADD", "ADD"]
+
+
+def shapes_of_body(model: Model) -> list[tuple[int, ...]]:
+    """As a device that is asked about it sees them: of its inputs and outputs."""
+    device = Some("adder", "ADD LESS CONCATENATION NEG MUL")
+    nnhal.compile(model, devices=[device])
+    main = device.models[2].main
+    return [main.operands[i].dimensions for i in (*main.inputs, *main.outputs)]
+
+
+@pytest.mark.parametrize("stated", [(None,), (), (4,)])
+def test_what_no_turn_changes_of_a_shape_is_known_inside(stated):
+    model = doubling((4,), stated=stated)
+    assert shapes_of_body(model)[:2] == [(1,), (4,)]
+    assert nnhal.compile(model, devices=two())(X, times_of(3)).tolist() == [0, 8, 16, 24]
+
+
+def test_what_a_turn_may_change_of_a_shape_is_not_known_inside():
+    assert shapes_of_body(growing())[1:] == [(0,), (1,), (0,)]
+
+
+def test_a_subgraph_that_cannot_be_given_what_it_would_be_is_an_error_only_where_it_runs():
+    b = nnhal.Builder()
+    condition, x = b.input((1,), "TENSOR_BOOL8"), b.input((4,))
+    then, other = b.subgraph(), b.subgraph()
+    one, two_ = then.input((4,)), other.input((None,))
+    first = then.finish_subgraph([one], [then.add(one, one)])
+    second = other.finish_subgraph([two_], [other.reshape(two_, [3])])
+    model = b.finish([condition, x], [b.if_(condition, first, second, [x], out_type=F32)])
+    compiled = nnhal.compile(model, devices=[Some("adder", "ADD RESHAPE")])
+    assert compiled(np.array([True]), X).tolist() == [0, 2, 4, 6]
+    with pytest.raises(OperationFailed, match="RESHAPE #0"):
+        compiled(np.array([False]), X)
 
 
 def test_a_device_that_failed_to_say_what_it_takes_is_asked_once():

@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from nnhal.base.codes import Lifetime
-from nnhal.base.operands import Value
+from nnhal.base.operands import Shape, Value
 from nnhal.base.records import Record, replace
 from nnhal.model.graph import Location, Model, Operand, Operation, Subgraph, consumers
 from nnhal.model.validate import validate, validate_outline, values_of
+from nnhal.ops.schema import agree
 
 INSIDE = frozenset((Lifetime.TEMPORARY_VARIABLE, Lifetime.SUBGRAPH_INPUT, Lifetime.SUBGRAPH_OUTPUT))
 
@@ -68,9 +69,11 @@ def outline(model: Model) -> Model:
     return validate_outline(Model(graph, (), b"", model.pools, model.relaxed, model.extensions, name=model.name))
 
 
-def branch(model: Model, number: int) -> Part:
+def branch(model: Model, number: int, known: Sequence[Shape | None] = ()) -> Part:
     """Referenced subgraph `number` as a model of its own, with those that it refers to in turn, without inputs that it does
     not read. inputs and outputs of the part are operands of the subgraph.
+
+    known: what is known of the shapes of its inputs besides what it states.
     """
     found = [number]
     for at in found:
@@ -78,10 +81,21 @@ def branch(model: Model, number: int) -> Part:
         found += [n for n in dict.fromkeys(inner) if n not in found]
     place = {old: new for new, old in enumerate(found[1:])}
     main, *graphs = [_renumbered(model.referenced[at], place) for at in found]
-    main, inputs = _without_unread(main)
+    main, inputs = _without_unread(_narrowed(main, known))
     name = f"subgraph {number} of {model.name or 'model'}"
     part = Model(main, tuple(graphs), model.values, model.pools, model.relaxed, model.extensions, name=name)
     return Part(part, inputs, model.referenced[number].outputs)
+
+
+def _narrowed(subgraph: Subgraph, known: Sequence[Shape | None]) -> Subgraph:
+    """A subgraph that states the shapes of its inputs as far as they are known, where they agree with what it says."""
+    operands = list(subgraph.operands)
+    for i, shape in zip(subgraph.inputs, known, strict=False):
+        stated = operands[i].dimensions
+        if shape and (not stated or agree(tuple(d or None for d in stated), shape)):
+            sizes = zip(stated or [0] * len(shape), shape, strict=True)
+            operands[i] = replace(operands[i], dimensions=tuple(d or size or 0 for d, size in sizes))
+    return replace(subgraph, operands=tuple(operands))
 
 
 def _without_unread(subgraph: Subgraph) -> tuple[Subgraph, tuple[int, ...]]:

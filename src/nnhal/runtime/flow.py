@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 from nnhal.base.codes import DeviceType, OperationType, Preference
-from nnhal.base.errors import OperationFailed, UnsupportedModel
+from nnhal.base.errors import InvalidModel, OperationFailed, UnsupportedModel
 from nnhal.base.operands import Shape
 from nnhal.base.records import Record
 from nnhal.base.version import __version__
@@ -19,7 +19,7 @@ from nnhal.hal.claims import Claims
 from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.model.graph import Model
-from nnhal.model.parts import branch
+from nnhal.model.parts import Part, branch
 from nnhal.model.validate import level_needed, validate
 from nnhal.runtime import costs, discovery
 from nnhal.runtime.cache.wanted import Keeping
@@ -109,7 +109,8 @@ def interpreting(
         if all(c.device is discovery.cpu() for c in candidates):
             continue
         said = True
-        first, second = (_asked(model, n, place, wishes, candidates, events, kept, held) for place in range(2))
+        parts = parts_of(model, n)
+        first, second = (_asked(model, n, each, wishes, candidates, events, kept, held) for each in parts)
         verdicts[n] = _verdict((first, second), wishes, whole)
         if verdicts[n].ok:
             found[n] = first, second
@@ -130,10 +131,66 @@ def _takes(model: Model, offer: Offer, n: int) -> bool:
     return not offer.barred(n, "", level_needed(model, n))
 
 
+class Subgraph(Record, frozen=True):
+    """A subgraph as a model of its own. name: what it is to the operation. number: of it in the whole model."""
+
+    name: str
+    number: int
+    part: Part
+
+
+def parts_of(model: Model, n: int) -> tuple[Subgraph, Subgraph]:
+    """Both subgraphs of an operation of control flow, with the shapes that are known of what they are given.
+
+    What a loop carries has the same shape in each turn where the body makes it of that shape if it is given it.
+    """
+    main, operation, values = model.main, model.main.operations[n], validate(model).subgraphs[0].values
+    loop = operation.type == OperationType.WHILE
+    (one, other), given = (operation.inputs[:2], operation.inputs[2:]) if loop else (
+        operation.inputs[1:3], operation.inputs[3:],
+    )  # fmt: skip
+    numbers = [main.operands[i].location.offset for i in (one, other)]
+    known = [None if (v := values[i]) is None else v.shape for i in given]
+    for attempt in (_carried(model, numbers[1], known) if loop else known, [None] * len(known)):
+        parts = [branch(model, number, attempt) for number in numbers]
+        try:
+            for part in parts:
+                validate(part.model)
+        except InvalidModel:  # one that never runs, as it seems
+            continue
+        first, second = map(Subgraph, NAMES[OperationType(operation.type)], numbers, parts)
+        return first, second
+    raise AssertionError("what subgraphs state of themselves was valid")
+
+
+def _carried(model: Model, body: int, known: Sequence[Shape | None]) -> list[Shape | None]:
+    """Shapes of a loop's values that stay the same, as far as they are known before."""
+    found = list(known)
+    changed = len(model.referenced[body].outputs)
+    while True:
+        part = branch(model, body, found)
+        try:
+            values = validate(part.model).subgraphs[0].values
+        except InvalidModel:
+            return [None] * changed + found[changed:]
+        place = dict(zip(part.inputs, part.model.main.inputs, strict=True))
+        moved = []
+        for n, (i, made) in enumerate(zip(model.referenced[body].inputs, part.model.main.outputs, strict=False)):
+            end = values[made]
+            start = values[place[i]] if i in place else None
+            stays = found[n] if start is None else start.shape
+            if found[n] is not None and (end is None or end.shape != stays):
+                moved.append(n)
+        if not moved:
+            return found
+        for n in moved:
+            found[n] = None
+
+
 def _asked(
     model: Model,
     n: int,
-    place: int,
+    subgraph: Subgraph,
     wishes: Wishes,
     candidates: Sequence[Candidate],
     events: list[str],
@@ -141,18 +198,13 @@ def _asked(
     held: ExitStack,
 ) -> Branch:
     """What those devices say that had something to say of the whole."""
-    main = model.main
-    operation = main.operations[n]
-    name = NAMES[OperationType(operation.type)][place]
-    first = 1 if operation.type == OperationType.IF else 0
-    number = main.operands[operation.inputs[first + place]].location.offset
-    part, whole = branch(model, number), model.referenced[number]
-    inner, keeps = part.model, kept.inside(part.model, n, name)
+    part, whole = subgraph.part, model.referenced[subgraph.number]
+    inner, keeps = part.model, kept.inside(part.model, n, subgraph.name)
     reads = tuple(whole.inputs.index(i) for i in part.inputs)
-    values = validate(model).subgraphs[number + 1].values
+    values = validate(model).subgraphs[subgraph.number + 1].values
     shapes = tuple(None if (v := values[i]) is None else v.shape for i in whole.inputs)
     named = [(c.device, c.key, c.offer.device) for c in candidates if c.failed is None]
-    return Branch(name, inner, reads, shapes, asked(named, inner, wishes, events, keeps, held), keeps)
+    return Branch(subgraph.name, inner, reads, shapes, asked(named, inner, wishes, events, keeps, held), keeps)
 
 
 def _prices(branch: Branch, found: Partition, preference: Preference, cpu: str) -> tuple[float, float]:
