@@ -147,7 +147,7 @@ def compile(
     if relaxed is not None and relaxed != model.relaxed:
         model = replace(model, relaxed=relaxed)
     told = preference, priority, threads, point_in_time(deadline), options
-    wishes = Wishes(tuple(chosen), fallback, *told, caching, Strategy.asked(placement))
+    wishes = Wishes(tuple(chosen), fallback, *told, caching, Strategy.asked(placement), _interpreting)
     with ExitStack() as undo:
         compiled = Compiled(compile_plan(model, wishes, undo, _tuning(tune)), read)
         undo.pop_all()  # from here on it is the compiled model's; an interrupt before this, and both close it, once
@@ -162,6 +162,13 @@ def _tuning(tune: Any) -> Tune | None:
     if tune is not True and not (is_number(tune) and 0 < tune < math.inf):
         raise InvalidArgument(f"tune is {shown(tune)}, must be true, false, or a number of seconds")
     return tuned_by(SECONDS if tune is True else float(tune))
+
+
+def _interpreting(*given: Any) -> list[Any]:
+    """As of `Wishes`; most models have no control flow."""
+    from nnhal.runtime.flow import interpreting
+
+    return interpreting(*given)
 
 
 def _named(devices: Any) -> list[str | Device] | None:

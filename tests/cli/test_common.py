@@ -256,12 +256,13 @@ def choice(number: int, device: str, reason: str = "why", others: Any = None, to
     return Choice(number, 0 if number != 1 else 1, device, reason, others or {}, {}, together)
 
 
-def lines(choices: list[Choice], steps: int = 1) -> list[str]:
+def lines(choices: list[Choice], steps: int = 1, inside: Any = ()) -> list[str]:
     placement: Any = SimpleNamespace(
         choices=choices,
         steps=[None] * steps,
         transfers=3,
         layouts=["nchw on a"],
+        inside=inside,
         events=["fell"],
         live=["late"],
     )
@@ -293,6 +294,17 @@ def test_neighbours_of_one_device_and_reason_are_one_line():
             "where  #0 to #3 on a",
             f"where  #2 on {other.device}",
         ]
+
+
+def test_what_is_inside_control_flow_stands_below_with_what_it_belongs_to():
+    found: Any = SimpleNamespace(choices=[choice(0, "a")], steps=[None], transfers=0, layouts=[], events=[], live=[])
+    found.inside = []
+    branch = SimpleNamespace(operation=3, name="body", placement=found)
+    assert lines([choice(3, "runtime")], inside=[branch])[1:4] == [
+        "       body of #3:",
+        "  where  #0 on a: why (ADD)",
+        "         1 step, 0 tensors cross between devices",
+    ]
 
 
 # --------------------------------------------------------------------------------------------------------------- metadata

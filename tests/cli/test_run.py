@@ -250,7 +250,8 @@ def test_labels_of_a_file_are_for_outputs_with_as_many_classes_or_labelled_value
 def test_what_fell_back_and_outputs_without_elements_are_told(capsys):
     from types import SimpleNamespace
 
-    placement = SimpleNamespace(choices=[], steps=[], transfers=0, layouts=[], events=[], live=[])
+    nothing: dict[str, Any] = {"choices": [], "steps": [], "layouts": [], "events": [], "live": [], "inside": []}
+    placement = SimpleNamespace(transfers=0, forecast_lines=list, **nothing)
     cached = [CacheOutcome("d", "miss", "why")] * 2
     compiled: Any = SimpleNamespace(inputs=[], outputs=[F32, Q8], placement=placement, cache=cached)
     step = SimpleNamespace(device="d", operations=2, total=1500)

@@ -31,6 +31,16 @@ def test_an_open_dimension_is_none_or_0_and_0_in_the_model() -> None:
     assert model.main.operations[0].name == "y"
 
 
+def test_a_tensor_that_is_given_with_no_dimensions_may_have_any_rank() -> None:
+    b = Builder()
+    x = b.input(())
+    assert x.shape is None
+    y = b.reshape(x, [-1])
+    assert y.shape == (None,)
+    assert run(b, x, y, np.ones((2, 3), "f4")).shape == (6,)
+    assert b.input((), "INT32").shape == ()  # one of a scalar has none
+
+
 def test_a_shape_is_a_list_of_any_kind_or_an_array_of_one_dimension() -> None:
     b = Builder()
     for shape in ([2, 3], (2, 3), np.array([2, 3]), range(2, 4)):

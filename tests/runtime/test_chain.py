@@ -149,6 +149,20 @@ def test_what_one_step_writes_for_another_lies_side_by_side_in_one_sealed_memory
     assert fenced.result(LONG).tolist() == [1, 0, -8]
 
 
+def test_what_only_an_operation_reads_that_does_not_run_has_room_all_the_same():
+    b = nnhal.Builder()
+    x = b.input(SHAPE)
+    doubled = b.add(x, x)
+    b.relu(doubled)  # nobody reads what it gives
+    device = Launching()
+    compiled = nnhal.compile(b.finish([x], [b.mul(doubled, doubled)]), devices=[device])
+    fenced = compiled.execute_fenced(X)
+    (launch,) = device.launches
+    assert fenced.way == CHAIN and len(launch.request.signature.outputs) == 2
+    launch.give(2 * X, 4 * X * X)
+    assert fenced.result(LONG).tolist() == [0, 4, 16, 36]
+
+
 def test_a_model_whose_steps_share_nothing_needs_no_memory_between_them(monkeypatch):
     made = []
     monkeypatch.setattr(chains.Memory, "allocate", lambda *a: made.append(a))

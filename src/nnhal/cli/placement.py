@@ -16,6 +16,9 @@ def placement_lines(placement: Placement) -> Iterator[str]:
             group = []
         if choice is not None:
             group.append(choice)
+    for branch in placement.inside:
+        yield f"       {branch.name} of #{branch.operation}:"
+        yield from (f"  {line}" for line in placement_lines(branch.placement))
     plural = "" if len(placement.steps) == 1 else "s"
     yield f"       {len(placement.steps)} step{plural}, {placement.transfers} tensors cross between devices"
     yield from (f"       {line}" for line in placement.forecast_lines())

@@ -19,6 +19,7 @@ from nnhal.hal.device import YES, Capabilities, Device, Hints, Prepared, Verdict
 from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.model.graph import CONSTANTS, Model, Operand, Operation, Subgraph
+from nnhal.model.parts import reached
 from nnhal.model.validate import Facts, validate
 from nnhal.ops.schema import Bound, agree, bind, show
 
@@ -49,9 +50,10 @@ class Reference(Device):
 
 
 def _verdict(model: Model, operation: Operation) -> Verdict:
-    if operation_name(canonical(operation.type, model.extensions)) in ops.OPS:
-        return YES
-    return Verdict(False, f"no reference kernel for {operation_name(operation.type)}")
+    for each in reached(model, operation):
+        if operation_name(canonical(each.type, model.extensions)) not in ops.OPS:
+            return Verdict(False, f"no reference kernel for {operation_name(each.type)}")
+    return YES
 
 
 class ReadyOperation(Record, frozen=True):

@@ -68,7 +68,8 @@ class Builder(Operations, Uncopied, instead="another process gets the model that
     ) -> Tensor:
         """Add an operand for an input of the model; None (or 0) in the shape is a dimension known only at run time.
 
-        type: a member of OperandType, its name, or numpy's type for float32, float16, int32 or bool.
+        An empty one of a tensor says that not even its rank is known before. type: a member of OperandType, its name, or
+        numpy's type for float32, float16, int32 or bool.
         """
         where = f"input {name!r}"
         kind, scale = _type(type), _scale(scale, f"{where}: scale")
@@ -78,7 +79,8 @@ class Builder(Operations, Uncopied, instead="another process gets the model that
             raise InvalidModel(f"{where}: shape is {shown(shape)}, must be a sequence of integers")
         dims = known.tolist()
         index = self._model.operand(kind, dims, scale, zero_point, name=_named(name))
-        return Tensor(index, Value(kind, tuple(d or None for d in dims), scale, zero_point, name=name), self)
+        sizes = tuple(d or None for d in dims) or (None if is_tensor(kind) else ())
+        return Tensor(index, Value(kind, sizes, scale, zero_point, name=name), self)
 
     def constant(
         self,

@@ -1,13 +1,17 @@
-"""Cuts a part out of a model: some operations of the main subgraph as a model of their own. Constants are not copied."""
+"""Cuts a part out of a model: some operations of the main subgraph, or another subgraph, as a model of their own.
+
+Constants are not copied.
+"""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from nnhal.base.codes import Lifetime
-from nnhal.base.operands import Value
+from nnhal.base.operands import Shape, Value
 from nnhal.base.records import Record, replace
 from nnhal.model.graph import Location, Model, Operand, Operation, Subgraph, consumers
 from nnhal.model.validate import validate, validate_outline, values_of
+from nnhal.ops.schema import agree
 
 INSIDE = frozenset((Lifetime.TEMPORARY_VARIABLE, Lifetime.SUBGRAPH_INPUT, Lifetime.SUBGRAPH_OUTPUT))
 
@@ -63,6 +67,75 @@ def outline(model: Model) -> Model:
     operands = tuple(_operand(main.operands[i], value, role) for (i, role), value in known)
     graph = Subgraph(operands, (), tuple(place[i] for i in main.inputs), tuple(place[i] for i in main.outputs))
     return validate_outline(Model(graph, (), b"", model.pools, model.relaxed, model.extensions, name=model.name))
+
+
+def branch(model: Model, number: int, known: Sequence[Shape | None] = ()) -> Part:
+    """Referenced subgraph `number` as a model of its own, with those that it refers to in turn, without inputs that it does
+    not read. inputs and outputs of the part are operands of the subgraph.
+
+    known: what is known of the shapes of its inputs besides what it states.
+    """
+    found = [number]
+    for at in found:
+        inner = (o.location.offset for o in model.referenced[at].operands if o.lifetime == Lifetime.SUBGRAPH)
+        found += [n for n in dict.fromkeys(inner) if n not in found]
+    place = {old: new for new, old in enumerate(found[1:])}
+    main, *graphs = [_renumbered(model.referenced[at], place) for at in found]
+    main, inputs = _without_unread(_narrowed(main, known))
+    name = f"subgraph {number} of {model.name or 'model'}"
+    part = Model(main, tuple(graphs), model.values, model.pools, model.relaxed, model.extensions, name=name)
+    return Part(part, inputs, model.referenced[number].outputs)
+
+
+def _narrowed(subgraph: Subgraph, known: Sequence[Shape | None]) -> Subgraph:
+    """A subgraph that states the shapes of its inputs as far as they are known, where they agree with what it says."""
+    operands = list(subgraph.operands)
+    for i, shape in zip(subgraph.inputs, known, strict=False):
+        stated = operands[i].dimensions
+        if shape and (not stated or agree(tuple(d or None for d in stated), shape)):
+            sizes = zip(stated or [0] * len(shape), shape, strict=True)
+            operands[i] = replace(operands[i], dimensions=tuple(d or size or 0 for d, size in sizes))
+    return replace(subgraph, operands=tuple(operands))
+
+
+def _without_unread(subgraph: Subgraph) -> tuple[Subgraph, tuple[int, ...]]:
+    """A subgraph without inputs that nothing reads, and those inputs that it keeps, by their operands before."""
+    read = {i for operation in subgraph.operations for i in operation.inputs}
+    inputs = tuple(i for i in subgraph.inputs if i in read)
+    left = [i for i in range(len(subgraph.operands)) if i in read or i not in subgraph.inputs]
+    place = {old: new for new, old in enumerate(left)}
+
+    def moved(indices: Iterable[int]) -> tuple[int, ...]:
+        return tuple(place[i] for i in indices)
+
+    operations = [replace(o, inputs=moved(o.inputs), outputs=moved(o.outputs)) for o in subgraph.operations]
+    operands = tuple(subgraph.operands[i] for i in left)
+    return Subgraph(operands, tuple(operations), moved(inputs), moved(subgraph.outputs)), inputs
+
+
+def _renumbered(subgraph: Subgraph, place: Mapping[int, int]) -> Subgraph:
+    """A subgraph that refers to others by other numbers."""
+    operands = [
+        replace(o, location=Location(offset=place[o.location.offset])) if o.lifetime == Lifetime.SUBGRAPH else o
+        for o in subgraph.operands
+    ]
+    return replace(subgraph, operands=tuple(operands))
+
+
+def reached(model: Model, operation: Operation) -> Iterator[Operation]:
+    """An operation of the main subgraph, and those of the subgraphs that it refers to, and of those in turn."""
+    yield operation
+    numbers: dict[int, None] = {}
+    pending = [(model.main, operation)]
+    while pending:
+        subgraph, each = pending.pop()
+        for i in each.inputs:
+            operand = subgraph.operands[i]
+            if operand.lifetime == Lifetime.SUBGRAPH and operand.location.offset not in numbers:
+                numbers[operand.location.offset] = None
+                inner = model.referenced[operand.location.offset]
+                yield from inner.operations
+                pending += [(inner, other) for other in inner.operations]
 
 
 def live(model: Model) -> tuple[int, ...]:

@@ -27,8 +27,8 @@ class CompiledBurst(ModelCallable, Uncopied, instead="another process gets the m
         self._bursts: list[Burst] = []
         lines, ways = [], []
         for number, line in enumerate(compiled.lines):
-            opened, way = self._open(line)
-            lines.append(opened)
+            other, way = self._open(line)
+            lines.append(other)
             ways.append(f"step {number} on {line.label}: {way}")
         self.ways = tuple(ways)
         runner = _OneByOne(compiled, lines, self._bursts)
@@ -37,15 +37,10 @@ class CompiledBurst(ModelCallable, Uncopied, instead="another process gets the m
 
     def _open(self, line: Line) -> tuple[Line, str]:
         try:
-            burst = burst_by(line.prepared, line.signature.where)
-        except BaseException as error:
-            if isinstance(error, OperationFailed) and not isinstance(error, DriverFailed | ContractBroken):
-                _log.info("%s: no burst, plain calls instead: %s", line.signature.where, error)  # its level has none
-                return Line(line.step, line.label, line.prepared.run), f"plain calls: {error}"
+            return opened(line, self._bursts)
+        except BaseException:
             self._let_go()
             raise
-        self._bursts.append(burst)
-        return Line(line.step, line.label, burst.run), "burst"
 
     def free_memory(self, memory: Memory) -> None:
         """This memory will not be used in the burst again: what drivers cache of it can go."""
@@ -70,6 +65,22 @@ class CompiledBurst(ModelCallable, Uncopied, instead="another process gets the m
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def opened(line: Line, bursts: list[Burst]) -> tuple[Line, str]:
+    """A step that runs in a burst of its driver, which is put among the others; or, where there are none, by plain calls.
+
+    With the way that it is, and why.
+    """
+    try:
+        burst = burst_by(line.prepared, line.signature.where)
+    except OperationFailed as error:
+        if isinstance(error, DriverFailed | ContractBroken):
+            raise
+        _log.info("%s: no burst, plain calls instead: %s", line.signature.where, error)  # its level has none
+        return Line(line.step, line.label, line.prepared.run), f"plain calls: {error}"
+    bursts.append(burst)
+    return Line(line.step, line.label, burst.run), "burst"
 
 
 class _OneByOne(Runner):

@@ -4,13 +4,13 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
-from nnhal.base.codes import Preference, Priority
+from nnhal.base.codes import OperationType, Preference, Priority
 from nnhal.base.errors import (
     DeadObject,
     DeviceUnavailable,
@@ -23,6 +23,7 @@ from nnhal.base.errors import (
     told,
 )
 from nnhal.base.log import logger
+from nnhal.base.operands import Shape
 from nnhal.base.records import Record, field, replace
 from nnhal.base.time import by
 from nnhal.hal.claims import Claims, considered_by
@@ -40,7 +41,7 @@ from nnhal.hal.device import (
 from nnhal.hal.utilities import is_extension
 from nnhal.model.graph import Model
 from nnhal.model.layouts import LaidOut, laid_out
-from nnhal.model.parts import Part, cut
+from nnhal.model.parts import Part, cut, reached
 from nnhal.model.validate import let_constants_go, validate
 from nnhal.runtime import costs, discovery
 from nnhal.runtime.cache.wanted import NOT_KEPT, CacheEntry, CacheOutcome, Caching, Keeping, KeepsNothing
@@ -49,10 +50,11 @@ from nnhal.runtime.isolation import DeviceKey, key_of, labels
 from nnhal.runtime.judgement import Asking, Judge, judged
 from nnhal.runtime.lanes import Lane
 from nnhal.runtime.partition import Offer, Partition
-from nnhal.runtime.placement import Live, Placement, StepLayout
+from nnhal.runtime.placement import Live, PlacedBranch, Placement, StepLayout
 from nnhal.runtime.strategies import Strategy
 
 Fallback = Literal["allow", "warn", "forbid"]
+CONTROL_FLOW = frozenset((OperationType.IF, OperationType.WHILE))
 ROUNDS = 4  # of placing parts anew by single verdicts; then a refusal counts for the part that it is in
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _log = logger("compilation")
@@ -74,7 +76,8 @@ class Wishes(Record, frozen=True):
     """What `compile` was asked for, checked.
 
     deadline: point on the monotonic clock in nanoseconds by which compilation has to end, None for no limit.
-    driver_options: by name of a device; a name that is given is that of exactly one of `devices`.
+    driver_options: by name of a device; a name that is given is that of exactly one of `devices`. interpreting: gives the
+    runtime itself as a candidate for control flow of a model, where it is one (`runtime.flow`).
     """
 
     devices: tuple[Device, ...]
@@ -86,6 +89,7 @@ class Wishes(Record, frozen=True):
     driver_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     caching: Caching = Caching()
     strategy: Strategy = Strategy()
+    interpreting: "Callable[..., list[Candidate]]" = lambda *_: []
 
     def hints(self, device: Device) -> Hints:
         """What the driver of a device is told; one that only takes over has no options."""
@@ -98,7 +102,8 @@ class Step(Record, frozen=True):
     """One part of the model, prepared. lane: runs it where it may have to end early, and closes it, once.
 
     laid: the part as the device has it. cached: what became of its entry in the cache.
-    consumed: nobody needs its constants any more, and `part` has none.
+    consumed: nobody needs its constants any more, and `part` has none. inside: what the runtime runs of it by plans of
+    its own: control flow that it runs itself.
     """
 
     device: Device
@@ -109,6 +114,40 @@ class Step(Record, frozen=True):
     laid: LaidOut
     consumed: bool = False
     cached: CacheOutcome = CacheOutcome("", "off")
+    inside: "tuple[Inside, ...]" = ()
+
+    @property
+    def outcomes(self) -> tuple[CacheOutcome, ...]:
+        """What became of it in the cache, or of all that is compiled inside it."""
+        return tuple(each for i in self.inside for s in i.plan.steps for each in s.outcomes) or (self.cached,)
+
+
+class Inside(Record, frozen=True):
+    """A subgraph that the runtime runs by a plan of its own. operation: that refers to it, by its place in the whole model.
+
+    name: what it is to the operation: "then", "else", "condition" or "body". reads: the inputs of the subgraph that the plan
+    has, by place. shapes: of all its inputs.
+    """
+
+    operation: int
+    name: str
+    plan: "Plan"
+    reads: tuple[int, ...]
+    shapes: tuple[Shape | None, ...]
+
+
+class Composite(Prepared):
+    """What the runtime prepares itself, of plans. inside: those, in the order in which operations refer to them.
+
+    told: what is to hear of what fell back inside.
+    """
+
+    inside: tuple[Inside, ...] = ()
+    told: Callable[[str], object] = staticmethod(lambda text: None)
+
+    def kept(self) -> int:
+        """Bytes of intermediates that are kept for the next execution."""
+        return 0
 
 
 class Plan(Record, frozen=True):
@@ -142,17 +181,23 @@ class Plan(Record, frozen=True):
     @property
     def placement(self) -> Placement:
         """Where each operation runs, and why."""
-        return Placement(self.partition, self.events, self.keys, self.live, layouts_of(self.partition, self.steps))
+        layouts = layouts_of(self.partition, self.steps)
+        inside = [PlacedBranch(i.operation, i.name, i.plan.placement) for step in self.steps for i in step.inside]
+        return Placement(self.partition, self.events, self.keys, self.live, layouts, inside)
 
 
-class _Candidate(Record, frozen=True):
-    """A device that may take part, and what it says of the model. failed: what kept it from answering."""
+class Candidate(Record, frozen=True):
+    """A device that may take part, and what it says of the model. failed: what kept it from answering.
+
+    interprets: whether it is the runtime itself, which then has what it takes for its own.
+    """
 
     device: Device
     key: DeviceKey
     offer: Offer
     claims: Claims
     failed: NnhalError | None = None
+    interprets: bool = False
 
 
 class Failure(Record, frozen=True):
@@ -178,23 +223,20 @@ def compile_plan(model: Model, wishes: Wishes, undo: ExitStack, tune: Tune | Non
     kept = _kept(model, wishes.caching)
     with ExitStack() as held:
         candidates = _candidates(model, wishes, events, kept, held)
-        return _compiled(model, wishes, candidates, events, kept, undo, tune)
+        return compiled_on(candidates, model, wishes, events, kept, undo, tune)
 
 
-def _compiled(
+def compiled_on(
+    candidates: Sequence[Candidate],
     model: Model,
     wishes: Wishes,
-    candidates: Sequence[_Candidate],
     events: list[str],
     kept: Keeping,
     undo: ExitStack,
-    tune: Tune | None,
+    tune: Tune | None = None,
 ) -> Plan:
-    """Partition and prepare, elsewhere where that fails."""
-    asking = Asking(wishes.preference, wishes.threads, wishes.driver_options)
-    keys, said = {c.offer.device: c.key for c in candidates}, [c.offer for c in candidates]
-    forgive = wishes.fallback == "forbid"
-    offers, judge = judged(model, said, keys, wishes.strategy, asking, forgive=forgive, tune=tune is not None)
+    """Partition and prepare, elsewhere where that fails. Raises as of `compile_plan`."""
+    offers, judge = judge_of(candidates, model, wishes, tune=tune is not None)
     try:
         if tune is not None:
 
@@ -220,7 +262,10 @@ def _compiled(
     where = f"operations {_span(plan.operations)}"
     _note(wishes, events, f"{plan.label} failed to prepare {where}: {plan.error}; placing them elsewhere")
     lost, why = frozenset(plan.operations), f"failed to prepare: {plan.error}"
-    again = [replace(o, excluded=o.excluded | lost, excluded_why=why) if o.device == plan.label else o for o in offers]
+    again = [
+        replace(o, excluded=o.excluded | lost, excluded_why=why) if o.device == plan.label else o
+        for o in judge_of(candidates, model, wishes, lost)[0]
+    ]
     culprit = plan
     try:
         plan = _attempt(model, wishes, candidates, again, judge, events, kept, undo)
@@ -236,17 +281,56 @@ def _compiled(
     raise whole.error
 
 
-def _candidates(model: Model, wishes: Wishes, events: list[str], kept: Keeping, held: ExitStack) -> list[_Candidate]:
+def _candidates(model: Model, wishes: Wishes, events: list[str], kept: Keeping, held: ExitStack) -> list[Candidate]:
     """The devices chosen, and the CPU where it may take over, each asked. held: lets go of what they worked out."""
     devices, cpu = list(wishes.devices), discovery.cpu()
     chosen = any(device is cpu for device in devices)
     if wishes.fallback != "forbid" and not chosen:
         devices.append(cpu)
     keys = [key_of(device) for device in devices]
-    found = [_asked(*each, model, wishes, events, kept, held) for each in zip(devices, keys, labels(keys), strict=True)]
-    if devices[-1] is cpu and not chosen:
-        found[-1] = replace(found[-1], offer=_taking_over(model, found[-1].offer))
+    named = list(zip(devices, keys, labels(keys), strict=True))
+    return asked(named, model, wishes, events, kept, held)
+
+
+def asked(
+    named: Sequence[tuple[Device, DeviceKey, str]],
+    model: Model,
+    wishes: Wishes,
+    events: list[str],
+    kept: Keeping,
+    held: ExitStack,
+) -> list[Candidate]:
+    """What each device says of a model, and the runtime of its control flow. named: devices, what they are, labels."""
+    found = [_asked(*each, model, wishes, events, kept, held) for each in named]
+    for n, candidate in enumerate(found):
+        if candidate.device is discovery.cpu() and not any(each is candidate.device for each in wishes.devices):
+            found[n] = replace(candidate, offer=_taking_over(model, candidate.offer))
+    if any(operation.type in CONTROL_FLOW for operation in model.main.operations):
+        found += wishes.interpreting(model, wishes, found, events, kept, held)
     return found
+
+
+def judge_of(
+    candidates: Sequence[Candidate], model: Model, wishes: Wishes, lost: Collection[int] = (), *, tune: bool = False
+) -> tuple[list[Offer], Judge]:
+    """What devices offer, with what is known of them, and who places the model. lost: as of `offers_of`.
+
+    tune: it is going to be measured.
+    """
+    asking = Asking(wishes.preference, wishes.threads, wishes.driver_options)
+    keys = {c.offer.device: c.key for c in candidates}
+    forgive = wishes.fallback == "forbid"
+    return judged(model, offers_of(candidates, lost), keys, wishes.strategy, asking, forgive=forgive, tune=tune)
+
+
+def offers_of(candidates: Sequence[Candidate], lost: Collection[int] = ()) -> list[Offer]:
+    """What devices offer: nobody else has what the runtime takes for its own. lost: what it could not prepare."""
+    own = {n for c in candidates if c.interprets for n, v in enumerate(c.offer.verdicts) if v.ok}.difference(lost)
+    refused = dict.fromkeys(own, Verdict(False, "the runtime runs it, its branches on devices of their own"))
+    return [
+        c.offer if c.interprets else _without(c.offer, {n: v for n, v in refused.items() if c.offer.verdicts[n].ok})
+        for c in candidates
+    ]
 
 
 def _asked(
@@ -258,7 +342,7 @@ def _asked(
     events: list[str],
     kept: Keeping,
     held: ExitStack,
-) -> _Candidate:
+) -> Candidate:
     """What a device says of the model; a driver that fails to answer, or answers nonsense, takes nothing."""
 
     stated: Capabilities | None = None
@@ -290,12 +374,13 @@ def _asked(
     offer = Offer(
         label, own.level, told_of, claims.verdicts, own.extensions, step=step, laid=laid, groups=claims.groups
     )
-    return _Candidate(device, key, offer, claims, failed)
+    return Candidate(device, key, offer, claims, failed)
 
 
 def _taking_over(model: Model, offer: Offer) -> Offer:
-    """What falls back to the CPU: everything but the operations of extensions."""
-    own = frozenset(n for n, o in enumerate(model.main.operations) if is_extension(o.type))
+    """What falls back to the CPU: everything but the operations of extensions, and control flow with such inside."""
+    operations = enumerate(model.main.operations)
+    own = frozenset(n for n, o in operations if any(is_extension(each.type) for each in reached(model, o)))
     return replace(offer, excluded=own, excluded_why="operations of extensions never fall back")
 
 
@@ -324,7 +409,7 @@ def _span(operations: Sequence[int]) -> str:
 def _attempt(
     model: Model,
     wishes: Wishes,
-    candidates: Sequence[_Candidate],
+    candidates: Sequence[Candidate],
     offers: Sequence[Offer],
     judge: Judge,
     events: list[str],
@@ -333,7 +418,7 @@ def _attempt(
 ) -> Plan | Failure:
     """Partition and prepare every part; where one fails, what was prepared is closed."""
     by_label = {c.offer.device: c for c in candidates}
-    found, parts = _placed(model, wishes, by_label, offers, judge)
+    found, parts = placed(model, wishes, by_label, offers, judge)
     steps: list[Step] = []
     for planned, part in zip(found.steps, parts, strict=True):
         candidate = by_label[planned.device]
@@ -349,11 +434,12 @@ def _attempt(
                 raise
             undo.close()
             return Failure(planned.device, planned.operations, as_error(error, f"device {planned.device}"))
-    keys = {label: c.key for label, c in by_label.items()}
     used = [step.device for step in found.steps]
+    keys = {label: c.key for label, c in by_label.items() if not c.interprets or label in used}
     configured = [
         Configured(n, s.device, s.prepared, wishes.hints(s.device).options) for n, s in zip(used, steps, strict=True)
     ]
+    configured += [each for step in steps for i in step.inside for each in i.plan.configuration.steps]
     return Plan(model, found, tuple(steps), wishes, tuple(events), keys, Live(used), Configuration(configured), judge)
 
 
@@ -365,8 +451,8 @@ def _kept(model: Model, caching: Caching) -> Keeping:
     return ModelCache(caching, model)
 
 
-def _placed(
-    model: Model, wishes: Wishes, by_label: Mapping[str, _Candidate], offers: Sequence[Offer], judge: Judge
+def placed(
+    model: Model, wishes: Wishes, by_label: Mapping[str, Candidate], offers: Sequence[Offer], judge: Judge
 ) -> tuple[Partition, list[Part]]:
     """The partition and its parts. In the layout that a device prefers, a part is another model than within the whole: the
     device is asked about it again, and what it refuses then is placed anew.
@@ -466,4 +552,5 @@ def prepare(
     consumed = wishes.fallback == "forbid" and let_weights_go(lane.prepared, laid.model, lane.where)
     if consumed and laid.model is not part.model:
         let_weights_go(lane.prepared, part.model, lane.where)
-    return Step(device, part, lane.prepared, spent, lane, laid, consumed, outcomes[0])
+    inside = lane.prepared.inside if isinstance(lane.prepared, Composite) else ()
+    return Step(device, part, lane.prepared, spent, lane, laid, consumed, outcomes[0], inside)

@@ -174,7 +174,7 @@ class Compiled(
 
         Before them that of "model", its import, where a file was compiled and a folder given.
         """
-        return (*self._read, *(step.cached for step in self._caller.plan.steps))
+        return (*self._read, *(each for step in self._caller.plan.steps for each in step.outcomes))
 
     @property
     def placement(self) -> Placement:

@@ -31,7 +31,7 @@ class Configuration:
     """
 
     def __init__(self, steps: Sequence[Configured]) -> None:
-        self._steps, self.unknown = steps, ""
+        self.steps, self.unknown = steps, ""
         self.turns = Turns() if any(traits_of(step.prepared).changeable for step in steps) else None
 
     def change(self, device: str, options: Mapping[str, Any], control: Control) -> None:
@@ -72,9 +72,9 @@ class Configuration:
 
     def _of(self, device: str) -> list[Configured]:
         """The steps of a device, by its label or, where that is none's, its name."""
-        chosen = [step for step in self._steps if step.label == device]
-        chosen = chosen or [step for step in self._steps if identity_of(step.device).name == device]
-        labels = ", ".join(dict.fromkeys(step.label for step in self._steps))
+        chosen = [step for step in self.steps if step.label == device]
+        chosen = chosen or [step for step in self.steps if identity_of(step.device).name == device]
+        labels = ", ".join(dict.fromkeys(step.label for step in self.steps))
         if not chosen:
             raise InvalidArgument(
                 f"configure: device {shown(device)} runs no step of this model, must be one of {labels}"

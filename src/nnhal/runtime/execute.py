@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,9 +28,9 @@ from nnhal.hal.request import UNLIMITED, Control, Request, Run, Signature, Timin
 from nnhal.hal.turns import Ticket
 from nnhal.hal.utilities import is_extension
 from nnhal.model.graph import Model
-from nnhal.model.parts import cut, live
+from nnhal.model.parts import cut, live, reached
 from nnhal.runtime import discovery
-from nnhal.runtime.compilation import Plan, Step, prepare, warn_of_fallback
+from nnhal.runtime.compilation import Composite, Plan, Step, prepare, warn_of_fallback
 from nnhal.runtime.job import Job, Profile, StepTiming
 from nnhal.runtime.placement import WHOLE
 
@@ -101,6 +102,9 @@ class Runner:
         direct = only is not None and (only.reads, only.writes) == (main.inputs, main.outputs) and not only.launched
         self._only = only if direct else None
         self._launched = any(line.launched for line in self.lines)
+        for number, step in enumerate(plan.steps):
+            if isinstance(step.prepared, Composite):
+                step.prepared.told = partial(self.fell_back_inside, number)
         self._large = {  # shapes and element types
             operand: (argument.fixed, argument.dtype)
             for line in self.lines
@@ -218,6 +222,8 @@ class Runner:
         device = line.label
         try:
             timing = line.execute(request, control)
+            if profile is not None and report is not None:
+                report.fallbacks += profile.fallbacks
         except NEVER_RETRIED:
             raise
         except Exception as error:
@@ -226,8 +232,9 @@ class Runner:
         if report is not None:
             total = time.monotonic_ns() - start
             timing = plausible(timing, f"device {device}")
-            each = {} if profile is None else dict(profile.spent)
-            report.steps.append(StepTiming(device, len(line.step.part.model.main.operations), total, timing, each))
+            each, inside = ({}, ()) if profile is None else (dict(profile.spent), profile.inside)
+            count = len(line.step.part.model.main.operations)
+            report.steps.append(StepTiming(device, count, total, timing, each, inside))
 
     def _step_on_cpu(
         self, number: int, line: Line, request: Request, job: Job, error: Exception
@@ -242,11 +249,13 @@ class Runner:
         return identity_of(spare.device).name, _on_host(spare.prepared, request, job.control)
 
     def _may_fall_back(self, steps: Sequence[Step]) -> bool:
-        """Not where it is forbidden, not from the CPU to itself, and never with operations of extensions."""
+        """Not where it is forbidden, not from the CPU to itself, and never with operations of extensions, inside or not."""
         cpu = discovery.cpu()
         if self.plan.wishes.fallback == "forbid" or all(s.device is cpu for s in steps):
             return False
-        return not any(is_extension(o.type) for s in steps for o in s.part.model.main.operations)
+        parts = [step.part.model for step in steps]
+        operations = ((model, o) for model in parts for o in model.main.operations)
+        return not any(is_extension(each.type) for model, o in operations for each in reached(model, o))
 
     def _whole_on_cpu(self, job: Job, error: Exception) -> None:
         """The last resort of a failed execution; raises `error` where there is none."""
@@ -278,9 +287,14 @@ class Runner:
         if self.plan.wishes.fallback == "warn":
             warn_of_fallback(text)
 
+    def fell_back_inside(self, step: int, text: str) -> None:
+        """Count an execution of a step that the runtime runs itself, of which something inside fell back."""
+        self._live.fell_back(step, text)
+
     def kept(self) -> int:
         """Bytes of intermediates between steps that are kept for the next execution."""
-        return sum(array.nbytes for frame in tuple(self._frames) for array in frame.values())
+        inside = sum(step.prepared.kept() for step in self.plan.steps if isinstance(step.prepared, Composite))
+        return inside + sum(array.nbytes for frame in tuple(self._frames) for array in frame.values())
 
     def close(self) -> None:
         """Close every prepared model, when what still runs in it has come back."""

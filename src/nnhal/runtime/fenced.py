@@ -189,6 +189,8 @@ def _why_not_a_chain(caller: Caller, job: Job, whole: Request, wait_for: Sequenc
         return "64-bit integers are converted before and after it"
     if all(type(step.prepared).execute_fenced is Prepared.execute_fenced for step in steps):
         return "no driver has fences of its own"
+    if any(step.inside for step in steps):
+        return "the runtime runs control flow itself"
     if caller.plan.configuration.turns is not None:
         return "options may change between executions, and the steps of one are to have the same"
     if after is not None:  # drivers may not come back in time, and nobody but this process sees to it
@@ -313,7 +315,8 @@ class _Chain:
             if operand in read and operand not in buffers and _where(arrays[operand]) == "plain"
         }
         held = {operand for operand in main.outputs if operand not in self._apart}
-        arrays.update(_between(lines, read - held))
+        written = {operand for line in lines for operand in line.writes}  # what nobody reads that runs, too
+        arrays.update(_between(lines, (read | written) - held))
         wait_for = self._wait_for
         for line in lines:
             given, rooms = [arrays[i] for i in line.reads], [arrays[i] for i in line.writes]
@@ -385,7 +388,7 @@ def _when_all_ended(executions: Sequence[FencedExecution], call: Callable[[], ob
 
 
 def _between(lines: Sequence[Line], operands: Collection[int]) -> dict[int, Array]:
-    """Arrays in a shared memory for what one step writes and a later one reads: drivers take them by reference."""
+    """Arrays in a shared memory for what steps write, and later ones read: drivers take them by reference."""
     found = [
         (operand, argument.nbytes, argument)
         for line in lines

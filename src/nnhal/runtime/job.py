@@ -20,7 +20,8 @@ from nnhal.runtime.allocation import Allocation
 class StepTiming(Record, frozen=True):
     """How long one step took: the runtime's own measure, and what the driver says, in nanoseconds.
 
-    each: of its operations, by place in the step, as far as the driver tells.
+    each: of its operations, by place in the step, as far as the driver tells. inside: of a step of control flow that the
+    runtime runs itself, what each subgraph's steps took.
     """
 
     device: str
@@ -28,6 +29,19 @@ class StepTiming(Record, frozen=True):
     total: int
     driver: Timing | None
     each: Mapping[int, int] = field(default_factory=dict)
+    inside: "tuple[BranchTiming, ...]" = ()
+
+
+class BranchTiming(Record, frozen=True):
+    """How often a subgraph ran in one execution, and how long its steps took in all of these together.
+
+    operation: of the whole model, that refers to it. name: what it is to that: "then", "else", "condition" or "body".
+    """
+
+    operation: int
+    name: str
+    runs: int
+    steps: tuple[StepTiming, ...]
 
 
 class Profile:
@@ -37,6 +51,8 @@ class Profile:
         """serves: for each operation that the driver has, the one of the step that its time counts for."""
         self._serves, self._where = serves, where
         self.spent: dict[int, int] = {}
+        self.inside: tuple[BranchTiming, ...] = ()
+        self.fallbacks: list[str] = []  # of steps inside
 
     def __call__(self, operation: int, begin_ns: int, end_ns: int) -> None:
         """Operation `operation` took the time between two points of the monotonic clock; what comes twice adds up."""

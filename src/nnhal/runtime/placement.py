@@ -45,6 +45,17 @@ class StepLayout(Record, frozen=True):
         return f"step {self.step} on {self.device} is {self.layout}, {counted(self.transposes, 'transpose')} inserted{left}"
 
 
+class PlacedBranch(Record, frozen=True):
+    """Where the operations of a subgraph run that the runtime runs itself, for an operation of control flow.
+
+    operation: that refers to it. name: what it is to that: "then", "else", "condition" or "body".
+    """
+
+    operation: int
+    name: str
+    placement: "Placement"
+
+
 class RunsAsOne(Record, frozen=True):
     """Operations that a device runs as one: an `OperationGroup` of which enough stand in one step.
 
@@ -116,7 +127,8 @@ class Placement:
     """Where each operation runs, and why; `str()` is a table for people.
 
     devices are named by labels: their names, made to differ where several have the same; `keys` says what they are.
-    live: what fell back at run time, so far. layouts: of the steps on devices that prefer one.
+    live: what fell back at run time, so far. layouts: of the steps on devices that prefer one. inside: of the subgraphs of
+    control flow that the runtime runs itself.
     """
 
     def __init__(
@@ -126,6 +138,7 @@ class Placement:
         keys: Mapping[str, DeviceKey] | None = None,
         live: Live | None = None,
         layouts: Sequence[StepLayout] = (),
+        inside: Sequence[PlacedBranch] = (),
     ) -> None:
         self.steps = partition.steps
         self.choices = partition.choices
@@ -134,7 +147,7 @@ class Placement:
         self.events = events
         self.keys = keys or {}
         self.live = live or Live([step.device for step in partition.steps])
-        self.layouts = tuple(layouts)
+        self.layouts, self.inside = tuple(layouts), tuple(inside)
 
     def __iter__(self) -> Iterator[Choice]:
         return iter(self.choices)
@@ -151,11 +164,14 @@ class Placement:
         return tuple(dict.fromkeys(found))
 
     def devices(self) -> dict[str, int]:
-        """Number of operations on each device."""
+        """Number of operations on each device, those of subgraphs among them that the runtime runs itself."""
         counts: dict[str, int] = {}
         for choice in self.choices:
             if choice.device:
                 counts[choice.device] = counts.get(choice.device, 0) + 1
+        for branch in self.inside:
+            for device, several in branch.placement.devices().items():
+                counts[device] = counts.get(device, 0) + several
         return counts
 
     def to_dict(self) -> dict[str, Any]:
@@ -172,6 +188,7 @@ class Placement:
             "devices": {label: as_dict(key) for label, key in self.keys.items()},
             "live": self.live.to_dict(),
             "layouts": [_layout(each) for each in self.layouts],
+            "inside": [_branch(each) for each in self.inside],
         }
 
     def _times(self, number: int) -> dict[str, float | None]:
@@ -200,10 +217,25 @@ class Placement:
         words = [counted(len(self.choices), "operation"), counted(self.transfers, "transfer"), *late]
         return brief(f"Placement of {', '.join(words)}", [self.summary()])
 
+    def _lines(self, before: str) -> Iterator[str]:
+        """One for each operation, those of branches below the operation that refers to them."""
+        for c in self.choices:
+            yield f"{before + c.label:32} {c.device or '-':12} {c.reason}"
+            for branch in self.inside:
+                if branch.operation == c.operation:
+                    yield f"{before}  {branch.name}:"
+                    yield from branch.placement._lines(f"{before}    ")
+
     def __str__(self) -> str:
-        lines = [f"{c.label:32} {c.device or '-':12} {c.reason}" for c in self.choices]
+        lines = list(self._lines(""))
         lines.append(f"{counted(len(self.steps), 'step')}, {counted(self.transfers, 'transfer')} between devices")
         return "\n".join([*lines, *self.forecast_lines(), *map(str, self.layouts), *self.events, *map(str, self.live)])
+
+
+def _branch(branch: PlacedBranch) -> dict[str, Any]:
+    placed = branch.placement.to_dict()
+    kept = "steps", "operations", "transfers", "inside"
+    return {"operation": branch.operation, "branch": branch.name, **{name: placed[name] for name in kept}}
 
 
 def _group(group: RunsAsOne) -> dict[str, Any]:

@@ -54,10 +54,10 @@ def imported_in(
 
 
 class ModelCache:
-    """The entries of one model that is being compiled."""
+    """The entries of one model that is being compiled. of: those of the model that it is a subgraph of, and which it is."""
 
-    def __init__(self, caching: Caching, model: Model) -> None:
-        self._caching, self._model = caching, model
+    def __init__(self, caching: Caching, model: Model, of: "tuple[ModelCache, int, str] | None" = None) -> None:
+        self._caching, self._model, self._of = caching, model, of
 
     @cached_property
     def _folder(self) -> CacheFolder | str:
@@ -72,6 +72,10 @@ class ModelCache:
     @cached_property
     def _token(self) -> bytes:
         assert isinstance(self._folder, CacheFolder)
+        if self._of is not None:
+            whole, operation, name = self._of
+            which = json.dumps([whole._token.hex(), operation, name])
+            return blake2b(which.encode(), person=b"nnhal branch", digest_size=TOKEN_SIZE).digest()
         if self._caching.token is not None:
             return self._caching.token
         return token_of(self._model, self._folder)
@@ -79,6 +83,10 @@ class ModelCache:
     def entry(self, place: str, operations: Sequence[int] | None) -> "StepEntry":
         """As of `Keeping`."""
         return StepEntry(self, place, operations)
+
+    def inside(self, model: Model, operation: int, name: str) -> "ModelCache":
+        """As of `Keeping`."""
+        return ModelCache(self._caching, model, (self, operation, name))
 
     def considered(self, device: Device, hints: Hints, place: str, ask: Callable[[], Claims]) -> Claims:
         """As of `Keeping`: a driver in this process that keeps compilations is asked once about a file's model."""

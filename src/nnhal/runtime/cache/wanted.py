@@ -107,6 +107,9 @@ class Keeping(Protocol):
     def considered(self, device: Device, hints: Hints, place: str, ask: Callable[[], Claims]) -> Claims:
         """What a device says of the model: as it is known, else asked."""
 
+    def inside(self, model: Model, operation: int, name: str) -> "Keeping":
+        """What is kept of a subgraph, as a model, that is compiled by itself. operation, name: as of `Inside`."""
+
 
 class KeepsNothing(Record, frozen=True):
     """Nothing is kept of a model. why: as of `NotKept`."""
@@ -120,3 +123,7 @@ class KeepsNothing(Record, frozen=True):
     def considered(self, device: Device, hints: Hints, place: str, ask: Callable[[], Claims]) -> Claims:
         """As of `Keeping`."""
         return ask()
+
+    def inside(self, model: Model, operation: int, name: str) -> "KeepsNothing":
+        """As of `Keeping`."""
+        return self

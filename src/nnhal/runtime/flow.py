@@ -1,0 +1,249 @@
+"""Control flow that the runtime runs itself: which IF and WHILE, on which devices their subgraphs are, compiling those.
+
+A device that takes an IF or WHILE with its subgraphs as one operation has it. Where none does but the CPU, and devices take
+operations of the subgraphs at a better price, the runtime takes it: each subgraph is a model that is partitioned and
+compiled on its own, by the same devices, and so are those within it. To the partition the runtime is a device like others,
+which takes nothing else.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+
+from nnhal.base.codes import DeviceType, OperationType, Preference
+from nnhal.base.errors import InvalidModel, OperationFailed, UnsupportedModel
+from nnhal.base.operands import Shape
+from nnhal.base.records import Record
+from nnhal.base.version import __version__
+from nnhal.hal.claims import Claims
+from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict
+from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
+from nnhal.model.graph import Model
+from nnhal.model.parts import Part, branch
+from nnhal.model.validate import level_needed, validate
+from nnhal.runtime import costs, discovery
+from nnhal.runtime.cache.wanted import Keeping
+from nnhal.runtime.compilation import CONTROL_FLOW, Candidate, Inside, Wishes, asked, compiled_on, judge_of, placed
+from nnhal.runtime.interpreter import PreparedFlow
+from nnhal.runtime.isolation import DeviceKey, labels
+from nnhal.runtime.partition import Choice, Offer, Partition
+
+NAMES = {OperationType.IF: ("then", "else"), OperationType.WHILE: ("condition", "body")}
+_NO = Verdict(False, "runs nothing but control flow")
+
+
+class Branch(Record, frozen=True):
+    """A subgraph that may be compiled on its own, and what devices say of it. reads, shapes: as of `Inside`."""
+
+    name: str
+    model: Model
+    reads: tuple[int, ...]
+    shapes: tuple[Shape | None, ...]
+    candidates: Sequence[Candidate]
+    kept: Keeping
+
+
+Branches = Mapping[int, tuple[Branch, Branch]]  # by the operation that refers to them
+
+
+class ControlFlow(Device):
+    """The runtime, as what runs control flow. Made for one compilation."""
+
+    name, version, type = "runtime", __version__, DeviceType.OTHER
+    timely = True
+
+    def __init__(self, wishes: Wishes, events: list[str]) -> None:
+        """events: what falls back while subgraphs are prepared is put there."""
+        self._wishes, self._events = wishes, events
+
+    def supports(self, model: Model) -> list[Verdict]:
+        """Nothing by itself: `interpreting` knows what other devices take."""
+        return [_NO] * len(model.main.operations)
+
+    def prepare(self, model: Model, hints: Hints) -> Prepared:
+        """Compile the subgraphs of all operations of a part."""
+        known = hints.worked_out
+        branches: Branches = {} if known is None else known.given
+        inside = []
+        with ExitStack() as undo:
+            for n in () if known is None else known.operations:
+                for each in branches[n]:
+                    own = undo.enter_context(ExitStack())
+                    plan = compiled_on(each.candidates, each.model, self._wishes, self._events, each.kept, own)
+                    inside.append(Inside(n, each.name, plan.without_constants(), each.reads, each.shapes))
+            prepared = PreparedFlow(model, inside)
+            undo.pop_all()
+        return prepared
+
+    def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
+        """Refused: it has no memory of its own."""
+        raise OperationFailed("it runs control flow, and has no memory of its own")
+
+
+def interpreting(
+    model: Model,
+    wishes: Wishes,
+    candidates: Sequence[Candidate],
+    events: list[str],
+    kept: Keeping,
+    held: ExitStack,
+) -> list[Candidate]:
+    """The runtime as a candidate for control flow of a model that the others were asked about; none where it takes none.
+
+    held: lets go of what devices worked out.
+    """
+    device, verdicts, found = (
+        ControlFlow(wishes, events),
+        [_NO] * len(model.main.operations),
+        dict[int, tuple[Branch, Branch]](),
+    )
+    said = False
+    for n, operation in enumerate(model.main.operations):
+        if operation.type not in CONTROL_FLOW:
+            continue
+        whole = [c for c in candidates if _takes(model, c.offer, n)]
+        other = next((c for c in whole if c.device is not discovery.cpu()), None)
+        if other is not None:
+            verdicts[n] = Verdict(False, f"{other.offer.device} takes it whole")
+            continue
+        if all(c.device is discovery.cpu() for c in candidates):
+            continue
+        said = True
+        parts = parts_of(model, n)
+        first, second = (_asked(model, n, each, wishes, candidates, events, kept, held) for each in parts)
+        verdicts[n] = _verdict((first, second), wishes, whole)
+        if verdicts[n].ok:
+            found[n] = first, second
+    if not said:
+        return []
+    claims = Claims(model, verdicts, (), found)
+    held.callback(claims.let_go)
+    key = DeviceKey(device.name, device.version, f"{__name__}:{ControlFlow.__name__}", "none")
+    label = labels([*(c.key for c in candidates), key])[-1]
+    offer = Offer(label, device.level, Capabilities.uniform(1.0), verdicts, step=0.0)
+    return [Candidate(device, key, offer, claims, interprets=True)]
+
+
+def _takes(model: Model, offer: Offer, n: int) -> bool:
+    """Whether a device takes an operation of control flow as one, by itself or together with others."""
+    if not offer.verdicts[n].ok and not any(n in group.operations for group in offer.groups):
+        return False
+    return not offer.barred(n, "", level_needed(model, n))
+
+
+class Subgraph(Record, frozen=True):
+    """A subgraph as a model of its own. name: what it is to the operation. number: of it in the whole model."""
+
+    name: str
+    number: int
+    part: Part
+
+
+def parts_of(model: Model, n: int) -> tuple[Subgraph, Subgraph]:
+    """Both subgraphs of an operation of control flow, with the shapes that are known of what they are given.
+
+    What a loop carries has the same shape in each turn where the body makes it of that shape if it is given it.
+    """
+    main, operation, values = model.main, model.main.operations[n], validate(model).subgraphs[0].values
+    loop = operation.type == OperationType.WHILE
+    (one, other), given = (operation.inputs[:2], operation.inputs[2:]) if loop else (
+        operation.inputs[1:3], operation.inputs[3:],
+    )  # fmt: skip
+    numbers = [main.operands[i].location.offset for i in (one, other)]
+    known = [None if (v := values[i]) is None else v.shape for i in given]
+    for attempt in (_carried(model, numbers[1], known) if loop else known, [None] * len(known)):
+        parts = [branch(model, number, attempt) for number in numbers]
+        try:
+            for part in parts:
+                validate(part.model)
+        except InvalidModel:  # one that never runs, as it seems
+            continue
+        first, second = map(Subgraph, NAMES[OperationType(operation.type)], numbers, parts)
+        return first, second
+    raise AssertionError("what subgraphs state of themselves was valid")
+
+
+def _carried(model: Model, body: int, known: Sequence[Shape | None]) -> list[Shape | None]:
+    """Shapes of a loop's values that stay the same, as far as they are known before."""
+    found = list(known)
+    changed = len(model.referenced[body].outputs)
+    while True:
+        part = branch(model, body, found)
+        try:
+            values = validate(part.model).subgraphs[0].values
+        except InvalidModel:
+            return [None] * changed + found[changed:]
+        place = dict(zip(part.inputs, part.model.main.inputs, strict=True))
+        moved = []
+        for n, (i, made) in enumerate(zip(model.referenced[body].inputs, part.model.main.outputs, strict=False)):
+            end = values[made]
+            start = values[place[i]] if i in place else None
+            stays = found[n] if start is None else start.shape
+            if found[n] is not None and (end is None or end.shape != stays):
+                moved.append(n)
+        if not moved:
+            return found
+        for n in moved:
+            found[n] = None
+
+
+def _asked(
+    model: Model,
+    n: int,
+    subgraph: Subgraph,
+    wishes: Wishes,
+    candidates: Sequence[Candidate],
+    events: list[str],
+    kept: Keeping,
+    held: ExitStack,
+) -> Branch:
+    """What those devices say that had something to say of the whole."""
+    part, whole = subgraph.part, model.referenced[subgraph.number]
+    inner, keeps = part.model, kept.inside(part.model, n, subgraph.name)
+    reads = tuple(whole.inputs.index(i) for i in part.inputs)
+    values = validate(model).subgraphs[subgraph.number + 1].values
+    shapes = tuple(None if (v := values[i]) is None else v.shape for i in whole.inputs)
+    named = [(c.device, c.key, c.offer.device) for c in candidates if c.failed is None]
+    return Branch(subgraph.name, inner, reads, shapes, asked(named, inner, wishes, events, keeps, held), keeps)
+
+
+def _prices(branch: Branch, found: Partition, preference: Preference, cpu: str) -> tuple[float, float]:
+    """What one run of a subgraph costs as it is placed, each step counted, and what it costs within one on the CPU."""
+    starting = {c.offer.device: c.offer.step for c in branch.candidates}
+    seconds = [1.0] * len(found.choices) if found.forecasts else costs.seconds(branch.model)  # else shares of the CPU's
+    own = whole = 0.0
+    for choice in found.choices:
+        if choice.device:
+            own += seconds[choice.operation] * _cost(choice, choice.device)
+            whole += seconds[choice.operation] * _cost(choice, cpu)
+    if preference != Preference.LOW_POWER:
+        own += sum(starting[step.device] for step in found.steps) + found.transfers * costs.CROSSING
+    return own, whole
+
+
+def _cost(choice: Choice, device: str) -> float:
+    """What an operation costs on a device, or the group that it is in; as much as the CPU where it states nothing."""
+    stated = choice.as_one if choice.together and device == choice.device else choice.costs.get(device, 1.0)
+    return stated if stated < math.inf else 1.0
+
+
+def _verdict(branches: tuple[Branch, Branch], wishes: Wishes, whole: Sequence[Candidate]) -> Verdict:
+    """Whether the runtime takes an operation. whole: the CPU, where that takes it with its subgraphs."""
+    used: dict[str, list[str]] = {}
+    own = elsewhere = 0.0
+    for each in branches:
+        by_label = {c.offer.device: c for c in each.candidates}
+        try:
+            offers, judge = judge_of(each.candidates, each.model, wishes)
+            found, _ = placed(each.model, wishes, by_label, offers, judge)
+        except UnsupportedModel as error:
+            return Verdict(False, f"{each.name}: {error}")
+        used[each.name] = list(dict.fromkeys(step.device for step in found.steps))
+        if whole:
+            price, other = _prices(each, found, wishes.preference, whole[0].offer.device)
+            own, elsewhere = own + price, elsewhere + other
+    if whole and own >= elsewhere:
+        return Verdict(False, f"{whole[0].offer.device} takes it whole, at the best price for all inside")
+    why = f"only {whole[0].offer.device} takes it whole" if whole else "no device takes it whole"
+    where = ", ".join(f"{name} on {' and '.join(devices)}" for name, devices in used.items())
+    return Verdict(True, f"{why}; {where}")

@@ -1,0 +1,610 @@
+"""Runs IF and WHILE whose subgraphs are compiled on their own: the condition, then a branch, or the body again and again.
+
+What a loop carries from turn to turn is not copied where that can be avoided. Where all steps that read or write a value lie
+on one device that gives memory of its own for it, it stays there: in two buffers, of which each turn reads one and writes
+the other. Elsewhere large ones lie in two arrays in the same way.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from nnhal.base.answers import let_go
+from nnhal.base.codes import OperationType
+from nnhal.base.errors import BadState, Closed, DeadObject, LoopTimeout, NnhalError, OperationFailed
+from nnhal.base.log import logger
+from nnhal.base.memory import Memory
+from nnhal.base.operands import Array
+from nnhal.hal.burst import Burst
+from nnhal.hal.device import Device, allocated_by, memory_by
+from nnhal.hal.host import HostBuffer, Turn, contents_of, fill
+from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
+from nnhal.hal.memory_use import MemoryUse, together
+from nnhal.hal.request import Argument, Control, Request, Timing
+from nnhal.model.graph import CONSTANTS, Model, operation_label
+from nnhal.model.validate import validate
+from nnhal.ops.schema import agree, show
+from nnhal.runtime.bursts import opened
+from nnhal.runtime.compilation import Composite, Inside
+from nnhal.runtime.execute import LARGE, Line, Runner, Whole
+from nnhal.runtime.job import BranchTiming, Job, Profile, Report, StepTiming
+
+Values = list[Array | None]
+_log = logger("execution")
+
+
+class PreparedFlow(Composite):
+    """Operations of control flow, one after the other. Any number of executions at once, each with what it needs.
+
+    Every step inside may fall back to the CPU as any other step may; what fails for good there fails here.
+    """
+
+    timely = True  # for its steps are
+
+    def __init__(self, model: Model, inside: Sequence[Inside]) -> None:
+        """model: of nothing but control flow. inside: two for each operation."""
+        self.inside, self.model = tuple(inside), model
+        self.weights_consumed = all(step.consumed for each in inside for step in each.plan.steps)
+        self._branches = [_Branch(each, self._hear) for each in inside]
+        self._operations = [_operation(model, n, self._branches[2 * n : 2 * n + 2]) for n in range(len(inside) // 2)]
+        main = model.main
+        self._inputs, self._outputs = main.inputs, main.outputs
+        read = {i for operation in main.operations for i in operation.inputs}
+        self._constants = {i: model.constant(main.operands[i]) for i in read if main.operands[i].lifetime in CONSTANTS}
+
+    def _hear(self, text: str) -> None:
+        self.told(text)
+
+    def run(self, request: Request, control: Control) -> Timing | None:
+        """As `Prepared.run`; LoopTimeout where a WHILE goes on for too long."""
+        return self.run_on(self._branches, request, control)
+
+    def run_on(self, branches: "Sequence[_Branch]", request: Request, control: Control) -> Timing | None:
+        """Run, each subgraph in one of its ways."""
+        inner = control if control.profile is None else control._replace(profile=None)
+        spent = _Spent() if control.measure else None
+        values: dict[int, Any] = {**self._constants, **dict(zip(self._inputs, request.given, strict=True))}
+        rooms = {i: request.room(n) for n, i in enumerate(self._outputs)}
+        ended: list[Callable[[], None]] = []
+        for n, operation in enumerate(self._operations):
+            begin = time.monotonic_ns()
+            two = branches[2 * n], branches[2 * n + 1]
+            course = _Course(two, inner, spent, ended)
+            given: Values = [values.get(i) for i in operation.inputs]
+            results = operation.run(course, given, [rooms.get(i) for i in operation.outputs])
+            values.update(zip(operation.outputs, operation.checked(results), strict=True))
+            if control.profile is not None:
+                control.profile(n, begin, time.monotonic_ns())
+        for n, i in enumerate(self._outputs):
+            result, room = values[i], rooms[i]
+            if room is not None and result is room:
+                request.filled(n, room.shape)
+            else:
+                request.write(n, result)
+        for call in ended:  # what lies in memory that is used again has been taken over
+            call()
+        return None if spent is None else spent.told(control.profile)
+
+    def burst(self) -> Burst:
+        """Each step inside in a burst of its driver."""
+        return _Bursts(self)
+
+    def lines(self) -> Iterator[Line]:
+        """The steps inside."""
+        for each in self._branches:
+            yield from each.runner.lines
+
+    def in_bursts(self, bursts: list[Burst]) -> "list[_Branch]":
+        """The same subgraphs, each step in a burst that is put there; one that cannot be in one is called plainly."""
+        return [
+            _Branch(each.inside, self._hear, [opened(line, bursts)[0] for line in each.runner.lines], each.runner)
+            for each in self._branches
+        ]
+
+    def memory(self) -> MemoryUse:
+        """That of all steps inside."""
+        return together(memory_by(line.prepared, line.signature.where) for line in self.lines())
+
+    def kept(self) -> int:
+        """As of `Composite`."""
+        return sum(each.runner.kept() for each in self._branches) + sum(each.kept() for each in self._operations)
+
+    def close(self) -> None:
+        """Close all that was prepared for it."""
+        self.told = _nobody
+        branches, self._branches = self._branches, []
+        for each in branches:
+            each.runner.close()
+        for operation in self._operations:
+            operation.close()
+
+
+def _nobody(text: str) -> None:
+    """Nobody hears of what fell back."""
+
+
+class _Spent:
+    """What the steps of subgraphs took in one execution, added up."""
+
+    def __init__(self) -> None:
+        self._runs: dict[tuple[int, str], int] = {}
+        self._steps: dict[tuple[int, str], dict[tuple[int, str], StepTiming]] = {}
+        self._timings: list[Timing | None] = []
+        self._fallbacks: list[str] = []
+
+    def add(self, inside: Inside, report: Report) -> None:
+        """One run of a subgraph."""
+        which = inside.operation, inside.name
+        self._runs[which] = self._runs.get(which, 0) + 1
+        steps = self._steps.setdefault(which, {})
+        for n, step in enumerate(report.steps):
+            before = steps.get((n, step.device))
+            steps[n, step.device] = step if before is None else _both(before, step)
+            self._timings.append(step.driver)
+        self._fallbacks += report.fallbacks
+
+    def told(self, profile: Any) -> Timing:
+        """All together; whoever asked for a profile hears of each."""
+        if isinstance(profile, Profile):
+            profile.inside = tuple(
+                BranchTiming(operation, name, runs, tuple(self._steps[operation, name].values()))
+                for (operation, name), runs in self._runs.items()
+            )
+            profile.fallbacks += self._fallbacks
+        return _sum(self._timings)
+
+
+def _both(one: StepTiming, other: StepTiming) -> StepTiming:
+    each = {n: one.each.get(n, 0) + other.each.get(n, 0) for n in {*one.each, *other.each}}
+    inside = {(b.operation, b.name): b for b in one.inside}
+    for b in other.inside:
+        a = inside.get((b.operation, b.name))
+        if a is not None and len(a.steps) == len(b.steps):
+            steps = tuple(map(_both, a.steps, b.steps))
+            b = BranchTiming(b.operation, b.name, a.runs + b.runs, steps)  # noqa: PLW2901
+        inside[b.operation, b.name] = b
+    total = one.total + other.total
+    return StepTiming(one.device, one.operations, total, _sum([one.driver, other.driver]), each, tuple(inside.values()))
+
+
+def _sum(timings: Sequence[Timing | None]) -> Timing:
+    """Together; nothing of what one of them does not know."""
+    device, driver = 0, 0
+    for timing in timings:
+        if timing is None or timing.on_device is None or timing.in_driver is None:
+            return Timing()
+        device, driver = device + timing.on_device, driver + timing.in_driver
+    return Timing(device, driver)
+
+
+# ------------------------------------------------------------------------------------------------------------ subgraphs
+
+
+class _Inner(Runner):
+    """Runs a plan as part of an execution of another, which sees to turns, and falls back as a whole itself."""
+
+    def __init__(
+        self, inside: Inside, whole: Whole, told: Callable[[str], None], lines: Sequence[Line] | None, spares: Any
+    ) -> None:
+        super().__init__(inside.plan, whole, lines, spares)
+        self._turns = self._only = None
+        self._what, self._hear = f"{inside.name} of operation #{inside.operation}", told
+
+    def _whole_on_cpu(self, job: Job, error: Exception) -> None:
+        raise error
+
+    def _note(self, job: Job, step: int, text: str) -> None:
+        text = f"{self._what}: {text}"
+        super()._note(job, step, text)
+        self._hear(text)
+
+    def fell_back_inside(self, step: int, text: str) -> None:
+        super().fell_back_inside(step, text)
+        self._hear(f"{self._what}: {text}")
+
+
+class _Branch:
+    """A subgraph and what runs it."""
+
+    def __init__(
+        self,
+        inside: Inside,
+        told: Callable[[str], None],
+        lines: Sequence[Line] | None = None,
+        of: "_Inner | None" = None,
+    ) -> None:
+        """lines, of: other ways to run the steps of another runner."""
+        self.inside = inside
+        self.whole = Whole(inside.plan.model)
+        self.runner = _Inner(inside, self.whole, told, lines, None if of is None else of.spares)
+
+    def operand(self, n: int) -> int | None:
+        """The operand of its model that is value `n` of those given; None where it does not read that."""
+        reads = self.inside.reads
+        return self.whole.model.main.inputs[reads.index(n)] if n in reads else None
+
+    def __call__(
+        self,
+        values: Sequence[Array | None],
+        control: Control,
+        spent: _Spent | None,
+        rooms: Sequence[Array | None] | None = None,
+        buffers: Mapping[int, Buffer] | None = None,
+    ) -> Sequence[Any]:
+        """Run it. values: those that fit the shapes that it states. rooms: None for outputs that need none. buffers: by
+        operand, for values that lie in memory of a device's, and that are None among the others.
+        """
+        for place, (shape, x) in enumerate(zip(self.inside.shapes, values, strict=True)):
+            if x is not None and shape is not None and not agree(shape, x.shape):
+                what = f"input {place} of its {self.inside.name} is given {show(x.shape)}"
+                raise OperationFailed(f"operation #{self.inside.operation}: {what}, must be {show(shape)}")
+        job = Job([values[place] for place in self.inside.reads], rooms)
+        job.control = control
+        if buffers:
+            job.buffers = buffers
+        if spent is not None:
+            job.report = Report()
+        self.runner.run(job)
+        if spent is not None and job.report is not None:
+            spent.add(self.inside, job.report)
+        return job.results
+
+
+class _Course:
+    """What one execution of an operation needs. ended: to be called once the execution has gone well."""
+
+    def __init__(
+        self,
+        branches: tuple[_Branch, _Branch],
+        control: Control,
+        spent: _Spent | None,
+        ended: list[Callable[[], None]],
+    ) -> None:
+        self.first, self.second = branches
+        self.control, self.spent, self.ended = control, spent, ended
+
+
+# ----------------------------------------------------------------------------------------------------------- operations
+
+
+class _Operation:
+    """One operation: what it reads and writes among the operands of the part that it stands in."""
+
+    def __init__(self, model: Model, number: int, skipped: int) -> None:
+        """skipped: inputs that say what it is to run."""
+        operation = model.main.operations[number]
+        self.label = operation_label(operation.type, number)
+        self.inputs, self.outputs = (*operation.inputs[: skipped - 2], *operation.inputs[skipped:]), operation.outputs
+        values = validate(model).subgraphs[0].values
+        self._shapes = [None if (v := values[i]) is None else v.shape for i in self.outputs]
+
+    def run(self, course: _Course, given: Values, rooms: Sequence[Array | None]) -> Sequence[Any]:
+        """The outputs."""
+        raise NotImplementedError
+
+    def checked(self, results: Sequence[Any]) -> Sequence[Any]:
+        """The same; OperationFailed where one has not the shape that it was declared with."""
+        for place, (shape, result) in enumerate(zip(self._shapes, results, strict=True)):
+            if shape is not None and not agree(shape, result.shape):
+                raise OperationFailed(
+                    f"{self.label}: made output {place} of {show(result.shape)}, must be {show(shape)}"
+                )
+        return results
+
+    def kept(self) -> int:
+        """Bytes that it keeps for the next execution."""
+        return 0
+
+    def close(self) -> None:
+        """Let go of what it keeps between executions."""
+
+
+class _If(_Operation):
+    """One of two subgraphs."""
+
+    def __init__(self, model: Model, number: int) -> None:
+        super().__init__(model, number, 3)
+
+    def run(self, course: _Course, given: Values, rooms: Sequence[Array | None]) -> Sequence[Any]:
+        """Outputs go to where they are wanted at once, where that fits."""
+        condition = given[0]
+        assert condition is not None
+        chosen = course.first if condition[0] else course.second
+        places: list[Array | None] = [None] * len(rooms)
+        if not course.control.bounded:  # else it may be given up, and nothing is to be written after that
+            for n, (room, argument) in enumerate(zip(rooms, chosen.whole.signature.outputs, strict=True)):
+                if room is not None and room.shape == argument.fixed and room.dtype == argument.dtype:
+                    places[n] = room
+        wanted = places if any(place is not None for place in places) else None
+        return chosen(given[1:], course.control, course.spent, wanted)
+
+
+class _While(_Operation):
+    """A body, for as long as a condition holds."""
+
+    def __init__(self, model: Model, number: int, branches: Sequence[_Branch]) -> None:
+        super().__init__(model, number, 2)
+        self._carrying = _Carrying(*branches)
+
+    def run(self, course: _Course, given: Values, rooms: Sequence[Array | None]) -> Sequence[Any]:
+        """What the first outputs of the body were in the last turn; without one, what was given."""
+        control, start = course.control, time.monotonic_ns()
+        state = self._carrying.begin(given)
+        try:
+            while self._goes_on(course, state):
+                control.check()
+                spent, limit = time.monotonic_ns() - start, control.loop_timeout
+                if spent > limit:
+                    raise LoopTimeout(
+                        f"{self.label}: has run for {spent / 1e6:.3g} ms, must end within its loop time-out of "
+                        f"{limit / 1e6:g} ms"
+                    )
+                state.turned(
+                    course.second(state.values, control, course.spent, state.rooms(), state.buffers(course.second))
+                )
+            results = state.results(len(self.outputs))
+        except BaseException:
+            state.close()  # a step that was given up may still write to what it carries
+            raise
+        course.ended.append(partial(self._carrying.end, state))
+        return results
+
+    def _goes_on(self, course: _Course, state: "_State") -> bool:
+        (goes_on,) = course.first(state.values, course.control, course.spent, None, state.buffers(course.first))
+        return bool(goes_on[0])
+
+    def kept(self) -> int:
+        return self._carrying.kept()
+
+    def close(self) -> None:
+        self._carrying.close()
+
+
+def _operation(model: Model, number: int, branches: Sequence[_Branch]) -> _Operation:
+    if model.main.operations[number].type == OperationType.IF:
+        return _If(model, number)
+    return _While(model, number, branches)
+
+
+# ------------------------------------------------------------------------------------------------- what a loop carries
+
+
+class _Held(NamedTuple):
+    """Where a value of a loop may stay on a device. roles: all uses of it. twice: whether turns change it."""
+
+    device: Device
+    roles: tuple[BufferRole, ...]
+    twice: bool
+
+
+class _Carrying:
+    """How values of one loop go from turn to turn, and what of that is free for the next execution."""
+
+    def __init__(self, condition: _Branch, body: _Branch) -> None:
+        self.condition, self.body = condition, body
+        outputs = body.whole.signature.outputs
+        self.changed = len(outputs)
+        self.arrays = {  # shapes and types of large ones of which two arrays are kept
+            n: (argument.fixed, argument.dtype)
+            for n, argument in enumerate(outputs)
+            if argument.fixed is not None and (argument.nbytes or 0) >= LARGE
+        }
+        read: dict[int, Argument] = {}
+        for each in (condition, body):
+            read |= dict(zip(each.inside.reads, each.whole.signature.inputs, strict=True))
+        large = [n for n, argument in read.items() if (argument.nbytes or 0) >= LARGE]
+        same = [n for n in large if n >= self.changed or outputs[n].fixed == read[n].fixed]
+        self._held = {n: held for n in same if (held := self._where(n)) is not None}
+        self._free: deque[_State] = deque()
+        self._closed = False
+
+    def _where(self, n: int) -> _Held | None:
+        """The one device that all steps lie on which read or write value `n`; None where there is none."""
+        roles: list[BufferRole] = []
+        devices: list[Device] = []
+        for each in (self.condition, self.body):
+            plan = each.inside.plan
+            main = plan.model.main
+            read = each.operand(n)
+            written = main.outputs[n] if each is self.body and n < self.changed else None
+            for step in plan.steps:
+                part = step.part
+                uses = (part.inputs, read, False), (part.inputs, written, False), (part.outputs, written, True)
+                for places, operand, output in uses:
+                    if operand is not None and operand in places:
+                        roles.append(BufferRole(step.prepared, places.index(operand), output))
+                        devices.append(step.device)
+        if not roles or any(device is not devices[0] for device in devices):
+            return None
+        if isinstance(roles[0].prepared, Composite):
+            return None
+        return _Held(devices[0], tuple(roles), n < self.changed)
+
+    def begin(self, given: Sequence[Array | None]) -> "_State":
+        """The values before the first turn, in what an earlier execution left or in new memory."""
+        try:
+            state = self._free.pop()
+        except IndexError:
+            return self._begun(given)
+        try:
+            state.begin(given)
+        except DeadObject:  # the process that held it is gone
+            state.close()
+            return self._begun(given)
+        except BaseException:
+            state.close()
+            raise
+        return state
+
+    def _begun(self, given: Sequence[Array | None]) -> "_State":
+        state = _State(self, self._allocated())
+        try:
+            state.begin(given)
+        except BaseException:
+            state.close()
+            raise
+        return state
+
+    def _allocated(self) -> dict[int, tuple[Buffer, ...]]:
+        """Buffers for the values that may stay on a device, of which it gives some of its own."""
+        found: dict[int, tuple[Buffer, ...]] = {}
+        for n, held in list(self._held.items()):
+            made: list[Buffer] = []
+            try:
+                for _ in range(2 if held.twice else 1):
+                    made.append(allocated_by(held.device, BufferDesc(), held.roles))
+                    if isinstance(made[-1], HostBuffer):  # an array would do as well
+                        raise OperationFailed("its memory is that of this process")
+                found[n] = tuple(made)
+            except NnhalError as error:
+                _log.info("value %d of a loop is carried in ordinary memory: %s", n, error)
+                if not isinstance(error, DeadObject):
+                    self._held.pop(n, None)
+                for buffer in made:
+                    _close(buffer)
+        return found
+
+    def end(self, state: "_State") -> None:
+        """It has gone well: the next execution may have it."""
+        self._free.append(state)
+        if self._closed:
+            self.close()
+
+    def kept(self) -> int:
+        """Bytes of arrays that are free."""
+        return sum(state.size for state in tuple(self._free))
+
+    def close(self) -> None:
+        """Give back what is kept; what is in use goes at its end."""
+        self._closed = True
+        with suppress(IndexError):
+            while True:
+                self._free.pop().close()
+
+
+class _State:
+    """The values of a loop in one execution."""
+
+    def __init__(self, carrying: _Carrying, held: Mapping[int, tuple[Buffer, ...]]) -> None:
+        self._carrying, self._made, self._held = carrying, held, held
+        self._arrays: dict[tuple[int, int], Array] = {}
+        self._now = 0  # which of two is read
+        self.values: Values = []
+
+    @property
+    def size(self) -> int:
+        """Bytes of its arrays."""
+        return sum(array.nbytes for array in self._arrays.values())
+
+    def begin(self, given: Sequence[Array | None]) -> None:
+        """Before the first turn."""
+        self.values, self._now = list(given), 0
+        self._held = {n: buffers for n, buffers in self._made.items() if given[n] is not None}
+        for n, (first, *_) in self._held.items():
+            fill(first, cast("Array", given[n]))
+            self.values[n] = None
+
+    def rooms(self) -> list[Array | None] | None:
+        """Where the body is to put large values: in arrays that it does not read."""
+        rooms: list[Array | None] = [None] * self._carrying.changed
+        for n, known in self._carrying.arrays.items():
+            if n not in self._held:
+                which = n, 1 - self._now
+                if which not in self._arrays:
+                    self._arrays[which] = np.empty(*known)
+                rooms[n] = self._arrays[which]
+        return rooms if self._arrays else None
+
+    def buffers(self, branch: _Branch) -> dict[int, Buffer]:
+        """Those that a subgraph reads and writes, by operand."""
+        if not self._held:
+            return {}
+        main = branch.inside.plan.model.main
+        found = {
+            operand: two[self._now % len(two)]
+            for n, two in self._held.items()
+            if (operand := branch.operand(n)) is not None
+        }
+        if branch.inside.name == "body":
+            written = {n: two for n, two in self._held.items() if len(two) > 1}
+            found |= {main.outputs[n]: two[1 - self._now] for n, two in written.items()}
+        return found
+
+    def turned(self, results: Sequence[Any]) -> None:
+        """After a turn, with what the body gave: what was written is read next."""
+        self.values[: len(results)] = results
+        self._now = 1 - self._now
+
+    def results(self, count: int) -> list[Any]:
+        """The first values, wherever they lie."""
+        return [
+            contents_of(self._held[n][self._now % len(self._held[n])]) if n in self._held else self.values[n]
+            for n in range(count)
+        ]
+
+    def close(self) -> None:
+        """Give the buffers back."""
+        for two in self._made.values():
+            for buffer in two:
+                _close(buffer)
+
+
+def _close(buffer: Buffer) -> None:
+    let_go("driver", "close() of a buffer", buffer.close)
+
+
+# --------------------------------------------------------------------------------------------------------------- bursts
+
+
+class _Bursts(Burst):
+    """A burst: each step inside runs in one of its driver."""
+
+    def __init__(self, interpreter: PreparedFlow) -> None:
+        self._interpreter, self._turn, self._closed = interpreter, Turn(), False
+        self._bursts: list[Burst] = []
+        try:
+            self._branches = interpreter.in_bursts(self._bursts)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def ended(self) -> bool:  # type: ignore[override]
+        """Whether one inside is of no use any more."""
+        return any(burst.ended for burst in self._bursts)
+
+    @property
+    def plain(self) -> Mapping[str, int]:  # type: ignore[override]
+        """Of all inside."""
+        found: dict[str, int] = {}
+        for burst in self._bursts:
+            for why, count in burst.plain.items():
+                found[why] = found.get(why, 0) + count
+        return found
+
+    def run(self, request: Request, control: Control) -> Timing | None:
+        """As `Prepared.run`."""
+        try:
+            if not self._turn.take(request):
+                raise BadState("burst: an execution is running, must be one at a time; open one burst a thread")
+            if self._closed:
+                raise Closed("burst: used after close")
+            return self._interpreter.run_on(self._branches, request, control)
+        finally:
+            self._turn.give_back(request)
+
+    def free_memory(self, memory: Memory) -> None:
+        """As of `Burst`."""
+        for burst in self._bursts:
+            burst.free_memory(memory)
+
+    def close(self) -> None:
+        """End those inside."""
+        self._closed = True
+        for burst in self._bursts:
+            let_go("driver", "close() of a burst", burst.close)

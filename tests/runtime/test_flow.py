@@ -1,0 +1,385 @@
+"""Control flow that the runtime runs itself: when it does, what it computes, how it ends, what falls back."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.base.codes import operation_name
+from nnhal.base.errors import (
+    OperationFailed,
+    OutputInsufficientSize,
+    UnsupportedModel,
+)
+from nnhal.base.records import replace
+from nnhal.hal.device import Capabilities, Device, Verdict, each_operation
+from nnhal.hal.wrappers import Limited
+from nnhal.model.graph import Model
+from nnhal.runtime import execute, interpreter
+from tests.runtime.devices import Fake, for_nothing, to_be_killed
+
+I32, F32 = "TENSOR_INT32", "TENSOR_FLOAT32"
+X = np.arange(4, dtype=np.float32)
+LONG = 20.0  # seconds after which something counts as hanging
+
+
+@pytest.fixture(autouse=True)
+def _crossings_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for_nothing(monkeypatch)
+
+
+class Some(Fake):
+    """Takes operations by their names. cost: stated. on_run may raise, and is told of nothing."""
+
+    def __init__(self, name: str, kinds: str, cost: float = 0.1, **on: Callable[[], None]) -> None:
+        super().__init__(**on)
+        self.name, self.kinds, self.cost = name, kinds.split(), cost
+        self.models: list[Model] = []
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities.uniform(self.cost)
+
+    def supports(self, model: Model) -> Sequence[Verdict]:
+        self.models.append(model)
+        return each_operation(model, lambda _, o: "" if operation_name(o.type) in self.kinds else "not this kind")
+
+
+def two() -> list[str | Device]:
+    """Devices that together take what these models have inside, and none of it whole."""
+    return [Some("adder", "ADD LESS"), Some("multiplier", "MUL CONCATENATION NEG")]
+
+
+def times_of(count: int) -> Any:
+    return np.array([count], np.int32)
+
+
+def doubling(
+    shape: Sequence[int] = (4,),
+    more: Callable[[Any, Any], Any] = lambda b, x: b.add(x, x),
+    stated: Sequence[int | None] | None = None,
+) -> Model:
+    """x is doubled so many times: while n < times: n = n + 1, x = x + x. stated: its shape, as the subgraphs have it."""
+    stated = shape if stated is None else stated
+    b = nnhal.Builder("doubling")
+    x, times = b.input(shape, name="x"), b.input((1,), I32, name="times")
+    condition, body = b.subgraph(), b.subgraph()
+    n, _, most = condition.input((1,), I32), condition.input(stated), condition.input((1,), I32)
+    first = condition.finish_subgraph([n, _, most], [condition.less(n, most)])
+    n, y, most = body.input((1,), I32), body.input(stated), body.input((1,), I32)
+    second = body.finish_subgraph([n, y, most], [body.add(n, [1]), more(body, y)])
+    _, z = b.while_(first, second, [b.constant(times_of(0)), x, times], out_type=[I32, F32], outputs=2)
+    return b.finish([x, times], [z])
+
+
+def branching() -> Model:
+    """x + x, or x · x where the condition does not hold."""
+    b = nnhal.Builder("branching")
+    condition, x = b.input((1,), "TENSOR_BOOL8"), b.input((4,))
+    then, other = b.subgraph(), b.subgraph()
+    one, two = then.input((4,)), other.input((4,))
+    first, second = (
+        then.finish_subgraph([one], [then.add(one, one)]),
+        other.finish_subgraph([two], [other.mul(two, two)]),
+    )
+    return b.finish([condition, x], [b.if_(condition, first, second, [x], out_type=F32)])
+
+
+def growing() -> Model:
+    """x gets as many zeros behind it: while n < times: n = n + 1, x = x, 0."""
+    b = nnhal.Builder("growing")
+    x, times = b.input((2,)), b.input((1,), I32)
+    condition, body = b.subgraph(), b.subgraph()
+    n, rest, most = condition.input((1,), I32), condition.input((None,)), condition.input((1,), I32)
+    first = condition.finish_subgraph([n, rest, most], [condition.less(n, most)])
+    n, y, most = body.input((1,), I32), body.input((None,)), body.input((1,), I32)
+    longer = body.concatenation([y, body.constant(np.zeros(1, np.float32))], 0)
+    second = body.finish_subgraph([n, y, most], [body.add(n, [1]), longer])
+    _, z = b.while_(first, second, [b.constant(times_of(0)), x, times], out_type=[I32, F32], outputs=2)
+    return b.finish([x, times], [b.mul(z, [2.0])])
+
+
+def nested() -> Model:
+    """A loop in a branch of a loop: while n < 3: if n < times: x = x · 2 twice, else x = x + 1."""
+    b = nnhal.Builder("nested")
+    x, times = b.input((4,)), b.input((1,), I32)
+    condition, body = b.subgraph(), b.subgraph()
+    n, _, most = condition.input((1,), I32), condition.input((4,)), condition.input((1,), I32)
+    first = condition.finish_subgraph([n, _, most], [condition.less(n, [3])])
+    n, y, most = body.input((1,), I32), body.input((4,)), body.input((1,), I32)
+    then, other = body.subgraph(), body.subgraph()
+    inner, turns = then.subgraph(), then.subgraph()
+    k, _ = inner.input((1,), I32), inner.input((4,))
+    goes_on = inner.finish_subgraph([k, _], [inner.less(k, [2])])
+    k, w = turns.input((1,), I32), turns.input((4,))
+    turn = turns.finish_subgraph([k, w], [turns.add(k, [1]), turns.mul(w, [2.0])])
+    v = then.input((4,))
+    zero = then.constant(times_of(0))
+    twice = then.while_(goes_on, turn, [zero, v], out_type=[I32, F32], outputs=2)[1]
+    one = then.finish_subgraph([v], [twice])
+    u = other.input((4,))
+    two = other.finish_subgraph([u], [other.add(u, [1.0])])
+    found = body.if_(body.less(n, most), one, two, [y], out_type=F32)
+    second = body.finish_subgraph([n, y, most], [body.add(n, [1]), found])
+    z = b.while_(first, second, [b.constant(times_of(0)), x, times], out_type=[I32, F32], outputs=2)[1]
+    return b.finish([x, times], [z])
+
+
+def endless() -> Model:
+    """while 0 < 1: n = n + x."""
+    b = nnhal.Builder("endless")
+    x = b.input((1,), I32)
+    condition, body = b.subgraph(), b.subgraph()
+    n = condition.input((1,), I32)
+    first = condition.finish_subgraph([n], [condition.less(condition.constant(times_of(0)), [1])])
+    m = body.input((1,), I32)
+    second = body.finish_subgraph([m], [body.add(m, m)])
+    return b.finish([x], [b.while_(first, second, [x], out_type=I32)])
+
+
+# ----------------------------------------------------------------------------------------------------------- who has it
+
+
+def where(compiled: nnhal.Compiled, operation: int = 0) -> str:
+    return compiled.placement.choices[operation].device
+
+
+def test_a_device_that_takes_it_whole_has_it_whatever_others_state_for_what_is_inside():
+    whole, fast = Some("whole", "ADD LESS WHILE IF MUL", 0.9), Some("fast", "ADD LESS MUL", 0.01)
+    for model in (doubling(), branching()):
+        compiled = nnhal.compile(model, devices=[whole, fast], fallback="allow")
+        assert where(compiled) == "whole" and compiled.placement.inside == ()
+        assert all(device != "runtime" for device in compiled.placement.keys)
+
+
+def test_where_only_the_cpu_takes_it_whole_what_is_inside_goes_where_that_is_stated_to_be_better():
+    compiled = nnhal.compile(doubling(), devices=[Some("adder", "ADD")], fallback="allow")
+    assert where(compiled) == "runtime"
+    condition, body = compiled.placement.inside
+    assert (condition.name, condition.placement.devices()) == ("condition", {"reference": 1})
+    assert (body.name, body.placement.devices()) == ("body", {"adder": 2})
+    assert compiled.placement.devices() == {"runtime": 1, "reference": 1, "adder": 2}
+    assert compiled(X, times_of(3)).tolist() == [0, 8, 16, 24]
+
+
+def test_where_nothing_inside_is_better_elsewhere_the_cpu_has_it_whole():
+    compiled = nnhal.compile(doubling(), devices=[Some("slow", "ADD LESS", 3)], fallback="allow")
+    assert where(compiled) == "reference" and "best price" in compiled.placement.choices[0].others["runtime"]
+
+
+def test_a_part_inside_is_not_worth_a_step_of_its_own_where_it_costs_more_than_it_saves(monkeypatch):
+    monkeypatch.undo()
+    for cost, size, expected in ((0.9, 4, "reference"), (0.1, 4, "runtime"), (0.9, 1 << 18, "runtime")):
+        compiled = nnhal.compile(doubling((size,)), devices=[Some("adder", "ADD", cost)], fallback="allow")
+        assert where(compiled) == expected
+
+
+def test_a_model_without_control_flow_knows_nothing_of_the_runtime():
+    b = nnhal.Builder()
+    x = b.input((4,))
+    compiled = nnhal.compile(b.finish([x], [b.add(x, x)]), devices=two())
+    assert list(compiled.placement.choices[0].others) == ["multiplier"]
+    assert "runtime" not in compiled.placement.keys
+
+
+def test_what_nobody_takes_inside_is_refused_by_name():
+    with pytest.raises(UnsupportedModel, match=r"WHILE #0: .*runtime: condition: no device takes .*LESS #0"):
+        nnhal.compile(doubling(), devices=[Some("adder", "ADD")])
+
+
+def test_the_placement_shows_what_is_inside_below_what_refers_to_it():
+    compiled = nnhal.compile(nested(), devices=two())
+    lines = [line.split()[:3] for line in str(compiled.placement).splitlines()]
+    assert lines[:8] == [
+        ["WHILE", "#0", "runtime"], ["condition:"], ["LESS", "#0", "adder"], ["body:"], ["LESS", "#0", "adder"],
+        ["IF", "#1", "runtime"], ["then:"], ["WHILE", "#0", "runtime"],
+    ]  # fmt: skip
+    (condition, body) = compiled.placement.to_dict()["inside"]
+    assert (condition["operation"], condition["branch"], body["branch"]) == (0, "condition", "body")
+    assert [each["branch"] for each in body["inside"]] == ["then", "else"]
+    assert body["inside"][0]["inside"][1]["operations"][1]["device"] == "multiplier"
+
+
+def test_devices_are_asked_about_a_subgraph_as_a_model_of_its_own_of_the_level_that_it_needs():
+    device = Some("adder", "ADD LESS")
+    nnhal.compile(doubling(), devices=[device])
+    whole, condition, body = device.models
+    assert len(whole.referenced) == 2 and condition.referenced == body.referenced == ()
+    assert [operation_name(o.type) for o in body.main.operations] == ["ADD", "ADD"]
+
+
+def shapes_of_body(model: Model) -> list[tuple[int, ...]]:
+    """As a device that is asked about it sees them: of its inputs and outputs."""
+    device = Some("adder", "ADD LESS CONCATENATION NEG MUL")
+    nnhal.compile(model, devices=[device])
+    main = device.models[2].main
+    return [main.operands[i].dimensions for i in (*main.inputs, *main.outputs)]
+
+
+@pytest.mark.parametrize("stated", [(None,), (), (4,)])
+def test_what_no_turn_changes_of_a_shape_is_known_inside(stated):
+    model = doubling((4,), stated=stated)
+    assert shapes_of_body(model)[:2] == [(1,), (4,)]
+    assert nnhal.compile(model, devices=two())(X, times_of(3)).tolist() == [0, 8, 16, 24]
+
+
+def test_what_a_turn_may_change_of_a_shape_is_not_known_inside():
+    assert shapes_of_body(growing())[1:] == [(0,), (1,), (0,)]
+
+
+def test_a_subgraph_that_cannot_be_given_what_it_would_be_is_an_error_only_where_it_runs():
+    b = nnhal.Builder()
+    condition, x = b.input((1,), "TENSOR_BOOL8"), b.input((4,))
+    then, other = b.subgraph(), b.subgraph()
+    one, two_ = then.input((4,)), other.input((None,))
+    first = then.finish_subgraph([one], [then.add(one, one)])
+    second = other.finish_subgraph([two_], [other.reshape(two_, [3])])
+    model = b.finish([condition, x], [b.if_(condition, first, second, [x], out_type=F32)])
+    compiled = nnhal.compile(model, devices=[Some("adder", "ADD RESHAPE")])
+    assert compiled(np.array([True]), X).tolist() == [0, 2, 4, 6]
+    with pytest.raises(OperationFailed, match="RESHAPE #0"):
+        compiled(np.array([False]), X)
+
+
+def test_a_device_that_failed_to_say_what_it_takes_is_asked_once():
+    class Silent(Some):
+        def supports(self, model: Model) -> Sequence[Verdict]:
+            super().supports(model)
+            raise RuntimeError("no answer")
+
+    silent = Silent("silent", "")
+    compiled = nnhal.compile(doubling(), devices=[silent, Some("adder", "ADD")], fallback="allow")
+    assert len(silent.models) == 1 and len(compiled.placement.events) == 1 and where(compiled) == "runtime"
+
+
+# ------------------------------------------------------------------------------------------------------ what it computes
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+@pytest.mark.parametrize("isolation", ["none", "process"])
+def test_a_loop_goes_round_as_often_as_its_condition_holds(count, isolation):
+    devices = (
+        two()
+        if isolation == "none"
+        else [Limited(to_be_killed(), lambda m, n: operation_name(m.main.operations[n].type) != "WHILE")]
+    )
+    compiled = nnhal.compile(doubling(), devices=devices)
+    assert where(compiled) == "runtime"
+    out = np.full(4, -1, np.float32)
+    assert compiled(X, times_of(count)).tolist() == (X * 2**count).tolist()
+    assert compiled(X, times_of(count), out=out) is out and out.tolist() == (X * 2**count).tolist()
+
+
+def test_a_condition_chooses_one_of_two_branches_and_the_other_does_not_run():
+    adds, multiplies = list[None](), list[None]()
+    devices = [
+        Some("adder", "ADD", on_run=lambda: adds.append(None)),
+        Some("multiplier", "MUL", on_run=lambda: multiplies.append(None)),
+    ]
+    compiled = nnhal.compile(branching(), devices=devices)
+    assert compiled(np.array([True]), X).tolist() == [0, 2, 4, 6] and (len(adds), len(multiplies)) == (1, 0)
+    assert compiled(np.array([False]), X).tolist() == [0, 1, 4, 9] and (len(adds), len(multiplies)) == (1, 1)
+
+
+@pytest.mark.parametrize(("count", "expected"), [(0, X + 3), (1, X * 4 + 2), (3, X * 64)])
+def test_control_flow_stands_within_control_flow(count, expected):
+    compiled = nnhal.compile(nested(), devices=two())
+    assert compiled(X, times_of(count)).tolist() == expected.tolist()
+    with compiled.burst() as burst:
+        assert burst(X, times_of(count)).tolist() == expected.tolist()
+
+
+def test_values_may_grow_from_turn_to_turn():
+    compiled = nnhal.compile(growing(), devices=two())
+    x = np.array([1, 2], np.float32)
+    for count in (0, 1, 7):
+        assert compiled(x, times_of(count)).tolist() == [2, 4] + [0] * count
+    room = np.empty(20, np.uint8)
+    with pytest.raises(OutputInsufficientSize) as small:
+        compiled(x, times_of(7), out=room)
+    assert list(small.value.shapes) == [(9,)]
+
+
+def test_a_result_of_another_shape_than_the_model_says_is_an_error_of_the_execution():
+    model = growing()
+    whole = model.main
+    operands = list(whole.operands)
+    for i in whole.operations[0].outputs[1:]:
+        operands[i] = replace(operands[i], dimensions=(3,))
+    fixed = replace(model, main=replace(whole, operands=tuple(operands)))
+    compiled = nnhal.compile(fixed, devices=two())
+    x = np.array([1, 2], np.float32)
+    assert compiled(x, times_of(1)).tolist() == [2, 4, 0]
+    with pytest.raises(OperationFailed, match=r"WHILE #0: made output 1 of \[2\], must be \[3\]"):
+        compiled(x, times_of(0))
+
+
+def test_any_number_of_threads_run_the_same_loop():
+    shape = (256, 256)
+    compiled = nnhal.compile(doubling(shape), devices=two())
+    wrong = list[str]()
+
+    def work(number: int) -> None:
+        x = np.full(shape, number + 1, np.float32)
+        for count in (1, 4, 2, 5):
+            y = compiled(x, times_of(count))
+            if not (y == x * 2**count).all():
+                wrong.append(f"{number} after {count}")
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONG)
+    assert not wrong
+
+
+def test_what_a_loop_made_stays_as_it_is_until_its_execution_has_ended(monkeypatch):
+    """Two loops are one step; in the middle of the second one another execution goes through both."""
+    monkeypatch.setattr(execute, "LARGE", 1)
+    monkeypatch.setattr(interpreter, "LARGE", 1)
+    b = nnhal.Builder()
+    x, times = b.input((4,)), b.input((1,), I32)
+    ends = []
+    for more in ("add", "mul"):
+        condition, body = b.subgraph(), b.subgraph()
+        n, _, most = condition.input((1,), I32), condition.input((4,)), condition.input((1,), I32)
+        first = condition.finish_subgraph([n, _, most], [condition.less(n, most)])
+        n, y, most = body.input((1,), I32), body.input((4,)), body.input((1,), I32)
+        second = body.finish_subgraph([n, y, most], [body.add(n, [1]), getattr(body, more)(y, y)])
+        ends.append(b.while_(first, second, [b.constant(times_of(0)), x, times], out_type=[I32, F32], outputs=2)[1])
+    begun = list[None]()
+
+    def beside() -> None:
+        begun.append(None)
+        if len(begun) == 1:
+            other = threading.Thread(target=compiled, args=(X + 7, times_of(2)))
+            other.start()
+            other.join(LONG)
+
+    compiled = nnhal.compile(b.finish([x, times], ends), devices=[two()[0], Some("multiplier", "MUL", on_run=beside)])
+    assert len(compiled.placement.steps) == 1
+    doubled, squared = compiled(X, times_of(2))
+    assert (doubled.tolist(), squared.tolist()) == ([0, 4, 8, 12], [0, 1, 16, 81]) and len(begun) == 4
+
+
+def test_what_a_turn_reads_is_not_written_before_its_end(monkeypatch):
+    """Large values lie in two arrays in turn: x and y change places, each by a step that begins when the other has ended."""
+    monkeypatch.setattr(execute, "LARGE", 1)
+    monkeypatch.setattr(interpreter, "LARGE", 1)
+    b = nnhal.Builder()
+    x, y = b.input((4,)), b.input((4,))
+    condition, body = b.subgraph(), b.subgraph()
+    n, *rest = condition.input((1,), I32), condition.input((4,)), condition.input((4,))
+    first = condition.finish_subgraph([n, *rest], [condition.less(n, [3])])
+    n, p, q = body.input((1,), I32), body.input((4,)), body.input((4,))
+    sums = body.add(p, q)
+    second = body.finish_subgraph([n, p, q], [body.add(n, [1]), sums, body.mul(sums, p)])
+    _, s, _ = b.while_(first, second, [b.constant(times_of(0)), x, y], out_type=[I32, F32, F32], outputs=3)
+    model = b.finish([x, y], [s])
+    compiled = nnhal.compile(model, devices=two())
+    whole = nnhal.compile(model, devices="reference")
+    given = X, X + 1
+    assert compiled(*given).tobytes() == whole(*given).tobytes()

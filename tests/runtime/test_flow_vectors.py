@@ -1,0 +1,78 @@
+"""Published vectors with control flow, over two devices neither of which takes any of it whole."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.base.errors import LoopTimeout, NnhalError
+from nnhal.base.operands import dtype_of
+from nnhal.conformance.compare import compare_all
+from nnhal.conformance.vectors import Vector, members, read_member
+from nnhal.hal.wrappers import Limited
+from nnhal.model.graph import Model
+from nnhal.runtime import discovery
+from nnhal.runtime.compilation import CONTROL_FLOW
+from tests.runtime.devices import for_nothing
+
+DEADLINE = 60.0  # seconds: none misses it
+
+
+class Alternating(Limited):
+    """Takes every other operation, and no control flow. places: which of two."""
+
+    def __init__(self, name: str, places: int) -> None:
+        super().__init__(discovery.cpu(), self._mine)
+        self.name, self._places = name, places
+
+    def _mine(self, model: Model, n: int) -> bool:
+        return n % 2 == self._places and model.main.operations[n].type not in CONTROL_FLOW
+
+
+def controlled(path: Path) -> Iterator[Vector]:
+    for archive, name in members(path):
+        if "if" in name or "while" in name:
+            for vector in read_member(archive, name):
+                if vector.operations & {"IF", "WHILE"}:
+                    yield vector
+
+
+def outcome(vector: Vector, dynamic: bool, bounded: bool) -> str:
+    """Why it is not what it has to be, "" where it is."""
+    inside: Counter[str] = Counter()
+    try:
+        compiled = nnhal.compile(vector.model(dynamic=dynamic), devices=[Alternating("even", 0), Alternating("odd", 1)])
+        inside.update(compiled.placement.devices())
+        expected = vector.expected()
+        rooms = None if dynamic else [np.empty(e.shape, dtype_of(e.type)) for e in expected]
+        timeout = 0.001 if vector.expect_failure else None
+        deadline = DEADLINE if bounded else None
+        results, _ = compiled.run(*vector.inputs(), out=rooms, deadline=deadline, loop_timeout=timeout)
+    except NnhalError as error:
+        if vector.expect_failure and isinstance(error, LoopTimeout) == ("while_infinite_loop" in vector.id):
+            return ""
+        return f"{type(error).__name__}: {error}"
+    if vector.expect_failure:
+        return "ran, must end in an error"
+    if "runtime" not in inside or not inside.keys() <= {"runtime", "even", "odd"}:
+        return f"ran on {dict(inside)}, must run on both and the runtime"
+    several = list(results) if isinstance(results, tuple) else [results]
+    return compare_all(vector, several, expected)[0]
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "dynamic"])
+def test_published_control_flow_runs_over_devices_that_do_not_take_it(
+    vectors: Path, dynamic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for_nothing(monkeypatch)
+    seen, wrong = 0, {}
+    for vector in controlled(vectors):
+        seen += 1
+        why = outcome(vector, dynamic and not vector.expect_failure, seen % 2 == 0)
+        if why:
+            wrong[vector.id] = why
+    assert not wrong
+    assert seen > 50
