@@ -51,6 +51,17 @@ class Client:
 
 
 OWN = Client("this process")
+_processes: "weakref.WeakValueDictionary[int, Client]" = weakref.WeakValueDictionary()
+_processes_lock = threading.Lock()
+
+
+def client_of(pid: int) -> Client:
+    """The client that a process is, however many connections it has."""
+    with _processes_lock:
+        client = _processes.get(pid)
+        if client is None:
+            client = _processes[pid] = Client(f"process {pid}")
+        return client
 
 
 class Pace:
