@@ -268,8 +268,9 @@ class Queue:
                 if slot is None:
                     ticket = Ticket(line, pace, units, control)
                     slot = self._enter(ticket, level)
-                slot.control, slot.pace, slot.thread = control, pace, get_ident()
-                slot.begun = begun = _now()
+                slot.thread, slot.pace, slot.begun = get_ident(), pace, _now()
+                slot.control = control  # from here on it is busy
+                begun = slot.begun
                 result = call(*arguments) if owner is None else call(owner(), *arguments)
                 pace.took(_now() - begun)
                 return result
@@ -279,8 +280,7 @@ class Queue:
                     if slot.home is not None:
                         free.append(slot)
                     if self._waiting:
-                        with self._lock:
-                            self._dispatch(_now())
+                        self._pass_on()
                 else:
                     self._leave(slot, ticket)
 
@@ -364,7 +364,16 @@ class Queue:
                         if place() is ticket:
                             level.remove(place)
                             break
-            self._dispatch(now)
+            granted = self._dispatch(now)
+        if granted:
+            time.sleep(0)
+
+    def _pass_on(self) -> None:
+        """A place is free, and somebody waits: he is to have the interpreter before this thread goes on."""
+        with self._lock:
+            granted = self._dispatch(_now())
+        if granted:
+            time.sleep(0)
 
     def _give_back(self, slot: Slot, now: int) -> None:
         line = slot.line
@@ -422,26 +431,27 @@ class Queue:
         typical = 0 if pace is None else pace.typical
         return now - slot.begun > max(LONG_NS, LONG_FACTOR * typical)
 
-    def _dispatch(self, now: int) -> None:
-        """Give free places to those whose turn it is."""
-        free = self._free
+    def _dispatch(self, now: int) -> bool:
+        """Give free places to those whose turn it is; whether there was anybody."""
+        free, granted = self._free, False
         try:
             while True:
                 found = self._next()
                 if found is None:
-                    return
+                    return granted
                 line, ticket = found
                 while free and free[-1].home is None:  # it was given back when another stood in for it already
                     free.pop()
                 if len(free) < ticket.units:
-                    return
+                    return granted
                 until = self._kept_for_another(line, ticket, now) if self._shared else 0
                 if until:
                     if ticket.look != until:
                         ticket.look = until
                         ticket.wake()
-                    return
+                    return granted
                 self._grant(line, ticket, now)
+                granted = True
         finally:
             self._waiting = sum(len(level) for line in self._lines.values() for level in line.waiting)
 
@@ -479,7 +489,8 @@ class Queue:
         self._clock = max(self._clock, line.clock)
         slot.charged = ticket.predicted
         line.clock += slot.charged
-        slot.line, slot.pace, slot.begun, slot.control = line, ticket.pace, now, ticket.control
+        slot.line, slot.pace, slot.begun, slot.thread = line, ticket.pace, now, 0
+        slot.control = ticket.control
         ticket.slot = slot
         ticket.wake()
 

@@ -52,6 +52,7 @@ MAX_LANES = 32  # for calls at once; as many may be given up and not have ended
 KEPT_LANES = 4  # of them, that executions of each lower priority leave to those of higher ones
 _PLACED = 60  # descriptors that go along with a message
 _BATCH_SECONDS = 0.002
+_WANT = 0.005  # seconds between looks for a lane
 _WISH_MS = 20  # between looks at whether what goes on is still wanted
 _log = logger("driver")
 T = TypeVar("T", bound=wire.Reply)
@@ -95,6 +96,7 @@ class Session:
         self._free: deque[Channel] = deque()
         # All but those given up; one that nobody holds is closed.
         self._lanes: weakref.WeakSet[Channel] = weakref.WeakSet()
+        self._in_want: deque[threading.Lock] = deque()  # of those who wait for a lane
         self._given_up: deque[_GivenUp] = deque()
         self._numbers = itertools.count(1)
         self._pending: dict[int, Pending] = {}  # by the number it will be about; also one that nobody waits for
@@ -385,7 +387,7 @@ class Session:
                 except IndexError:
                     if len(self._lanes) < MAX_LANES:
                         break
-            time.sleep(0.0005)
+            self._await_lane()
             if deadline is not None and time.monotonic_ns() > deadline + GRACE_NS:
                 raise MissedDeadline(f"{self.where}: no lane was free by the deadline")
         if len(self._given_up) >= MAX_LANES:
@@ -417,9 +419,21 @@ class Session:
             self._lanes.add(channel)
         return channel
 
+    def _await_lane(self) -> None:
+        """Until a lane is free, as far as this thread is first of those that wait for one; a moment at most."""
+        gate = threading.Lock()
+        gate.acquire()
+        self._in_want.append(gate)
+        if not gate.acquire(timeout=_WANT):
+            with contextlib.suppress(ValueError):
+                self._in_want.remove(gate)
+
     def _keep(self, channel: Channel) -> None:
         """For the next call."""
         self._free.append(channel)
+        if self._in_want:
+            with contextlib.suppress(IndexError):
+                self._in_want.popleft().release()
         self._close_late_lanes()
 
     def _give_up(self, lane: _GivenUp) -> None:
