@@ -246,7 +246,8 @@ class Device(ABC):
     """A device and its driver. Answers to queries may not change while it lives.
 
     one_at_a_time: as of `Prepared`, for all models that it has prepared together. at_once: how many executions it runs at
-    once without loss, as where its engine is no part of this processor; 0 for as many as the cores allow. preferred_layout: "nhwc" or "nchw" where
+    once without loss, as where its engine is no part of this processor; 0 for as many as the cores allow (`hal.queue`).
+    preferred_layout: "nhwc" or "nchw" where
     operations on pictures are to have that layout in all models that it is asked about and prepares, None for any.
     processor_matters: whether what it keeps in cache files is for this kind of processor alone. asked_again: whether its
     answers depend on more than name, version, level, options and code, such as what it was made with: then none is kept.
@@ -483,9 +484,7 @@ def status_by(device: Device) -> DeviceStatus:
         return status
 
 
-def prepared_by(
-    device: Device, model: Model, hints: Hints, *, as_is: bool = False, client: Client = OWN
-) -> Prepared:
+def prepared_by(device: Device, model: Model, hints: Hints, *, as_is: bool = False, client: Client = OWN) -> Prepared:
     """What the device prepares, with its model noted; ContractBroken where that is none, or one that it gave before.
 
     It is given the model in the layout that it prefers, unless that is done (`as_is`); inputs and outputs keep theirs.
@@ -578,7 +577,7 @@ def _taken(
     _given_once(prepared, f"{query} gave a Prepared")
     prepared.model = model
     vars(prepared)["_where"] = where
-    traits = vars(prepared)["_traits"] = _traits(prepared)
+    vars(prepared)["_traits"] = _traits(prepared)
     way = _Way(device, prepared, where, hints, client)
     if way.queues or way.turns is not None:
         vars(prepared).update(_way=way, run=way.of(prepared.run))

@@ -30,9 +30,11 @@ MOST_WAITING = 1024  # executions of one client in the queue of one device; more
 FIRST = 3  # executions of a model that have to have ended well before any of it is refused
 PROBE = 8  # of so many that should be refused in a row, one runs all the same: what was measured may not hold any more
 RECENT = 8  # durations by which the next is predicted
-SHORT_NS = 100_000  # what takes less is over sooner than a thread has slept and woken: where one client is alone it takes no place
+SHORT_NS = 100_000  # what takes less is over sooner than a thread wakes: of a client that is alone it takes no place
 SHORT_RUNS = 16  # of a model until one is measured again
-HOLD_NS = 2_000_000  # that a place is kept free at most for a client that has had less and was quick to come back before
+HOLD_NS = (
+    2_000_000  # that a place is kept free at most for a client that has had less and was quick to come back before
+)
 GRACE_NS = 100_000_000  # after which an execution that was given up and does not end keeps no other from running
 LONG_NS, LONG_FACTOR = 2_000_000_000, 8  # one that takes longer than this, and so often what it usually takes, neither
 _LOOK = 0.25  # seconds between looks whether whoever is in the way still exists
@@ -82,7 +84,7 @@ class Pace:
     def took(self, spent: int) -> None:
         """One more."""
         self.recent.append(spent)
-        if spent < self.best:
+        if spent < self.best:  # noqa: PLR1730 (min() takes three times as long)
             self.best = spent
         self.short, self.left = spent < SHORT_NS, SHORT_RUNS
 
@@ -167,7 +169,7 @@ class Line:
         for level in self.waiting:
             while level:
                 ticket = level[0]()
-                if ticket is not None:
+                if ticket is not None and ticket.slot is None:
                     return ticket
                 level.popleft()
         return None
@@ -177,7 +179,7 @@ class Line:
         for each in self.waiting[: level + 1]:
             for place in tuple(each):
                 ticket = place()
-                if ticket is not None:
+                if ticket is not None and ticket.slot is None:
                     yield ticket
 
 
@@ -480,18 +482,18 @@ class Queue:
         return 0
 
     def _grant(self, line: Line, ticket: Ticket, now: int) -> None:
+        slot = self._free.pop()
+        slot.others = [self._free.pop() for _ in range(ticket.units - 1)]
+        ticket.slot = slot  # first: whoever has a place is passed over where it still stands
         for level in line.waiting:
             if level and level[0]() is ticket:
                 level.popleft()
                 break
-        slot = self._free.pop()
-        slot.others = [self._free.pop() for _ in range(ticket.units - 1)]
         self._clock = max(self._clock, line.clock)
         slot.charged = ticket.predicted
         line.clock += slot.charged
         slot.line, slot.pace, slot.begun, slot.thread = line, ticket.pace, now, 0
         slot.control = ticket.control
-        ticket.slot = slot
         ticket.wake()
 
     # ----------------------------------------------------------------------------------------------------- deadlines

@@ -11,6 +11,7 @@ from nnhal.base.errors import (
     BadState,
     Cancelled,
     InvalidRequest,
+    LoopTimeout,
     MissedDeadline,
     NnhalError,
     OutputInsufficientSize,
@@ -217,7 +218,9 @@ class Runner:
         device = line.label
         try:
             timing = line.execute(request, control)
-        except NEVER_RETRIED:
+        except NEVER_RETRIED as error:
+            if number and isinstance(error, MissedDeadline) and not isinstance(error, LoopTimeout) and line.timely:
+                raise MissedDeadline(str(error)) from None  # its process does not know what the steps before took
             raise
         except Exception as error:
             profile = None

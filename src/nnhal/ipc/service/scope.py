@@ -125,7 +125,10 @@ class Workers:
         self._ended = False
 
     def submit(self, work: Callable[[], object], priority: Priority = Priority.MEDIUM) -> None:
-        """Have this done; of what waits the highest priority first, then in order. ResourceExhausted where not even one thread is to be had, DeadObject after the end."""
+        """Have this done; of what waits the highest priority first, then in order.
+
+        ResourceExhausted where not even one thread is to be had, DeadObject after the end.
+        """
         with self._lock:
             if self._ended:
                 raise DeadObject("connection: is ending")
