@@ -15,8 +15,9 @@ import pytest
 from nnhal.base.codes import ErrorStatus, Priority
 from nnhal.base.errors import BadState, Cancelled, MissedDeadline, ResourceExhausted
 from nnhal.hal import queue as module
-from nnhal.hal.queue import FIRST, OWN, PROBE, Client, Pace, Queue, Slot, Ticket, client_of, places, units_of
+from nnhal.hal.queue import Queue, places, units_of
 from nnhal.hal.request import UNLIMITED, Control
+from nnhal.hal.waiting import FIRST, OWN, PROBE, Client, Pace, Slot, Ticket, client_of
 
 HIGH, MEDIUM, LOW = Priority.HIGH, Priority.MEDIUM, Priority.LOW
 LIMIT = 20  # seconds

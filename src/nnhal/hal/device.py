@@ -28,9 +28,10 @@ from nnhal.hal.host import HostBuffer, LocalBurst
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, merge
 from nnhal.hal.memory_use import MOST as MOST_BYTES
 from nnhal.hal.memory_use import MemoryUse
-from nnhal.hal.queue import OWN, Client, Pace, Queue, places, sustained, units_of
+from nnhal.hal.queue import Queue, places, sustained, units_of
 from nnhal.hal.request import UNLIMITED, Control, Request, Signature, Timing, plausible
 from nnhal.hal.turns import Turns
+from nnhal.hal.waiting import OWN, Client, Pace
 from nnhal.model.graph import Model, Operation
 from nnhal.model.layouts import LAYOUTS, laid_out
 from nnhal.model.orders import Layout

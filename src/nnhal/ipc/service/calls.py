@@ -42,8 +42,8 @@ from nnhal.hal.device import (
 )
 from nnhal.hal.fence import Fence
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, merge
-from nnhal.hal.queue import client_of
 from nnhal.hal.request import Control
+from nnhal.hal.waiting import client_of
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import (
     capabilities_to_wire,
