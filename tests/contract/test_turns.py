@@ -182,7 +182,7 @@ def test_any_interleaving_keeps_one_inside_and_leaves_nobody_waiting(seed):
             raise OperationFailed("told to")
         done.append(kind)
 
-    run = turns.one_at_a_time(act)
+    run = turns.alone(act)
     gone = []
 
     def one(kind, pause):
@@ -218,7 +218,7 @@ def test_who_is_alone_is_beside_nobody_and_waits_for_those_alone_who_came_before
         time.sleep(0.002)
         inside.remove(kind)
 
-    runs = {"run": turns.side_by_side(act), "change": turns.one_at_a_time(act)}
+    runs = {"run": turns.side_by_side(act), "change": turns.alone(act)}
     done = []
 
     def one(kind, pause, late):
@@ -264,7 +264,7 @@ def test_whoever_is_lost_with_a_ticket_is_passed_over_whatever_limit_there_is(co
     turns, lost = Turns(), []
     ticket = Ticket(alone=True)
     turns.queue(ticket)
-    thread = threading.Thread(target=lambda: turns.one_at_a_time(lambda control: lost.append(1))(control))
+    thread = threading.Thread(target=lambda: turns.alone(lambda control: lost.append(1))(control))
     thread.start()
     time.sleep(0.05)
     assert not lost
@@ -290,7 +290,7 @@ def test_who_gives_up_does_so_while_another_is_still_inside(kind):
         inside.set()
         assert over.wait(20)
 
-    holder = threading.Thread(target=turns.one_at_a_time(holding), args=(Control(),))
+    holder = threading.Thread(target=turns.alone(holding), args=(Control(),))
     holder.start()
     inside.wait(5)
     event = threading.Event()
@@ -298,7 +298,7 @@ def test_who_gives_up_does_so_while_another_is_still_inside(kind):
     threading.Timer(0.1, event.set).start()
     try:
         with pytest.raises(kind):
-            turns.one_at_a_time(lambda control: ran.append(1))(control)
+            turns.alone(lambda control: ran.append(1))(control)
         assert holder.is_alive() and not ran
     finally:
         over.set()

@@ -1,6 +1,7 @@
 """What a device gives, and what the runtime makes of it: turns, executors, weights, buffers, fences, constants."""
 
 import re
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,7 @@ from nnhal.hal.device import (
     let_weights_go,
     memory_by,
     prepared_by,
+    queued_as,
     reconfigured_by,
     status_by,
     traits_of,
@@ -40,7 +42,6 @@ from nnhal.hal.fence import fence_pair
 from nnhal.hal.host import HostBuffer, LocalBurst
 from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import Control, Request, Timing
-from nnhal.hal.turns import Ticket, Turns
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from tests.hal.devices import X, adding, asked
@@ -102,15 +103,20 @@ class Held:
     """Whoever has the turn of a prepared model alone meanwhile."""
 
     def __init__(self, prepared: Prepared) -> None:
-        self.turns: Turns = vars(prepared)["_turns"]
-        self.ticket = Ticket(True)
+        self.inside, self.over = threading.Event(), threading.Event()
+        self.thread = threading.Thread(target=queued_as(prepared, self.hold), args=(Control(),))
+
+    def hold(self, _: Control) -> None:
+        self.inside.set()
+        assert self.over.wait(20)
 
     def __enter__(self) -> None:
-        self.turns.queue(self.ticket)
-        assert self.ticket.called.is_set()
+        self.thread.start()
+        assert self.inside.wait(20)
 
     def __exit__(self, *_: object) -> None:
-        self.turns.leave(self.ticket)
+        self.over.set()
+        self.thread.join(20)
 
 
 def test_what_a_device_does_not_say_is_the_default_of_the_definition() -> None:
@@ -157,22 +163,18 @@ def test_one_at_a_time_holds_for_all_models_of_a_device_or_for_one(where: str) -
     asked(one).execute(one.run, Control())
 
 
-def test_what_may_run_at_once_and_does_not_change_has_no_queue() -> None:
-    assert not {"_turns", "_queued", "run"} & vars(made()).keys()
+def test_what_runs_in_another_process_has_no_queue_here() -> None:
+    assert not {"_way", "run"} & vars(made(timely=True)).keys()
 
 
 @pytest.mark.parametrize("timely", [False, True])
 def test_a_change_waits_for_executions_unless_they_are_in_another_process(timely: bool) -> None:
     prepared = made(changeable=("speed",), timely=timely)
-    assert ("_turns" in vars(prepared)) == (not timely)
     if not timely:
-        turns: Turns = vars(prepared)["_turns"]
-        inside = Ticket(False)
-        turns.queue(inside)
-        asked(prepared).execute(prepared.run, Control())  # beside it
-        with pytest.raises(MissedDeadline):
-            reconfigured_by(prepared, MINE, {"speed": 1}, soon())
-        turns.leave(inside)
+        with Held(prepared):
+            asked(prepared).execute(prepared.run, Control())  # beside it
+            with pytest.raises(MissedDeadline):
+                reconfigured_by(prepared, MINE, {"speed": 1}, soon())
     reconfigured_by(prepared, MINE, {"speed": 2})
     assert prepared.told == [{"speed": 2}]  # type: ignore[attr-defined]
 

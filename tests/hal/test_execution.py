@@ -73,7 +73,7 @@ def test_models_one_after_the_other_hold_the_sum_and_need_the_most_for_an_execut
 
 
 def test_an_execution_has_no_limit_but_two_seconds_for_loops_unless_it_is_said():
-    assert Control() == (None, 2_000_000_000, False, None, None)
+    assert Control() == (None, 2_000_000_000, False, None, None, None)
 
 
 def test_a_control_is_bounded_by_either_limit():

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nnhal.base.codes import DeviceStatus, DeviceType
+from nnhal.base.codes import DeviceStatus, DeviceType, Priority
 from nnhal.base.errors import (
     ResourceExhausted,
 )
@@ -127,7 +127,7 @@ class Alone:
     def ends(self, end: Callable[[], object]) -> None:
         end()
 
-    def in_background(self, work: Work) -> None:
+    def in_background(self, work: Work, priority: Priority = Priority.MEDIUM) -> None:
         if self.refuses:
             raise ResourceExhausted("background: too much")
         self.works.append(work)

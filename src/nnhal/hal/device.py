@@ -28,8 +28,10 @@ from nnhal.hal.host import HostBuffer, LocalBurst
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, merge
 from nnhal.hal.memory_use import MOST as MOST_BYTES
 from nnhal.hal.memory_use import MemoryUse
+from nnhal.hal.queue import Queue, places, sustained, units_of
 from nnhal.hal.request import UNLIMITED, Control, Request, Signature, Timing, plausible
 from nnhal.hal.turns import Turns
+from nnhal.hal.waiting import OWN, Client, Pace
 from nnhal.model.graph import Model, Operation
 from nnhal.model.layouts import LAYOUTS, laid_out
 from nnhal.model.orders import Layout
@@ -38,6 +40,7 @@ from nnhal.model.validate import let_constants_go
 _log = logger("compilation")
 T = TypeVar("T")
 MOST_THREADS = 1024  # that an engine may be asked to use
+MOST_AT_ONCE = 4096  # executions
 RELAXATIONS = {
     "float16": "between operations float16 may be float32: not rounded, and not infinite beyond 65504",
     "infinities": "an infinite result may be the greatest number of its type",
@@ -243,7 +246,9 @@ class Prepared(ABC):
 class Device(ABC):
     """A device and its driver. Answers to queries may not change while it lives.
 
-    one_at_a_time: as of `Prepared`, for all models that it has prepared together. preferred_layout: "nhwc" or "nchw" where
+    one_at_a_time: as of `Prepared`, for all models that it has prepared together. at_once: how many executions it runs at
+    once without loss, as where its engine is no part of this processor; 0 for as many as the cores allow (`hal.queue`).
+    preferred_layout: "nhwc" or "nchw" where
     operations on pictures are to have that layout in all models that it is asked about and prepares, None for any.
     processor_matters: whether what it keeps in cache files is for this kind of processor alone. asked_again: whether its
     answers depend on more than name, version, level, options and code, such as what it was made with: then none is kept.
@@ -258,6 +263,7 @@ class Device(ABC):
     extensions: Sequence[str] = ()
     relaxations: Sequence[str] = ()  # what of `RELAXATIONS` its results may do
     one_at_a_time: bool = False
+    at_once: int = 0
     preferred_layout: Layout | None = None
     processor_matters: bool = False
     asked_again: bool = False
@@ -479,23 +485,26 @@ def status_by(device: Device) -> DeviceStatus:
         return status
 
 
-def prepared_by(device: Device, model: Model, hints: Hints, *, as_is: bool = False) -> Prepared:
+def prepared_by(device: Device, model: Model, hints: Hints, *, as_is: bool = False, client: Client = OWN) -> Prepared:
     """What the device prepares, with its model noted; ContractBroken where that is none, or one that it gave before.
 
     It is given the model in the layout that it prefers, unless that is done (`as_is`); inputs and outputs keep theirs.
-    What it wants kept in the hints' cache is written there; where that fails, they are left empty.
+    What it wants kept in the hints' cache is written there; where that fails, they are left empty. client: in whose
+    name it is prepared, and executed.
     """
     try:
-        return _prepared_by(device, laid_out(model, None if as_is else layout_of(device)).model, hints)
+        return _prepared_by(device, laid_out(model, None if as_is else layout_of(device)).model, hints, client)
     finally:
         if hints.cache is not None:
             hints.cache.settled.set()
 
 
-def _prepared_by(device: Device, model: Model, hints: Hints) -> Prepared:
+def _prepared_by(device: Device, model: Model, hints: Hints, client: Client) -> Prepared:
     where = where_of(device)
     with answering(where, "prepare()"):
-        prepared = _taken(device, device.prepare(model, within_the_machine(hints)), "prepare()", model, where)
+        hints = within_the_machine(hints)
+        prepared = _in_its_turn(device, where, hints, client, lambda: device.prepare(model, hints))
+        _taken(device, prepared, "prepare()", model, where, hints, client)
     if hints.cache is not None:
         try:
             _save(device, prepared, hints.cache, model, where)
@@ -506,12 +515,21 @@ def _prepared_by(device: Device, model: Model, hints: Hints) -> Prepared:
     return prepared
 
 
-def restored_by(device: Device, outline: Model, hints: Hints) -> Prepared:
+def restored_by(device: Device, outline: Model, hints: Hints, *, client: Client = OWN) -> Prepared:
     """What the device prepares from `hints.cache`, as `prepared_by`. Any NnhalError is a miss, and says why."""
     where = where_of(device)
     with answering(where, "prepare_from_cache()"):
-        prepared = device.prepare_from_cache(outline, within_the_machine(hints))
-        return _taken(device, prepared, "prepare_from_cache()", outline, where)
+        hints = within_the_machine(hints)
+        prepared = _in_its_turn(device, where, hints, client, lambda: device.prepare_from_cache(outline, hints))
+        return _taken(device, prepared, "prepare_from_cache()", outline, where, hints, client)
+
+
+def _in_its_turn(device: Device, where: str, hints: Hints, client: Client, prepare: Callable[[], T]) -> T:
+    """What it gives to prepare, in a queue of what the device prepares; elsewhere that is where its driver is."""
+    if device.timely:
+        return prepare()
+    queue: Queue = vars(device).setdefault("_prepare_queue", Queue(f"{where}: prepare", places(0), strict=False))
+    return queue.run(prepare, client, hints.priority, Control(deadline=hints.deadline))
 
 
 def cache_files_by(device: Device) -> CacheFiles:
@@ -551,35 +569,69 @@ def _save(device: Device, prepared: Prepared, cache: Cache, model: Model, where:
         empty(cache)
 
 
-def _taken(device: Device, prepared: Any, query: str, model: Model, where: str) -> Prepared:
+def _taken(
+    device: Device, prepared: Any, query: str, model: Model, where: str, hints: Hints, client: Client
+) -> Prepared:
     """A prepared model of a device, looked at and queued as it is to be."""
     if not isinstance(prepared, Prepared):
         raise ContractBroken(f"{query} gave {shown(prepared)}, must give a Prepared")
     _given_once(prepared, f"{query} gave a Prepared")
     prepared.model = model
     vars(prepared)["_where"] = where
-    traits = vars(prepared)["_traits"] = _traits(prepared)
-    alone = _turns_of(device, prepared)
-    if alone is not None:
-        _queue(prepared, alone, alone.one_at_a_time)
-    elif traits.changeable and not prepared.timely:  # elsewhere the engine's own process sees to that
-        turns = Turns()
-        _queue(prepared, turns, turns.side_by_side)
+    vars(prepared)["_traits"] = _traits(prepared)
+    way = _Way(device, prepared, where, hints, client)
+    if way.queues or way.turns is not None:
+        vars(prepared).update(_way=way, run=way.of(prepared.run))
     return prepared
 
 
-def _turns_of(device: Device, prepared: Prepared) -> Turns | None:
-    """The queue for executions of what was prepared; None where they may run at once."""
-    for owner, what in ((device, "one_at_a_time"), (prepared, "one_at_a_time of a Prepared")):
-        if _member(bool, owner.one_at_a_time, what):
-            turns: Turns = vars(owner).setdefault("_turns", Turns())
-            return turns
-    return None
+class _Way:
+    """What executions of a prepared model pass before they run. turns: with changes of its options; None where nothing
+    changes, or elsewhere. queues: each with the places that it takes there and the pace of the model, the innermost first.
+    """
+
+    def __init__(self, device: Device, prepared: Prepared, where: str, hints: Hints, client: Client) -> None:
+        self._client, self._priority = client, hints.priority
+        self.queues: list[tuple[Queue, int, Pace]] = []
+        here = not prepared.timely  # elsewhere the engine's own process sees to it
+        if here and hints.preference == Preference.SUSTAINED_SPEED:
+            cores = usable_cores()
+            self._pass(sustained(), hints.threads or cores)
+        if _member(bool, device.one_at_a_time, "one_at_a_time"):
+            self._pass(_queue_of(device, where, 1))
+        elif here:
+            width = places(_number(device.at_once, "at_once"))
+            self._pass(_queue_of(device, where, width, strict=False), units_of(hints.threads, width))
+        if _member(bool, prepared.one_at_a_time, "one_at_a_time of a Prepared") and not device.one_at_a_time:
+            self._pass(_queue_of(prepared, where, 1))
+        self.turns = Turns() if traits_of(prepared).changeable and here else None
+
+    def _pass(self, queue: Queue, units: int = 1) -> None:
+        self.queues.append((queue, units, Pace()))
+
+    def of(self, run: Callable[..., T]) -> Callable[..., T]:
+        """What executes, in its turn."""
+        for queue, units, pace in self.queues:
+            run = queue.queued(run, self._client, self._priority, units, pace)
+        return run if self.turns is None else self.turns.side_by_side(run)
+
+    def change(self, change: Callable[..., T]) -> Callable[..., T]:
+        """What changes options, when nothing of the model runs."""
+        for queue, _, _ in self.queues:
+            if queue.strict:
+                change = queue.queued(change, self._client, self._priority)
+        return change if self.turns is None else self.turns.alone(change)
 
 
-def _queue(prepared: Prepared, turns: Turns, queued: Callable[[Any], Any]) -> None:
-    """Have executions of a prepared model take their turns."""
-    vars(prepared).update(_turns=turns, _queued=queued, run=queued(prepared.run))
+def _queue_of(owner: Device | Prepared, where: str, width: int, *, strict: bool = True) -> Queue:
+    queue: Queue = vars(owner).setdefault("_run_queue", Queue(where, width, strict=strict))
+    return queue
+
+
+def _number(value: Any, what: str) -> int:
+    if type(value) is not int or not 0 <= value <= MOST_AT_ONCE:
+        raise InvalidArgument(f"{what} is {shown(value)}, must be an int of 0 to {MOST_AT_ONCE}")
+    return value
 
 
 class Traits(NamedTuple):
@@ -601,6 +653,12 @@ def traits_of(prepared: Prepared) -> Traits:
     """What a model that `prepared_by` gave said of itself then."""
     traits: Traits = vars(prepared)["_traits"]
     return traits
+
+
+def queued_as(prepared: Prepared, run: Callable[..., T]) -> Callable[..., T]:
+    """Another way to execute a model that `prepared_by` gave, in its turn as its `run` is."""
+    way: _Way | None = vars(prepared).get("_way")
+    return run if way is None else way.of(run)
 
 
 def let_weights_go(prepared: Prepared, model: Model, where: str) -> bool:
@@ -636,8 +694,8 @@ def reconfigured_by(prepared: Prepared, where: str, options: Mapping[str, Any], 
     with answering(where, "reconfigure()"):
         if not traits_of(prepared).changeable:
             raise InvalidArgument("no option of it may change between executions")
-        turns: Turns | None = vars(prepared).get("_turns")
-        (change if turns is None else turns.one_at_a_time(change))(dict(options), control)
+        way: _Way | None = vars(prepared).get("_way")
+        (change if way is None else way.change(change))(dict(options), control)
 
 
 def within_the_machine(hints: Hints) -> Hints:
@@ -675,9 +733,8 @@ def executor_by(prepared: Prepared, where: str) -> BurstExecutor | None:
         executor = prepared.burst_executor()
         if not isinstance(executor, BurstExecutor | None):
             raise ContractBroken(f"burst_executor() gave {shown(executor)}, must give a BurstExecutor or None")
-        queued = vars(prepared).get("_queued")
-        if executor is not None and queued is not None:
-            vars(executor)["execute"] = queued(executor.execute)
+        if executor is not None:
+            vars(executor)["execute"] = queued_as(prepared, executor.execute)
         return executor
 
 

@@ -80,7 +80,7 @@ class Control(NamedTuple):
 
     deadline: a point on the monotonic clock in nanoseconds, None for no limit. loop_timeout: nanoseconds for each WHILE.
     profile: told of each operation of the main subgraph when it is done, with the monotonic clock before and after, by a
-    driver that can tell; None where nobody asks.
+    driver that can tell; None where nobody asks. asked: when it was asked for, where that was before it came to the device.
     """
 
     deadline: int | None = None
@@ -88,6 +88,7 @@ class Control(NamedTuple):
     measure: bool = False
     cancelled: threading.Event | None = None
     profile: Callable[[int, int, int], None] | None = None
+    asked: int | None = None
 
     @property
     def bounded(self) -> bool:

@@ -1,4 +1,4 @@
-"""Who may run beside whom: executions one at a time, for drivers that say so, and changes that no execution sees half of."""
+"""Who may run beside whom: executions beside one another, and changes, which are alone, so that none sees half of one."""
 
 import threading
 import weakref
@@ -33,15 +33,15 @@ class Turns:
         self._lock = threading.Lock()
         self._queue: deque[weakref.ref[Ticket]] = deque()
 
-    def one_at_a_time(self, run: Callable[..., T]) -> Callable[..., T]:
-        """The same function, of a request or more and a control at the end, for one caller at a time.
+    def alone(self, run: Callable[..., T]) -> Callable[..., T]:
+        """The same function, of a request or more and a control at the end, beside nobody else.
 
         A method is held weakly: what comes of it becomes an attribute of its own object.
         """
         return self._queued(run, True)
 
     def side_by_side(self, run: Callable[..., T]) -> Callable[..., T]:
-        """As `one_at_a_time`, for any number of callers at once, but beside nobody who is alone."""
+        """As `alone`, for any number of callers at once, but beside nobody who is alone."""
         return self._queued(run, False)
 
     def _queued(self, run: Callable[..., T], alone: bool) -> Callable[..., T]:

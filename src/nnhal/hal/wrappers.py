@@ -26,7 +26,7 @@ class Wrapper(Device):
         self.inner = inner
         own = identity_of(inner)
         self.name, self.version, self.type, self.level, self.extensions, self.relaxations, self.preferred_layout = own
-        self.one_at_a_time = inner.one_at_a_time
+        self.one_at_a_time, self.at_once = inner.one_at_a_time, inner.at_once
         answers = type(self).consider, type(self).supports
         self.asked_again = inner.asked_again or answers != (Wrapper.consider, Wrapper.supports)
 

@@ -2,6 +2,7 @@
 
 import math
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -177,7 +178,8 @@ def make_control(
     loop = LOOP_TIMEOUT_DEFAULT_NS if loop_timeout is None else nanoseconds(loop_timeout, "loop_timeout")
     if loop is None or not 0 < loop <= LOOP_TIMEOUT_MAXIMUM_NS:
         raise InvalidRequest(f"loop_timeout is {loop_timeout} s, must be above 0 and at most 15 s")
-    return Control(point, loop, measure, cancelled)
+    asked = None if point is None else time.monotonic_ns()
+    return Control(point, loop, measure, cancelled, asked=asked)
 
 
 def accept(value: Any, spec: Spec, label: str) -> Array:

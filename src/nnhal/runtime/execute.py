@@ -12,6 +12,7 @@ from nnhal.base.errors import (
     BadState,
     Cancelled,
     InvalidRequest,
+    LoopTimeout,
     MissedDeadline,
     NnhalError,
     OutputInsufficientSize,
@@ -224,7 +225,9 @@ class Runner:
             timing = line.execute(request, control)
             if profile is not None and report is not None:
                 report.fallbacks += profile.fallbacks
-        except NEVER_RETRIED:
+        except NEVER_RETRIED as error:
+            if number and isinstance(error, MissedDeadline) and not isinstance(error, LoopTimeout) and line.timely:
+                raise MissedDeadline(str(error)) from None  # its process does not know what the steps before took
             raise
         except Exception as error:
             profile = None

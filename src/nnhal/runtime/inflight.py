@@ -17,6 +17,7 @@ from nnhal.base.log import logger
 from nnhal.base.time import limit, patience
 from nnhal.base.uncopied import Uncopied
 from nnhal.hal.background import start
+from nnhal.hal.queue import MOST_WAITING
 from nnhal.hal.request import Control
 
 _GRACE = 1.0  # seconds after the deadline in which an execution gives itself up
@@ -155,6 +156,11 @@ class Queue:
         """Have `work` done for `who`; `leave` is called when it has ended, or will never begin."""
         item = _Item(who, work, leave)
         with self._lock:
+            if len(self._waiting) >= MOST_WAITING:
+                raise ResourceExhausted(
+                    f"execution: {len(self._waiting)} that were submitted wait already, must be fewer than {MOST_WAITING}; "
+                    "wait for some to end"
+                )
             self._waiting.append(item)
             more = len(self._threads) < self._most
         if more:

@@ -113,6 +113,7 @@ class Probe(Reference):
     """The device."""
 
     name = "probe"
+    at_once = 64  # runs that are to meet
     version = "1"
 
     def __init__(self) -> None:

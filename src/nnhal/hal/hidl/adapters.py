@@ -22,7 +22,7 @@ from nnhal.base.operands import dtype_of
 from nnhal.hal.background import asynchronous
 from nnhal.hal.burst import Burst, BurstExecutor
 from nnhal.hal.cache.files import TOKEN_SIZE, Cache, CacheFiles
-from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict
+from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict, queued_as
 from nnhal.hal.hidl.arguments import HalTiming, Laid, OutputShape, Room, collect, lay_out
 from nnhal.hal.hidl.burst import Call, HalExecutor, burst_of
 from nnhal.hal.hidl.calls import Callback, Calls, Trace
@@ -62,6 +62,7 @@ class Adapted(Device):
     def __init__(self, driver: object, level: Level, name: str, trace: Trace | None = None) -> None:
         self.driver, self.level, self.name = driver, level, name
         self.one_at_a_time = getattr(driver, "one_at_a_time", False)
+        self.at_once = getattr(driver, "at_once", 0)
         self.calls = Calls(name, level, trace)
         self._capabilities: Capabilities | None = None
         self.version, self.type = "unknown", DeviceType.OTHER
@@ -239,8 +240,7 @@ class AdaptedPrepared(Prepared):
         """The driver's own where it has bursts; else plain executions."""
         burst, own = LocalBurst(self), burst_of(self._calls, self._prepared, self._call)
         if own is not None:
-            run, turns = partial(self._run, own.exchange), vars(self).get("_turns")
-            burst.runs_by(run if turns is None else turns.one_at_a_time(run), own.close)
+            burst.runs_by(queued_as(self, partial(self._run, own.exchange)), own.close)
         return burst
 
     def burst_executor(self) -> BurstExecutor | None:

@@ -129,7 +129,7 @@ class RemoteDevice(Device):
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
         """Compile in the driver's process; the wait ends at the hints' deadline. What it keeps already is not sent again."""
-        prepared = RemotePrepared(self.session, model)
+        prepared = RemotePrepared(self.session, model, hints.priority)
         number = self._considered(hints)
         if number:
             places = () if hints.worked_out is None or hints.worked_out.whole else hints.worked_out.operations
@@ -155,7 +155,7 @@ class RemoteDevice(Device):
 
     def prepare_from_cache(self, outline: Model, hints: Hints) -> Prepared:
         """Restore in the driver's process."""
-        prepared = RemotePrepared(self.session, outline)
+        prepared = RemotePrepared(self.session, outline, hints.priority)
         with self.session.carrying(outline.pools) as packing, self._held(hints.cache) as cache:
             message = self._preparation(wire.PrepareModelFromCache, prepared.number, outline, packing, hints, cache)
             self._await(message, packing, hints, prepared)

@@ -13,7 +13,7 @@ from nnhal.ipc.protocol.convert import error_from_wire
 from nnhal.ipc.transport import _native
 from nnhal.ipc.transport.channel import Descriptors
 
-GRACE_NS = 5_000_000  # past a deadline, for the service to say so itself
+GRACE_NS = 2_000_000  # past a deadline, for the service to say so itself
 CANCEL_SLICE_NS = 20_000_000  # between looks at whether an execution is still wanted
 _LONGEST_NS = 10**15  # 11 days: poll takes no more than 24
 

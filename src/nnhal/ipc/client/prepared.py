@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS, ErrorStatus
+from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS, ErrorStatus, Priority
 from nnhal.base.errors import (
     ContractBroken,
     InvalidArgument,
@@ -36,7 +36,7 @@ from nnhal.ipc.client.frames import Frame, Frames, in_pools
 from nnhal.ipc.client.pending import Pending
 from nnhal.ipc.client.pools import Packing
 from nnhal.ipc.client.query import query
-from nnhal.ipc.client.session import Session
+from nnhal.ipc.client.session import KEPT_LANES, MAX_LANES, Session
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import options_to_wire, timing_from_wire
 from nnhal.ipc.transport.channel import Descriptors
@@ -50,8 +50,9 @@ class RemotePrepared(Prepared):
 
     timely = True
 
-    def __init__(self, session: Session, model: Model) -> None:
+    def __init__(self, session: Session, model: Model, priority: Priority = Priority.MEDIUM) -> None:
         self.session, self.number, self.model = session, session.number(), model
+        self._lanes = MAX_LANES - KEPT_LANES * (Priority.HIGH - priority)
         self.signature = Signature.of(model, session.where)
         self.frames = Frames()
         self.form = wire.form_for(wire.ExecuteSynchronously, session.methods)
@@ -125,6 +126,7 @@ class RemotePrepared(Prepared):
                 control.deadline,
                 control.cancelled,
                 direct=bool(frame.direct or request.output_buffers),
+                lanes=self._lanes,
             )
             if isinstance(reply, wire.Acknowledged):
                 self.taken(request, frame)

@@ -49,8 +49,10 @@ GREETING_NS = 30_000_000_000  # a driver may import a large engine first
 SETTLE_NS = 2_000_000_000  # after an interrupt, for a driver that writes to memory of the caller's to see it
 HUNG_NS = 2_000_000_000  # past a deadline without an answer: the process hangs
 MAX_LANES = 32  # for calls at once; as many may be given up and not have ended
+KEPT_LANES = 4  # of them, that executions of each lower priority leave to those of higher ones
 _PLACED = 60  # descriptors that go along with a message
 _BATCH_SECONDS = 0.002
+_WANT = 0.005  # seconds between looks for a lane
 _WISH_MS = 20  # between looks at whether what goes on is still wanted
 _log = logger("driver")
 T = TypeVar("T", bound=wire.Reply)
@@ -94,6 +96,7 @@ class Session:
         self._free: deque[Channel] = deque()
         # All but those given up; one that nobody holds is closed.
         self._lanes: weakref.WeakSet[Channel] = weakref.WeakSet()
+        self._in_want: deque[threading.Lock] = deque()  # of those who wait for a lane
         self._given_up: deque[_GivenUp] = deque()
         self._numbers = itertools.count(1)
         self._pending: dict[int, Pending] = {}  # by the number it will be about; also one that nobody waits for
@@ -233,14 +236,15 @@ class Session:
         cancelled: threading.Event | None = None,
         direct: bool = False,
         made: int = 0,
+        lanes: int = MAX_LANES,
     ) -> tuple[wire.Reply, Descriptors]:
         """As `call`, with a call that is encoded already, and with an answer of any kind.
 
         name: the HAL's, of the method. direct: the driver writes to memory of the caller's, and must not after the end.
-        made: the number of what the call makes.
+        made: the number of what the call makes. lanes: it waits while so many calls are at it.
         """
         self.calls[name] = self.calls.get(name, 0) + 1
-        answer, received = self._transact(data, fds, deadline, cancelled, direct, made)
+        answer, received = self._transact(data, fds, deadline, cancelled, direct, made, lanes)
         if answer == wire.ENCODED_DONE:
             return wire.DONE, received
         try:
@@ -256,14 +260,16 @@ class Session:
         cancelled: threading.Event | None,
         direct: bool,
         made: int,
+        lanes: int,
     ) -> Message:
         """Send bytes on a lane of this call's own and wait for the answer."""
         if self.dead is not None:
             raise again(self.dead)
         try:
-            channel = self._free.pop()
+            few = lanes == MAX_LANES or len(self._lanes) <= lanes
+            channel = self._free.pop() if few else self._lane(deadline, lanes)
         except IndexError:
-            channel = self._lane(deadline)
+            channel = self._lane(deadline, lanes)
         blamed = refused = False
         fresh = not channel.lane.called
         try:
@@ -367,15 +373,21 @@ class Session:
             self._died(DeadObject(f"{self.where}: the process is replaced: {error}"), blame=False)
         return error
 
-    def _lane(self, deadline: int | None) -> Channel:
-        """A new lane; past the limit, the next that is free. MissedDeadline, and ResourceExhausted where none will be."""
-        while len(self._lanes) >= MAX_LANES:
+    def _lane(self, deadline: int | None, most: int) -> Channel:
+        """A lane when fewer calls are at it: one that is free, or a new one up to the limit.
+
+        MissedDeadline, and ResourceExhausted where none will be.
+        """
+        while True:
             if self.dead is not None:
                 raise again(self.dead)
-            try:
-                return self._free.pop()
-            except IndexError:
-                time.sleep(0.0005)
+            if len(self._lanes) - len(self._free) < most:
+                try:
+                    return self._free.pop()
+                except IndexError:
+                    if len(self._lanes) < MAX_LANES:
+                        break
+            self._await_lane()
             if deadline is not None and time.monotonic_ns() > deadline + GRACE_NS:
                 raise MissedDeadline(f"{self.where}: no lane was free by the deadline")
         if len(self._given_up) >= MAX_LANES:
@@ -407,9 +419,21 @@ class Session:
             self._lanes.add(channel)
         return channel
 
+    def _await_lane(self) -> None:
+        """Until a lane is free, as far as this thread is first of those that wait for one; a moment at most."""
+        gate = threading.Lock()
+        gate.acquire()
+        self._in_want.append(gate)
+        if not gate.acquire(timeout=_WANT):
+            with contextlib.suppress(ValueError):
+                self._in_want.remove(gate)
+
     def _keep(self, channel: Channel) -> None:
         """For the next call."""
         self._free.append(channel)
+        if self._in_want:
+            with contextlib.suppress(IndexError):
+                self._in_want.popleft().release()
         self._close_late_lanes()
 
     def _give_up(self, lane: _GivenUp) -> None:
@@ -448,7 +472,7 @@ class Session:
 
     def end_object(self, number: int) -> None:
         """Give back an object at once, and wait until the driver has ended it."""
-        self._transact(wire.encode(wire.Release((number,))), (), None, None, False, 0)
+        self._transact(wire.encode(wire.Release((number,))), (), None, None, False, 0, MAX_LANES)
 
     def _settle(self, channel: Channel) -> None:
         """Wait until the service has ended a call that was given up: the driver may be writing to memory of the caller's.

@@ -43,6 +43,7 @@ from nnhal.hal.device import (
 from nnhal.hal.fence import Fence
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, merge
 from nnhal.hal.request import Control
+from nnhal.hal.waiting import client_of
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import (
     capabilities_to_wire,
@@ -79,8 +80,8 @@ class Client(Protocol):
     ends: Ends
     share: Share
 
-    def in_background(self, work: Work) -> None:
-        """Do work on another thread and send its notification, exactly once."""
+    def in_background(self, work: Work, priority: Priority) -> None:
+        """Do work on another thread and send its notification, exactly once; of what waits the highest priority first."""
 
 
 class CallHandler:
@@ -91,6 +92,7 @@ class CallHandler:
         self._level = min(self._own.level, V1_3)
         self._client: Client = weakref.proxy(client)  # no circle: what a client had goes when its connection does
         self._wanted, self._share = client.wanted, client.share
+        self._process = client_of(client.share.pid)
         self._exports = exports = Exports(client.ends, self._share)
         self._pools = ServicePools(
             lambda number: exports.get(number, Held, "Hold").memories, self._share, shared=shared
@@ -207,7 +209,7 @@ class CallHandler:
         def prepare() -> tuple[Prepared, Model]:
             return self._prepared(model, hints), model
 
-        return self._prepare_later(call.object, memory, prepare)
+        return self._prepare_later(call.object, memory, hints.priority, prepare)
 
     def _restore(self, call: wire.PrepareModelFromCache, fds: Descriptors, size: int) -> Answer:
         (outline, memory), hints = self._model(call, fds, size), self._with_cache(_hints(call), call.cache)
@@ -218,13 +220,13 @@ class CallHandler:
         validate_outline(outline)
 
         def restore() -> tuple[Prepared, Model]:
-            return restored_by(self._device, outline, hints), outline
+            return restored_by(self._device, outline, hints, client=self._process), outline
 
-        return self._prepare_later(call.object, memory, restore)
+        return self._prepare_later(call.object, memory, hints.priority, restore)
 
     def _prepared(self, model: Model, hints: Hints) -> Prepared:
         validate(model)
-        prepared = prepared_by(self._device, model, hints, as_is=True)
+        prepared = prepared_by(self._device, model, hints, as_is=True, client=self._process)
         let_weights_go(prepared, model, self._where)
         return prepared
 
@@ -256,9 +258,11 @@ class CallHandler:
             part = cut(claims.model, places or range(count)).model.again()  # its constants may be let go of
             return self._prepared(part, claims.hints(hints, places or None)), part
 
-        return self._prepare_later(call.object, memory, prepare)
+        return self._prepare_later(call.object, memory, hints.priority, prepare)
 
-    def _prepare_later(self, number: int, memory: int, prepare: Callable[[], tuple[Prepared, Model]]) -> Answer:
+    def _prepare_later(
+        self, number: int, memory: int, priority: Priority, prepare: Callable[[], tuple[Prepared, Model]]
+    ) -> Answer:
         """Prepare in the background, and notify. memory: what the model counts for."""
         exports, claim = self._exports, self._share.take(prepared=1, memory=memory)
 
@@ -268,7 +272,7 @@ class CallHandler:
                 if not exports.holds(number):
                     raise Cancelled("prepare: was released before it began")
                 prepared, model = prepare()
-                entry = Export(prepared, model, self._where, claim.passed())
+                entry = Export(prepared, model, self._where, claim.passed(), priority)
                 exports.fill(number, entry, entry.release)
                 traits = traits_of(prepared)
                 if any(traits):
@@ -281,7 +285,7 @@ class CallHandler:
 
         exports.claim(number)
         try:
-            self._client.in_background(work)
+            self._client.in_background(work, priority)
         except BaseException:
             exports.release(number)
             raise
@@ -343,7 +347,7 @@ class CallHandler:
                 self._wanted.ended(number)
 
         try:
-            self._client.in_background(work)
+            self._client.in_background(work, binding.entry.priority)
         except BaseException:
             self._wanted.ended(number)
             raise

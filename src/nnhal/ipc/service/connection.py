@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from logging import DEBUG
 
+from nnhal.base.codes import Priority
 from nnhal.base.descriptors import Owner
 from nnhal.base.errors import DeadObject, InvalidArgument, NnhalError, OperationFailed, ResourceExhausted
 from nnhal.base.levels import V1_3
@@ -240,7 +241,7 @@ class Connection:
 
     # ----------------------------------------------------------------------------------------------------- callbacks
 
-    def in_background(self, work: Work) -> None:
+    def in_background(self, work: Work, priority: Priority = Priority.MEDIUM) -> None:
         """Do work and notify, exactly once. ResourceExhausted where too much waits already."""
         if self._callbacks is None:
             raise InvalidArgument("connection: has no callback lane, must be attached before calls that notify")
@@ -259,7 +260,7 @@ class Connection:
             finally:
                 claim.give()
 
-        self._background.submit(notify)
+        self._background.submit(notify, priority)
 
     def _call_back(self, message: wire.ServiceCall, fds: Sequence[int] = ()) -> None:
         with self._callback_lock:

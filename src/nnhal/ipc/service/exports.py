@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from nnhal.base.answers import let_go
+from nnhal.base.codes import Priority
 from nnhal.base.descriptors import Owner
 from nnhal.base.errors import Closed, InvalidArgument, NnhalError
 from nnhal.hal.claims import Claims
@@ -49,8 +50,11 @@ class ClientFiles:
 class Export:
     """A prepared model with the executions that use it: it is closed when the last has ended after the client let go."""
 
-    def __init__(self, prepared: Prepared, model: Model, where: str, claim: Claim) -> None:
+    def __init__(
+        self, prepared: Prepared, model: Model, where: str, claim: Claim, priority: Priority = Priority.MEDIUM
+    ) -> None:
         """where: whose executions they are, for messages. claim: what it counts for, until it is closed."""
+        self.priority = priority
         self.prepared, self.model, self.signature = prepared, model, Signature.of(model, where)
         self._claim = claim
         self.alive = True

@@ -2,8 +2,10 @@
 
 import threading
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
+from itertools import count
+from queue import Empty, PriorityQueue, SimpleQueue
 
+from nnhal.base.codes import Priority
 from nnhal.base.errors import DeadObject, InvalidArgument, ResourceExhausted
 from nnhal.base.log import logger
 from nnhal.ipc.service.quota import Claim
@@ -116,20 +118,24 @@ class Workers:
 
     def __init__(self, most: int, room: Callable[[], Claim]) -> None:
         self._most, self._room = most, room
-        self._queue: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._queue: PriorityQueue[tuple[int, int, Callable[[], object] | None]] = PriorityQueue()
+        self._numbers = count()
         self._lock = threading.Lock()
         self._threads = self._unfinished = 0
         self._ended = False
 
-    def submit(self, work: Callable[[], object]) -> None:
-        """Have this done. ResourceExhausted where not even one thread is to be had, DeadObject after the end."""
+    def submit(self, work: Callable[[], object], priority: Priority = Priority.MEDIUM) -> None:
+        """Have this done; of what waits the highest priority first, then in order.
+
+        ResourceExhausted where not even one thread is to be had, DeadObject after the end.
+        """
         with self._lock:
             if self._ended:
                 raise DeadObject("connection: is ending")
             if self._unfinished >= self._threads < self._most:
                 self._start()
             self._unfinished += 1
-            self._queue.put(work)
+            self._queue.put((-priority, next(self._numbers), work))
 
     def _start(self) -> None:
         try:
@@ -148,7 +154,7 @@ class Workers:
             self._threads += 1
 
     def _work(self, claim: Claim) -> None:
-        while (work := self._queue.get()) is not None:
+        while (work := self._queue.get()[-1]) is not None:
             _do(work)
             del work
             with self._lock:
@@ -165,4 +171,4 @@ class Workers:
             except Empty:
                 pass
             for _ in range(self._threads):
-                self._queue.put(None)
+                self._queue.put((1, next(self._numbers), None))

@@ -1,0 +1,421 @@
+"""Who runs next: one queue for the executions of a device, whichever way they were asked for, and for what it prepares.
+
+Within a client whoever has the higher priority goes first, then whoever came first. Between clients it is start-time fair
+queueing: each has a clock that runs by the time that it had on the device, and the one that is furthest behind goes next,
+so one with long executions has no more of the device than one with short ones. What waits is refused where it cannot make
+its deadline, by what the same model took before.
+
+A place to run is an object that comes back with its last reference, and those who wait are held weakly: an interrupt may
+come after any call, and what it leaves behind is passed over. Nothing that is counted is needed for that: it is counted anew
+at every look.
+"""
+
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from inspect import ismethod
+from threading import get_ident
+from typing import Any, TypeVar
+
+from nnhal.base.codes import Priority
+from nnhal.base.cores import usable_cores
+from nnhal.base.errors import BadState, MissedDeadline, ResourceExhausted
+from nnhal.hal.request import UNLIMITED, Control
+from nnhal.hal.waiting import LEVELS, Client, Line, Pace, Slot, Ticket
+
+T = TypeVar("T")
+MOST_WAITING = 1024  # executions of one client in the queue of one device; more are refused
+# that a place is kept free at most for a client that has had less and was quick to come back before
+HOLD_NS = 2_000_000
+GRACE_NS = 100_000_000  # after which an execution that was given up and does not end keeps no other from running
+LONG_NS, LONG_FACTOR = 2_000_000_000, 8  # one that takes longer than this, and so often what it usually takes, neither
+_LOOK = 0.25  # seconds between looks whether whoever is in the way still exists
+_now = time.monotonic_ns
+
+
+class Queue:
+    """A queue with so many places to run.
+
+    where: in messages. strict: never more than that run. Else it is an order and no promise: an execution that does not end
+    when it should keeps nobody from running for ever, and one that asks for another runs that beside itself.
+    """
+
+    def __init__(self, where: str, width: int, *, strict: bool) -> None:
+        self.where, self.width, self.strict = where, width, strict
+        self._lost: deque[None] = deque()
+        self._free: deque[Slot] = deque()
+        self._slots: list[weakref.ref[Slot]] = []
+        self._lines: weakref.WeakValueDictionary[Client, Line] = weakref.WeakValueDictionary()
+        self._lock = threading.Lock()
+        self._clock = 0
+        self._waiting = 0  # as of the last look; somebody who waits looks every now and then
+        self._shared = False  # whether there has been more than one client
+        for _ in range(width):
+            self._add()
+        _queues.add(self)
+
+    def _forked(self) -> None:
+        """Nobody who was in it exists any more."""
+        self._lock, self._lost, self._waiting = threading.Lock(), deque(), 0
+        for slot in self._free:
+            slot.home = None
+        self._free.clear()
+        self._slots.clear()
+        for line in self._lines.values():
+            for level in line.waiting:
+                level.clear()
+        for _ in range(self.width):
+            self._add()
+
+    def _add(self) -> None:
+        slot = Slot(self._lost)
+        self._slots.append(weakref.ref(slot))
+        self._free.append(slot)
+
+    def line(self, client: Client) -> Line:
+        """The line of a client, kept for as long as somebody holds it."""
+        with self._lock:
+            line = self._lines.get(client)
+            if line is None:
+                line = self._lines[client] = Line(client)
+                self._shared |= len(self._lines) > 1
+            return line
+
+    # ------------------------------------------------------------------------------------------------------- to run in it
+
+    def queued(
+        self, run: Callable[..., T], client: Client, priority: Priority, units: int = 1, pace: Pace | None = None
+    ) -> Callable[..., T]:
+        """The same function, of a request or more and a control at the end, in its turn.
+
+        A method is held weakly: what comes of it becomes an attribute of its own object. units: places that it takes. pace:
+        of the model, where other functions run it as well.
+        """
+        owner = weakref.ref(run.__self__) if ismethod(run) else None
+        call: Callable[..., T] = run.__func__ if ismethod(run) else run
+        line, level, pace = self.line(client), LEVELS.index(priority), pace or Pace()
+        free, units = self._free, min(units, self.width)
+        single, strict = units == 1, self.strict
+
+        def queued(*arguments: Any) -> T:
+            control: Control = arguments[-1]
+            if pace.short and not strict and not self._waiting and not self._shared and control.deadline is None:
+                if pace.left:
+                    pace.left -= 1
+                    return call(*arguments) if owner is None else call(owner(), *arguments)
+                begun = _now()
+                result = call(*arguments) if owner is None else call(owner(), *arguments)
+                pace.took(_now() - begun)
+                return result
+            slot = ticket = None
+            try:
+                if single and not self._waiting and not self._shared and control.deadline is None:
+                    try:
+                        slot = free.pop()
+                    except IndexError:
+                        pass
+                    else:
+                        if slot.home is None:  # another stands in for it
+                            slot = None
+                if slot is None:
+                    ticket = Ticket(line, pace, units, control)
+                    slot = self._enter(ticket, level)
+                slot.thread, slot.pace, slot.begun = get_ident(), pace, _now()
+                slot.control = control  # from here on it is busy
+                begun = slot.begun
+                result = call(*arguments) if owner is None else call(owner(), *arguments)
+                pace.took(_now() - begun)
+                return result
+            finally:
+                if ticket is None and slot is not None and not self._shared:
+                    slot.control = None
+                    if slot.home is not None:
+                        free.append(slot)
+                    if self._waiting:
+                        self._pass_on()
+                else:
+                    self._leave(slot, ticket)
+
+        return queued
+
+    def run(self, call: Callable[[], T], client: Client, priority: Priority, control: Control = UNLIMITED) -> T:
+        """What the call returns, in its turn."""
+        return self.queued(lambda _: call(), client, priority)(control)
+
+    def _enter(self, ticket: Ticket, level: int) -> Slot:
+        """Wait for its turn. Raises what `control.check` does, MissedDeadline where it cannot be in time,
+        ResourceExhausted where too many wait."""
+        control, line = ticket.control, ticket.line
+        control.check()
+        with self._lock:
+            now = _now()
+            self._settle()
+            inner = self._held_by(get_ident()) if len(self._free) < ticket.units else None
+            if inner is None:
+                count = sum(map(len, line.waiting))
+                if count >= MOST_WAITING:
+                    raise ResourceExhausted(
+                        f"{self.where}: {count} executions of {line.client.name} wait already, must be fewer than "
+                        f"{MOST_WAITING}; wait for some to end"
+                    )
+                if control.deadline is not None and ticket.pace.known:
+                    self._admit(ticket, level, control, control.deadline, now)
+                ticket.predicted = ticket.pace.typical if self._shared or self._waiting else 0
+                if line.left is not None:
+                    line.gap, line.left = now - line.left, None
+                line.clock = max(line.clock, self._clock)
+                line.waiting[level].append(weakref.ref(ticket))
+                self._dispatch(now)
+        if inner is not None:
+            return self._nested(inner)
+        while ticket.slot is None:
+            self._wait(ticket, control)
+        control.check()
+        if not ticket.probe and control.deadline is not None and ticket.pace.known:
+            left = control.deadline - _now()
+            if ticket.pace.best > left and not ticket.pace.doubt():
+                raise self._late(ticket.pace.best, 0, left, persistent=False)
+        return ticket.slot
+
+    def _nested(self, outer: Slot) -> Slot:
+        """For an execution that one which runs asks for, on the same thread."""
+        if self.strict:
+            raise BadState(
+                f"{self.where}: an execution asks for another of the same device, must not where one runs at a time"
+            )
+        slot = Slot(self._lost)
+        slot.home = None
+        return slot
+
+    def _wait(self, ticket: Ticket, control: Control) -> None:
+        patience = control.patience()
+        left = _LOOK if patience is None else min(patience, _LOOK)
+        if ticket.look:
+            until = ticket.look - _now()
+            if until > 0:
+                left = min(left, until / 1e9)
+            else:
+                ticket.look = 0
+        if ticket.gate.acquire(timeout=left) and ticket.slot is not None:
+            return
+        control.check()
+        with self._lock:
+            self._look(_now())
+
+    def _leave(self, slot: Slot | None, ticket: Ticket | None) -> None:
+        """Give the place back, or the turn up. Does nothing for who has neither."""
+        if ticket is not None and slot is None:
+            slot = ticket.slot
+        with self._lock:
+            now = _now()
+            if slot is not None:
+                self._give_back(slot, now)
+            elif ticket is not None:
+                for level in ticket.line.waiting:
+                    for place in level:
+                        if place() is ticket:
+                            level.remove(place)
+                            break
+            granted = self._dispatch(now)
+        if granted:
+            time.sleep(0)
+
+    def _pass_on(self) -> None:
+        """A place is free, and somebody waits: he is to have the interpreter before this thread goes on."""
+        with self._lock:
+            granted = self._dispatch(_now())
+        if granted:
+            time.sleep(0)
+
+    def _give_back(self, slot: Slot, now: int) -> None:
+        line = slot.line
+        if slot.home is not None:
+            self._free.append(slot)
+            others, slot.others = slot.others, []
+            self._free.extend(other for other in others if other.home is not None)
+        slot.control = slot.line = None
+        slot.overdue = 0
+        if line is not None:
+            line.clock += now - slot.begun - slot.charged
+            line.left = now
+        slot.charged = 0
+
+    # ------------------------------------------------------------------------------------------------ under the lock
+
+    def _settle(self) -> None:
+        """Places that were lost are there again."""
+        while self._lost:
+            self._lost.popleft()
+            self._add()
+            self._slots = [ref for ref in self._slots if ref() is not None]
+
+    def _busy(self) -> Iterator[Slot]:
+        for ref in self._slots:
+            slot = ref()
+            if slot is not None and slot.control is not None and slot.home is not None:
+                yield slot
+
+    def _held_by(self, thread: int) -> Slot | None:
+        return next((slot for slot in self._busy() if slot.thread == thread), None)
+
+    def _look(self, now: int) -> None:
+        """As `_dispatch`, where it may be that nobody does, or that what runs does not end."""
+        self._settle()
+        if not self.strict:
+            for slot in list(self._busy()):
+                if self._stuck(slot, now):
+                    slot.home = None
+                    self._add()
+                    for other in slot.others:
+                        other.home = None
+                        self._add()
+                    self._slots = [ref for ref in self._slots if (each := ref()) is not None and each.home is not None]
+        self._dispatch(now)
+
+    def _stuck(self, slot: Slot, now: int) -> bool:
+        control, pace = slot.control, slot.pace
+        assert control is not None
+        if (control.cancelled is not None and control.cancelled.is_set()) or (
+            control.deadline is not None and control.deadline < now
+        ):
+            slot.overdue = slot.overdue or now
+            return now - slot.overdue > GRACE_NS
+        typical = 0 if pace is None else pace.typical
+        return now - slot.begun > max(LONG_NS, LONG_FACTOR * typical)
+
+    def _dispatch(self, now: int) -> bool:
+        """Give free places to those whose turn it is; whether there was anybody."""
+        free, granted = self._free, False
+        try:
+            while True:
+                found = self._next()
+                if found is None:
+                    return granted
+                line, ticket = found
+                while free and free[-1].home is None:  # it was given back when another stood in for it already
+                    free.pop()
+                if len(free) < ticket.units:
+                    return granted
+                until = self._kept_for_another(line, ticket, now) if self._shared else 0
+                if until:
+                    if ticket.look != until:
+                        ticket.look = until
+                        ticket.wake()
+                    return granted
+                self._grant(line, ticket, now)
+                granted = True
+        finally:
+            self._waiting = sum(len(level) for line in self._lines.values() for level in line.waiting)
+
+    def _next(self) -> tuple[Line, Ticket] | None:
+        """Whose turn it is: of the clients the one that is furthest behind, of its executions the first."""
+        best: tuple[Line, Ticket] | None = None
+        for line in self._lines.values():
+            if best is None or line.clock < best[0].clock:
+                ticket = line.first()
+                if ticket is not None:
+                    best = line, ticket
+        return best
+
+    def _kept_for_another(self, line: Line, ticket: Ticket, now: int) -> int:
+        """Until when a place is kept free for a client that had less than this one and is about to come back; 0 for not.
+
+        Without that one who asks for one execution after the other would never be there when it is decided who is next.
+        """
+        most = min(HOLD_NS, ticket.predicted // 4)
+        running = [slot.line for slot in self._busy()]
+        for other in self._lines.values():
+            if other.left is None or other.clock >= line.clock or other.gap > most or now - other.left >= most:
+                continue
+            if not any(other.waiting) and other not in running:
+                return other.left + most
+        return 0
+
+    def _grant(self, line: Line, ticket: Ticket, now: int) -> None:
+        slot = self._free.pop()
+        slot.others = [self._free.pop() for _ in range(ticket.units - 1)]
+        ticket.slot = slot  # first: whoever has a place is passed over where it still stands
+        for level in line.waiting:
+            if level and level[0]() is ticket:
+                level.popleft()
+                break
+        self._clock = max(self._clock, line.clock)
+        slot.charged = ticket.predicted
+        line.clock += slot.charged
+        slot.line, slot.pace, slot.begun, slot.thread = line, ticket.pace, now, 0
+        slot.control = ticket.control
+        ticket.wake()
+
+    # ----------------------------------------------------------------------------------------------------- deadlines
+
+    def _admit(self, ticket: Ticket, level: int, control: Control, deadline: int, now: int) -> None:
+        """Refuse what cannot be in time."""
+        pace, left = ticket.pace, deadline - now
+        asked = now if control.asked is None else min(now, control.asked)
+        hopeless = pace.best > deadline - asked
+        wait = self._predicted_wait(ticket, level, now)
+        if not hopeless and (wait == 0 or wait + pace.typical <= left):
+            return
+        ticket.probe = pace.doubt()
+        if not ticket.probe:
+            raise self._late(pace.best if hopeless else pace.typical, 0 if hopeless else wait, left, hopeless)
+
+    def _predicted_wait(self, ticket: Ticket, level: int, now: int) -> int:
+        """Nanoseconds until it would be its turn, by what is known of those before it; nothing for those of whom is not."""
+        line = ticket.line
+        own = sum(each.pace.typical for each in line.ahead(level))
+        if not own and not self._waiting and len(self._free) >= ticket.units:
+            return 0
+        others = 0
+        for other in self._lines.values():
+            if other is not line:
+                theirs = sum(each.pace.typical for each in other.ahead(len(LEVELS)))
+                others += min(theirs, own + ticket.pace.typical)
+        running = 0
+        for slot in self._busy():
+            if slot.pace is not None:
+                running += max(0, slot.pace.typical - (now - slot.begun))
+        return (running + own + others) // self.width
+
+    def _late(self, takes: int, wait: int, left: int, persistent: bool) -> MissedDeadline:
+        what = f"takes {takes / 1e6:.3f} ms at best" if persistent else f"would take {takes / 1e6:.3f} ms"
+        after = f", after a wait of {wait / 1e6:.3f} ms" if wait else ""
+        return MissedDeadline(
+            f"{self.where}: the execution {what}{after}, and has {max(0, left) / 1e6:.3f} ms until its deadline; "
+            "it was not begun",
+            persistent=persistent,
+        )
+
+
+def places(device_width: int) -> int:
+    """How many executions a device has at once that says so, or, for 0, that says nothing: two at least, as one prepares
+    and takes over results beside the other's work, and as many as there are cores."""
+    return device_width or max(2, usable_cores())
+
+
+def units_of(threads: int, width: int) -> int:
+    """Places that an execution with so many threads of its own takes: two of any model find room. 0 threads count as one."""
+    return max(1, min(threads, width // 2))
+
+
+_sustained: dict[str, Queue] = {}
+
+
+def sustained() -> Queue:
+    """The queue for all executions in this process whose model prefers sustained speed: its places are the usable cores."""
+    found = _sustained.get("")
+    return found or _sustained.setdefault("", Queue("sustained speed", usable_cores(), strict=False))
+
+
+_queues: "weakref.WeakSet[Queue]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for queue in list(_queues):
+        queue._forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)

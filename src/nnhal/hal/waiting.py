@@ -1,0 +1,157 @@
+"""Who waits to run, and what is known of that: clients, their lines in a queue, tickets and places, the pace of models."""
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterator
+
+from nnhal.base.codes import Priority
+from nnhal.hal.request import Control
+
+FIRST = 3  # executions of a model that have to have ended well before any of it is refused
+PROBE = 8  # of so many that should be refused in a row, one runs all the same: what was measured may not hold any more
+RECENT = 8  # durations by which the next is predicted
+SHORT_NS = 100_000  # what takes less is over sooner than a thread wakes: of a client that is alone it takes no place
+SHORT_RUNS = 16  # of a model until one is measured again
+LEVELS = (Priority.HIGH, Priority.MEDIUM, Priority.LOW)
+
+
+class Client:
+    """Somebody between whom and others there is fairness: this process, or one that a service serves."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"Client {self.name}"
+
+
+OWN = Client("this process")
+_processes: "weakref.WeakValueDictionary[int, Client]" = weakref.WeakValueDictionary()
+_processes_lock = threading.Lock()
+
+
+def client_of(pid: int) -> Client:
+    """The client that a process is, however many connections it has."""
+    with _processes_lock:
+        client = _processes.get(pid)
+        if client is None:
+            client = _processes[pid] = Client(f"process {pid}")
+        return client
+
+
+class Pace:
+    """What executions of one prepared model took that ended well, in nanoseconds: the last ones, and the shortest of all.
+
+    short: whether the last one that was measured was over sooner than it pays to wait for a place. left: how many run like
+    that before one is measured again.
+    """
+
+    __slots__ = ("best", "left", "recent", "refused", "short")
+
+    def __init__(self) -> None:
+        self.recent: deque[int] = deque(maxlen=RECENT)
+        self.best = 1 << 62
+        self.refused = self.left = 0
+        self.short = False
+
+    def took(self, spent: int) -> None:
+        """One more."""
+        self.recent.append(spent)
+        if spent < self.best:  # noqa: PLR1730 (min() takes three times as long)
+            self.best = spent
+        self.short, self.left = spent < SHORT_NS, SHORT_RUNS
+
+    @property
+    def typical(self) -> int:
+        """What the next one will take: the median of the last ones, so that no single one counts; 0 where nobody knows."""
+        recent = sorted(self.recent.copy())
+        return recent[len(recent) // 2] if recent else 0
+
+    @property
+    def known(self) -> bool:
+        """Whether anything may be refused by it."""
+        return len(self.recent) >= FIRST
+
+    def doubt(self) -> bool:
+        """One is about to be refused; whether it is to run all the same."""
+        self.refused += 1
+        return self.refused % PROBE == 0
+
+
+class Slot:
+    """A place to run. home: where it is told that it was lost; None once another stands in for it.
+
+    What it is at: since when, for which execution, of whose line and pace, and what it was charged for; others that it
+    takes along.
+    """
+
+    __slots__ = ("__weakref__", "begun", "charged", "control", "home", "line", "others", "overdue", "pace", "thread")
+
+    def __init__(self, home: "deque[None]") -> None:
+        self.home: deque[None] | None = home
+        self.control: Control | None = None
+        self.pace: Pace | None = None
+        self.line: Line | None = None
+        self.begun = self.charged = self.overdue = self.thread = 0
+        self.others: list[Slot] = []
+
+    def __del__(self) -> None:
+        if self.home is not None:
+            self.home.append(None)
+
+
+class Ticket:
+    """Who waits. slot: its place to run, once it is its turn. look: when to look again (monotonic nanoseconds), 0 for never.
+
+    predicted: nanoseconds that it will take. probe: it runs though it should not be in time.
+    """
+
+    __slots__ = ("__weakref__", "control", "gate", "line", "look", "pace", "predicted", "probe", "slot", "units")
+
+    def __init__(self, line: "Line", pace: Pace, units: int, control: Control) -> None:
+        self.line, self.pace, self.units, self.control = line, pace, units, control
+        self.slot: Slot | None = None
+        self.look = self.predicted = 0
+        self.probe = False
+        self.gate = threading.Lock()
+        self.gate.acquire()
+
+    def wake(self) -> None:
+        """Have it look."""
+        if self.gate.locked():
+            self.gate.release()
+
+
+class Line:
+    """A client in one queue. clock: nanoseconds of the device that it has had, as far as that counts.
+
+    waiting: by priority, in order of arrival. left: when its last execution ended. gap: how long it took lately to come
+    back after one.
+    """
+
+    __slots__ = ("__weakref__", "client", "clock", "gap", "left", "waiting")
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.clock = self.gap = 0
+        self.left: int | None = None
+        self.waiting: tuple[deque[weakref.ref[Ticket]], ...] = tuple(deque() for _ in LEVELS)
+
+    def first(self) -> Ticket | None:
+        """Whoever is next of this client's; those that went are passed over."""
+        for level in self.waiting:
+            while level:
+                ticket = level[0]()
+                if ticket is not None and ticket.slot is None:
+                    return ticket
+                level.popleft()
+        return None
+
+    def ahead(self, level: int) -> Iterator[Ticket]:
+        """Those whose turn is before somebody's who comes now."""
+        for each in self.waiting[: level + 1]:
+            for place in tuple(each):
+                ticket = place()
+                if ticket is not None and ticket.slot is None:
+                    yield ticket

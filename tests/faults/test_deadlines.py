@@ -1,0 +1,224 @@
+"""Quality of service through the whole of nnhal, on a device that is slowed on purpose: as measured by `deadlines`, with
+bounds for a busy machine. Item 51 of the faults, and what a client leaves in a queue when it dies."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.base.errors import MissedDeadline, NnhalError
+from nnhal.hal.device import Hints, prepared_by
+from nnhal.hal.queue import sustained
+from nnhal.runtime import discovery, isolation
+from tests.faults import deadlines as measure
+from tests.faults.deadlines import DRIVER, SERVICE, X, at_once, compiled, device
+from tests.faults.drivers.slowed import Slowed, device_of
+from tests.faults.support import service
+from tests.ipc.support import LIMIT, doubling, wait_until
+
+
+@pytest.fixture
+def slowed(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """It, in this process."""
+    monkeypatch.setattr(discovery, "_registered", {})
+    with device("none") as how:
+        yield how
+
+
+def the_device() -> Any:
+    return isolation.select(["slowed"], "none")[0]
+
+
+@pytest.mark.parametrize("way", measure.WAYS)
+def test_executions_with_deadlines_give_a_result_or_say_in_time_that_they_missed_it(way: str) -> None:
+    with device(way) as how:
+        found = measure.deadlines(how, 200)
+    assert found["results"] + found["transient"] + found["persistent"] == 200 and not found["wrong"]
+    assert found["results"] > 20 and found["refused_at_once"] > 5
+    assert found["p99_late_ms"] < 500
+
+
+@pytest.mark.parametrize("way", measure.WAYS)
+def test_an_execution_of_high_waits_for_one_of_a_flood_of_low_and_not_for_all(way: str) -> None:
+    with device(way) as how:
+        found = measure.priority(how, 15, ms=10, flood=40)
+    assert found["median"] < 6  # in order of arrival it would be 41
+
+
+def test_two_client_processes_have_equal_shares_though_executions_of_one_take_ten_times_as_long() -> None:
+    assert all(0.3 < share < 0.7 for share in measure.shares([(20, 2), (2, 2)], 2))
+
+
+def test_one_thread_keeps_its_share_beside_sixty_four_of_another_process() -> None:
+    assert all(0.3 < share < 0.7 for share in measure.shares([(10, 1), (10, 64)], 2))
+
+
+def test_who_floods_with_low_is_overtaken_by_its_own_high_and_takes_nothing_of_anothers_share() -> None:
+    """51: in a shared service; the other client is a process that executes all the time."""
+    command = [sys.executable, "-m", "tests.faults.deadlines", "--client", SERVICE, "10", "2", "2"]
+    with (
+        service(str(DRIVER), SERVICE),
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other,
+    ):
+        assert other.stdout is not None
+        how = {"devices": [SERVICE]}
+        try:
+            assert other.stdout.readline() == "ready\n"
+            spent: list[dict[str, Any]] = []
+            mine = threading.Thread(target=lambda: spent.append(measure.priority(how, 30, ms=10, flood=40)))
+            mine.start()
+            had = json.loads(other.communicate("go\n", timeout=LIMIT)[0])
+            mine.join(LIMIT)
+            assert 60 < had < 140  # of 200 that there is room for
+            assert spent[0]["median"] < 8  # half of what it has alone
+        finally:
+            other.kill()
+            isolation.close_all()
+
+
+@pytest.mark.parametrize("how_it_ends", ["killed", "hung up"])
+def test_a_client_that_dies_leaves_nothing_in_the_queue(how_it_ends: str) -> None:
+    """With one execution inside and sixty that wait: the next client does not wait for them."""
+    command = [sys.executable, "-m", "tests.faults.deadlines", "--client", SERVICE, "50", "60", "60"]
+    with service(str(DRIVER), SERVICE):
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
+            assert client.stdout is not None and client.stdin is not None
+            assert client.stdout.readline() == "ready\n"
+            client.stdin.write("go\n")
+            client.stdin.flush()
+            time.sleep(0.5)
+            client.send_signal(signal.SIGKILL if how_it_ends == "killed" else signal.SIGTERM)
+            client.wait(LIMIT)
+        model = compiled({"devices": [SERVICE]}, 1)
+        began = time.monotonic()
+        assert np.array_equal(model(X), X + X)
+        assert time.monotonic() - began < 1  # sixty would take three seconds
+        model.close()
+        isolation.close_all()
+
+
+def test_every_way_to_execute_stands_in_the_same_queue(slowed: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of HIGH that come last by any way run before those of LOW that came before them by any way."""
+    low, high = compiled(slowed, 20, "low"), compiled(slowed, 20, "high")
+    ways: list[Callable[[nnhal.Compiled, np.ndarray], Any]] = [
+        lambda model, x: model(x),
+        lambda model, x: model.run(x, deadline=LIMIT),
+        lambda model, x: model.submit(x).result(),
+        lambda model, x: model.execute_fenced(x).result(),
+        _in_a_burst,
+        lambda model, x: model.stream()(x),
+    ]
+    first = threading.Thread(target=low, args=(X,))
+    first.start()
+    wait_until(lambda: the_device().inside == 1, "the first to run")
+    threads = []
+    for number, (model, way) in enumerate([(low, w) for w in ways] + [(high, w) for w in ways], 1):
+        given = np.full(4, number, np.float32)
+        threads.append(threading.Thread(target=way, args=(model, given)))
+        threads[-1].start()
+        if number == len(ways):
+            time.sleep(0.01)
+    for thread in (first, *threads):
+        thread.join(LIMIT)
+    order = [int(x) for x in the_device().order]
+    urgent = [place for place, number in enumerate(order) if number > len(ways)]
+    assert sorted(order) == list(range(2 * len(ways) + 1))
+    assert max(urgent) <= len(ways) + 4  # one or two of LOW may have begun before these came
+    assert the_device().most == 1
+
+
+def _in_a_burst(model: nnhal.Compiled, x: np.ndarray) -> Any:
+    with model.burst() as burst:
+        return burst(x)
+
+
+def test_what_is_prepared_waits_in_a_queue_of_its_own_high_first_and_until_its_deadline(slowed: dict[str, Any]) -> None:
+    def prepare(priority: str, after: float = 0, **wanted: Any) -> None:
+        time.sleep(after)
+        nnhal.compile(
+            doubling(), **slowed, priority=priority, driver_options={"slowed": {"prepare_ms": 150}}, **wanted
+        ).close()
+
+    running = compiled(slowed, 400)
+    busy = threading.Thread(target=running, args=(X,))
+    busy.start()  # executions are in another queue
+    calls = [lambda: prepare("low")] * 8 + [lambda: prepare("high", 0.1)] * 2
+    late: list[Exception] = []
+
+    def hurried() -> None:
+        time.sleep(0.1)
+        began = time.monotonic()
+        try:
+            prepare("low", deadline=0.2)
+        except NnhalError as error:
+            late.append(error)
+        assert time.monotonic() - began < 2
+
+    at_once([*calls, hurried])
+    busy.join(LIMIT)
+    order = the_device().prepared[1:]
+    assert sorted(order[:5])[:2] == ["HIGH", "HIGH"] and order.count("LOW") >= 8
+    assert [type(error) for error in late] == [MissedDeadline]
+
+
+@pytest.mark.parametrize("threads", [0, 1])
+def test_executions_for_sustained_speed_use_no_more_threads_than_there_are_cores(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all devices together, on two cores: one with as many threads as the engine likes, or two with one each."""
+    monkeypatch.setattr("nnhal.hal.queue.usable_cores", lambda: 2)
+    monkeypatch.setattr("nnhal.hal.device.usable_cores", lambda: 2)
+    monkeypatch.setattr("nnhal.hal.queue._sustained", {})
+    lock, inside, most = threading.Lock(), [0], [0]
+
+    class Counted(Slowed):
+        def prepare(self, model: nnhal.Model, hints: Hints) -> Any:
+            prepared = super().prepare(model, hints)
+            run = prepared.run
+
+            def counted(request: Any, control: Any) -> Any:
+                with lock:
+                    inside[0] += 1
+                    most[0] = max(most[0], inside[0])
+                try:
+                    return run(request, control)
+                finally:
+                    with lock:
+                        inside[0] -= 1
+
+            prepared.run = counted  # type: ignore[method-assign]
+            return prepared
+
+    devices = [Counted(), Counted()]
+    for each in devices:
+        each.one_at_a_time, each.at_once = False, 8
+    hints = Hints(preference=nnhal.Preference.SUSTAINED_SPEED, threads=threads)
+    models = [prepared_by(each, doubling(), hints) for each in devices]
+
+    def execute(prepared: Any) -> None:
+        for _ in range(5):
+            request = prepared.request([X])
+            request.execute(prepared.run, nnhal.hal.request.Control())
+
+    at_once([lambda m=m: execute(m) for m in models for _ in range(3)])  # type: ignore[misc]
+    assert most[0] == (1 if threads == 0 else 2)
+    assert len(sustained()._free) == 2
+
+
+def test_a_device_says_how_many_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in (3, 12):
+        device = device_of(number)
+        model = nnhal.compile(doubling(), devices=[device])
+        at_once([lambda model=model: [model(X) for _ in range(3)]] * 24)  # type: ignore[misc]
+        assert device.most == number
+    device.at_once = -1
+    with pytest.raises(NnhalError, match="at_once is -1, must be an int of 0 to 4096"):
+        nnhal.compile(doubling(), devices=[device])
