@@ -603,6 +603,12 @@ def traits_of(prepared: Prepared) -> Traits:
     return traits
 
 
+def turns_of(prepared: Prepared) -> Turns | None:
+    """The queue that executions of a prepared model go through; None where there is none."""
+    turns: Turns | None = vars(prepared).get("_turns")
+    return turns
+
+
 def let_weights_go(prepared: Prepared, model: Model, where: str) -> bool:
     """Empty the caller's own copy of what the device `where` has prepared of its constants, if it needs them no more."""
     if not traits_of(prepared).weights_consumed:
@@ -636,7 +642,7 @@ def reconfigured_by(prepared: Prepared, where: str, options: Mapping[str, Any], 
     with answering(where, "reconfigure()"):
         if not traits_of(prepared).changeable:
             raise InvalidArgument("no option of it may change between executions")
-        turns: Turns | None = vars(prepared).get("_turns")
+        turns = turns_of(prepared)
         (change if turns is None else turns.one_at_a_time(change))(dict(options), control)
 
 

@@ -83,6 +83,12 @@ class Turns:
                     break
             self._call()
 
+    def waiting(self) -> int:
+        """How many wait for their turn, at this moment."""
+        with self._lock:
+            there = [place() for place in self._queue]
+        return sum(ticket is not None and not ticket.called.is_set() for ticket in there)
+
     def _call(self) -> None:
         """Call those whose turn it is of those that are still there."""
         while self._queue and self._queue[0]() is None:
