@@ -87,6 +87,8 @@ def command(
     words += [word for path in read for word in ("--read", str(Path(path).resolve()))]
     words += [word for path in devices for word in ("--device", str(Path(path).resolve()))]
     words += [word for names_ in allow for word in ("--allow", names_)]
+    if metrics.startswith("unix:"):
+        metrics = f"unix:{Path(metrics.removeprefix('unix:')).absolute()}"
     words += ["--metrics", metrics] if metrics else []
     words += ["--unconfined"] if unconfined else []
     if systemd is not None:

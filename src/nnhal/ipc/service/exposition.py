@@ -54,10 +54,10 @@ METRICS = {
         ("device", "result"),
         "Preparations of clients that keep compilations: hit, unusable (files that nothing came of), absent",
     ),
-    "nnhal_clients": _Kind(GaugeMetricFamily, (), "Connections that the service has"),
     "nnhal_connections_ended": _Kind(
         CounterMetricFamily, ("how",), "Connections that have ended, or were refused, by how it came"
     ),
+    "nnhal_clients": _Kind(GaugeMetricFamily, (), "Connections that the service has"),
     "nnhal_quota_used": _Kind(
         GaugeMetricFamily, ("client", "quota"), "What a client process holds; memory and addresses in bytes"
     ),
