@@ -370,6 +370,10 @@ def test_scrapers_that_hang_babble_dawdle_and_come_by_the_thousand_disturb_nobod
                 thread.start()
             for thread in several:
                 thread.join()
+        threads_there = Path(f"/proc/{device.session.welcome.pid}/status").read_text()
+        assert (
+            int(re.findall(r"Threads:\s+(\d+)", threads_there)[0]) <= scrapes.MOST + 32
+        )  # those of OpenBLAS with them
         before = len(done)
         wait_until(lambda: len(done) > before + 100, "executions go on")
         for sock in held:
@@ -394,6 +398,16 @@ def test_a_scraper_that_sends_nothing_is_hung_up_while_others_are_answered() -> 
             assert scrape(url)
         silent.settimeout(LIMIT)
         assert silent.recv(1) == b""
+
+
+def test_a_scraper_that_never_comes_to_the_end_of_its_question_is_hung_up() -> None:
+    with service() as url, socket.create_connection(target(url), timeout=LIMIT) as sock:
+        began = time.monotonic()
+        with pytest.raises(OSError):
+            while time.monotonic() < began + LIMIT:
+                sock.sendall(b"X")
+                time.sleep(0.1)
+        assert scrape(url)
 
 
 def test_what_is_no_question_is_told_so() -> None:

@@ -26,7 +26,6 @@ from nnhal.base.log import logger
 
 MOST = 8  # connections at once
 SECONDS = 5.0  # for a request and its answer
-_SILENCE = 2.0  # seconds without a byte
 _LOOK = 0.25  # seconds
 _BREATH = 0.05  # seconds
 _BACKLOG = 16
@@ -137,8 +136,6 @@ class _Sparing:
 
 class _Handler(WSGIRequestHandler):
     """One request, answered without a word to anybody else."""
-
-    timeout = _SILENCE
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nobody is told of a request."""
