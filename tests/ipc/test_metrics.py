@@ -332,6 +332,10 @@ def target(url: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def threads_of(pid: int) -> int:
+    return int(re.findall(r"Threads:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[0])
+
+
 def test_scrapers_that_hang_babble_dawdle_and_come_by_the_thousand_disturb_nobody() -> None:
     with service() as url, connected() as device:
         prepared, done, stop = prepare(device), [], threading.Event()
@@ -359,23 +363,22 @@ def test_scrapers_that_hang_babble_dawdle_and_come_by_the_thousand_disturb_nobod
         threads = [threading.Thread(target=client) for _ in range(2)]
         for thread in threads:
             thread.start()
-        held = []
+        wait_until(lambda: len(done) > 10, "they are at it")
+        held, before = [], threads_of(device.session.welcome.pid)
         for _ in range(800):  # that never say a word
             held.append(socket.socket())
             held[-1].setblocking(False)
             held[-1].connect_ex(target(url))
+        time.sleep(0.5)
+        assert threads_of(device.session.welcome.pid) <= before + scrapes.MOST
         for _ in range(4):
             several = [threading.Thread(target=scraper, args=(n % 5,)) for n in range(50)]
             for thread in several:
                 thread.start()
             for thread in several:
                 thread.join()
-        threads_there = Path(f"/proc/{device.session.welcome.pid}/status").read_text()
-        assert (
-            int(re.findall(r"Threads:\s+(\d+)", threads_there)[0]) <= scrapes.MOST + 32
-        )  # those of OpenBLAS with them
-        before = len(done)
-        wait_until(lambda: len(done) > before + 100, "executions go on")
+        so_far = len(done)
+        wait_until(lambda: len(done) > so_far + 100, "executions go on")
         for sock in held:
             sock.close()
         stop.set()
