@@ -195,12 +195,16 @@ def _watched(asked: socket.socket, device: "Device", quotas: "Quotas") -> "Metri
 
 
 def look_ahead(driver: str) -> None:
-    """Open and read what a confined process cannot: the driver's own files, what was proved, the quota of its group."""
+    """Open and read what a confined process cannot: the driver's own files, what was proved, its group's quota, how
+    short memory is.
+    """
+    from nnhal.base import pressure
     from nnhal.base.cores import usable_cores
     from nnhal.hal import blobcache, proofs
 
     blobcache.open_ahead(driver)
     proofs.open_ahead()
+    pressure.open_ahead()
     usable_cores()
 
 

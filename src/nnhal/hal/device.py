@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from nnhal.base.answers import answering, shown
 from nnhal.base.codes import DeviceStatus, DeviceType, OperandType, Preference, Priority, type_name
@@ -34,6 +34,9 @@ from nnhal.model.graph import Model, Operation
 from nnhal.model.layouts import LAYOUTS, laid_out
 from nnhal.model.orders import Layout
 from nnhal.model.validate import let_constants_go
+
+if TYPE_CHECKING:
+    from nnhal.hal.idle import Guard
 
 _log = logger("compilation")
 T = TypeVar("T")
@@ -162,7 +165,8 @@ class Prepared(ABC):
     meanwhile waits in order of arrival; where it has `execute` or `execute_fenced` of its own, those see to that themselves.
     weights_consumed: it asks for the model's constants no more once it is prepared, so whoever holds them only for it may
     let them go: asking is ContractBroken then. changeable: the options of its device's that `reconfigure` can change.
-    All methods but `run` have defaults that any driver can keep.
+    trimmable: it has memory that only executions need, which `trim` gives back; what `one_at_a_time` says of drivers with
+    ways to execute of their own holds here too. All methods but `run` have defaults that any driver can keep.
     """
 
     model: Model
@@ -170,6 +174,7 @@ class Prepared(ABC):
     one_at_a_time: bool = False
     weights_consumed: bool = False
     changeable: Collection[str] = ()
+    trimmable: bool = False
 
     @abstractmethod
     def run(self, request: Request, control: Control) -> Timing | None:
@@ -228,6 +233,13 @@ class Prepared(ABC):
         fails, InvalidArgument for a value that cannot be; then all is as before.
         """
         raise ContractBroken("reconfigure() is missing, must be there where `changeable` names options")
+
+    def trim(self, *, pressed: bool) -> None:
+        """Give memory back that only executions need: there were none for some seconds, or memory is short (`pressed`).
+
+        Called where `trimmable`, while no execution runs; those that come meanwhile wait, 2 s at most. The next one has
+        the same results; it may take longer, by a few milliseconds, and by more only where it is `pressed`.
+        """
 
     def save(self, files: CacheContent) -> bool:
         """Fill the sections of the cache files, to be restored from; whether there is anything to save.
@@ -565,6 +577,11 @@ def _taken(device: Device, prepared: Any, query: str, model: Model, where: str) 
     elif traits.changeable and not prepared.timely:  # elsewhere the engine's own process sees to that
         turns = Turns()
         _queue(prepared, turns, turns.side_by_side)
+    with answering(where, "trimmable"):
+        if _member(bool, prepared.trimmable, "trimmable of a Prepared"):
+            from nnhal.hal import idle
+
+            idle.watch(prepared, where)
     return prepared
 
 
@@ -684,6 +701,9 @@ def executor_by(prepared: Prepared, where: str) -> BurstExecutor | None:
         queued = vars(prepared).get("_queued")
         if executor is not None and queued is not None:
             vars(executor)["execute"] = queued(executor.execute)
+        guard: Guard | None = vars(prepared).get("_guard")
+        if executor is not None and guard is not None:
+            vars(executor)["execute"] = guard.through(executor.execute)
         return executor
 
 
