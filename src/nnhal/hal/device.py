@@ -577,12 +577,18 @@ def _taken(device: Device, prepared: Any, query: str, model: Model, where: str) 
     elif traits.changeable and not prepared.timely:  # elsewhere the engine's own process sees to that
         turns = Turns()
         _queue(prepared, turns, turns.side_by_side)
-    with answering(where, "trimmable"):
-        if _member(bool, prepared.trimmable, "trimmable of a Prepared"):
-            from nnhal.hal import idle
+    if _trimmable(prepared):
+        from nnhal.hal import idle
 
-            idle.watch(prepared, where)
+        idle.watch(prepared, where)
     return prepared
+
+
+def _trimmable(prepared: Prepared) -> bool:
+    try:
+        return _member(bool, prepared.trimmable, "trimmable of a Prepared")
+    except InvalidArgument as error:  # none of the application's
+        raise ContractBroken(str(error)) from None
 
 
 def _turns_of(device: Device, prepared: Prepared) -> Turns | None:

@@ -19,7 +19,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from nnhal.base.answers import answering, let_go
-from nnhal.base.errors import ContractBroken, NnhalError
+from nnhal.base.errors import ContractBroken, InvalidArgument, NnhalError
 from nnhal.base.log import logger
 from nnhal.base.pressure import Pressure, pressure
 from nnhal.hal.request import Control
@@ -127,7 +127,7 @@ class Guard:
         return self._uses, bool(self._inside)
 
     def trim(self, *, pressed: bool) -> bool:
-        """Trim it, unless an execution is inside or comes first; whether that was done. It is not again after it failed."""
+        """Trim it, unless an execution is inside or comes first; whether that was done. Raises what the driver does."""
         prepared = self._prepared()
         with self._lock:
             if self.over or self._trimming or prepared is None:
@@ -140,10 +140,6 @@ class Guard:
             with answering(self._where, "trim()"):
                 prepared.trim(pressed=pressed)
             return True
-        except NnhalError as error:
-            _log.warning("%s; it is trimmed no more", error)
-            self.over = True
-            return False
         finally:
             with self._lock:
                 self._trimming = self._stuck = False
@@ -238,7 +234,11 @@ class _Keeper:
             if inside or not guard.quiet.due(uses, seconds, pressed=pressed):
                 continue
             self._trimming_since = time.monotonic()
-            done = guard.trim(pressed=pressed)
+            try:
+                done = guard.trim(pressed=pressed)
+            except NnhalError as error:
+                _log.warning("%s; it is trimmed no more", error)
+                done, guard.over = False, True
             with self._lock:
                 if self._turn is not turn:
                     return False
@@ -246,7 +246,6 @@ class _Keeper:
             if done:
                 guard.quiet.done(pressed=pressed)
                 trimmed = True
-                _log.debug("%s: trimmed%s", guard, ", as memory is short" if pressed else "")
         return trimmed
 
 
@@ -262,6 +261,16 @@ def watch(prepared: Any, where: str) -> None:
     own = vars(prepared)
     own.update(_guard=guard, run=guard.through(prepared.run), close=guard.closing(prepared.close))
     _keeper.add(guard)
+
+
+def trimmed(prepared: Any, *, pressed: bool) -> bool:
+    """Trim a prepared model now; whether that was done. Raises what the driver does, named. InvalidArgument where it has
+    nothing to give back, or is in another process.
+    """
+    guard: Guard | None = vars(prepared).get("_guard")
+    if guard is None:
+        raise InvalidArgument("trim: the prepared model is not trimmable here, must be")
+    return guard.trim(pressed=pressed)
 
 
 def _begin_anew() -> None:
