@@ -22,7 +22,7 @@ from nnhal.base.errors import ContractBroken, DriverFailed, InvalidArgument, Mis
 from nnhal.base.levels import V1_2
 from nnhal.drivers.reference import Reference
 from nnhal.hal import idle
-from nnhal.hal.device import Hints, Prepared, executor_by, prepared_by
+from nnhal.hal.device import Hints, Prepared, executor_by, prepared_by, reconfigured_by
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.hal.wrappers import AtLevel, PreparedWrapper
 from nnhal.ipc.client.device import RemoteDevice
@@ -217,6 +217,26 @@ def test_a_burst_of_a_drivers_own_is_an_execution_too(device: Trimmable) -> None
     executor = executor_by(model, "driver")
     assert executor is not None
     thread = threading.Thread(target=executor.execute, args=(request_for(model, numbers()), (), Control()))
+    thread.start()
+    assert began.wait(LIMIT) and not idle.trimmed(model, pressed=True)
+    go.set()
+    thread.join()
+    assert idle.trimmed(model, pressed=True)
+
+
+def test_a_change_of_options_is_no_more_beside_a_trim_than_an_execution(device: Trimmable) -> None:
+    made = Trimmable.prepare
+
+    def changeable(model: nnhal.Model, hints: Hints) -> Prepared:
+        found: Any = made(device, model, hints)
+        found.changeable = ("gain",)
+        found.reconfigure = lambda options: (began.set(), go.wait(LIMIT))
+        return found  # type: ignore[no-any-return]
+
+    began, go = threading.Event(), threading.Event()
+    device.prepare = changeable  # type: ignore[method-assign]
+    model = prepared(device)
+    thread = threading.Thread(target=reconfigured_by, args=(model, "driver", {"gain": 2}))
     thread.start()
     assert began.wait(LIMIT) and not idle.trimmed(model, pressed=True)
     go.set()

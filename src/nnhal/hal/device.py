@@ -238,7 +238,8 @@ class Prepared(ABC):
         """Give memory back that only executions need: there were none for some seconds, or memory is short (`pressed`).
 
         Called where `trimmable`, while no execution runs; those that come meanwhile wait, 2 s at most. The next one has
-        the same results; it may take longer, by a few milliseconds, and by more only where it is `pressed`.
+        the same results; it may take longer, by a few milliseconds, and by more only where it is `pressed`. `memory` may be
+        asked meanwhile.
         """
 
     def save(self, files: CacheContent) -> bool:
@@ -632,6 +633,12 @@ def turns_of(prepared: Prepared) -> Turns | None:
     return turns
 
 
+def guard_of(prepared: Prepared) -> "Guard | None":
+    """What keeps executions and trims of a prepared model apart; None where it has nothing to give back, or not here."""
+    guard: Guard | None = vars(prepared).get("_guard")
+    return guard
+
+
 def let_weights_go(prepared: Prepared, model: Model, where: str) -> bool:
     """Empty the caller's own copy of what the device `where` has prepared of its constants, if it needs them no more."""
     if not traits_of(prepared).weights_consumed:
@@ -665,7 +672,8 @@ def reconfigured_by(prepared: Prepared, where: str, options: Mapping[str, Any], 
     with answering(where, "reconfigure()"):
         if not traits_of(prepared).changeable:
             raise InvalidArgument("no option of it may change between executions")
-        turns = turns_of(prepared)
+        turns, guard = turns_of(prepared), guard_of(prepared)
+        change = change if guard is None else guard.through(change)
         (change if turns is None else turns.one_at_a_time(change))(dict(options), control)
 
 
@@ -707,7 +715,7 @@ def executor_by(prepared: Prepared, where: str) -> BurstExecutor | None:
         queued = vars(prepared).get("_queued")
         if executor is not None and queued is not None:
             vars(executor)["execute"] = queued(executor.execute)
-        guard: Guard | None = vars(prepared).get("_guard")
+        guard = guard_of(prepared)
         if executor is not None and guard is not None:
             vars(executor)["execute"] = guard.through(executor.execute)
         return executor
