@@ -37,6 +37,8 @@ ADD, QUANTIZE = "ADD", "QUANTIZE"
 class Healthy(Prepared):
     """ADD of float32 without an activation, and QUANTIZE."""
 
+    trimmable = True
+
     def __init__(self, model: Any, device: Any) -> None:
         main = self.main = model.main
         self.device, self.operation = device, main.operations[0]
@@ -374,23 +376,17 @@ def by_hints(self: Any, model: Any, hints: Hints) -> Any:
 class Emptied(Healthy):
     """What gave memory back computes with noughts."""
 
-    trimmable = True
-
     def trim(self, *, pressed: bool) -> None:
         self.result = lambda request: np.zeros_like(type(self).result(self, request))
 
 
 class ForgottenWhenShort(Healthy):
-    trimmable = True
-
     def trim(self, *, pressed: bool) -> None:
         if pressed:
             del self.constants
 
 
 class FailsToTrim(Healthy):
-    trimmable = True
-
     def trim(self, *, pressed: bool) -> None:
         raise KeyError("arena")
 
