@@ -100,11 +100,14 @@ def run(  # noqa: PLR0915  # one order, that matters
 ) -> int:
     """Listen or take the client's socket, confine the process, load the driver, serve: in this order.
 
-    Confinement comes before numpy and the driver's engine start threads, which would escape it. A service that listens
-    prints a line once it serves. as_json: of JSON. metrics: where it is asked what it counts; "" for nowhere.
+    Confinement comes before the driver's engine starts threads, which would escape it; those of numpy end before, and start
+    again when it needs them. A service that listens prints a line once it serves. as_json: of JSON.
+
+    metrics: where it is asked what it counts; "" for nowhere.
     """
     from nnhal.ipc import names, transport
     from nnhal.ipc.confinement.confine import Limits, confine
+    from nnhal.ipc.confinement.kernel import end_pools
     from nnhal.ipc.confinement.limits import raise_descriptors
     from nnhal.ipc.confinement.stdio import close_inherited, occupy
     from nnhal.ipc.service import quota
@@ -122,8 +125,6 @@ def run(  # noqa: PLR0915  # one order, that matters
     if confined:
         close_inherited([sock.fileno(), *([] if asked is None else [asked.fileno()])])
     look_ahead(driver)
-    if fd is not None:
-        _native.end_with(watch_peer(sock), ORPHAN_NS)
     limits = Limits(descriptors=quota.DESCRIPTORS[fd is None])
     capacity = quota.Capacity.of_process(limits.descriptors, limits.memory)
     raise_descriptors(limits.descriptors)
@@ -131,9 +132,12 @@ def run(  # noqa: PLR0915  # one order, that matters
         sys.path[:] = [
             os.path.realpath(path) if os.path.isabs(path) else path for path in sys.path
         ]  # readlink is refused
+        end_pools()
         report = confine(readable, limits, allow, [Path(d).resolve() for d in devices])
     else:
         report = {"confinement": "not applied: the service was started with --unconfined"}
+    if fd is not None:
+        _native.end_with(watch_peer(sock), ORPHAN_NS)
     from nnhal.ipc.service.connection import refuse, serve_clients, serve_one
 
     if fd is not None and sys.stdout is not None:
