@@ -14,12 +14,15 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from nnhal.base.errors import NnhalError
     from nnhal.hal.device import Device
+    from nnhal.ipc.service.metrics import Metrics
+    from nnhal.ipc.service.quota import Quotas
 
 INVALID, FAILED = 3, 4  # exit statuses
 ORPHAN_NS = 10_000_000_000  # that a driver's process may go on after the end of its client's
@@ -42,6 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--allow", action="append", default=[], help="system calls that it may make besides: NAME,NAME")
     parser.add_argument("--unconfined", action="store_true", help="do not confine the process (for debugging)")
     parser.add_argument(
+        "--metrics", default="", help="answer Prometheus here: HOST:PORT, a PORT of this machine alone, or unix:PATH"
+    )
+    parser.add_argument(
         "--json", action="store_true", help="say in JSON what it serves: name, socket, level, confinement"
     )
     given = parser.parse_args(arguments)
@@ -52,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             allow=[name for names in given.allow for name in names.split(",")],
             confined=not given.unconfined,
             as_json=given.json,
+            metrics=given.metrics,
         )
     except Exception as error:
         from nnhal.base.errors import NnhalError
@@ -79,7 +86,7 @@ def report(error: "NnhalError | ValueError", *, as_json: bool, author: bool = Fa
     return INVALID if isinstance(error, InvalidArgument) else FAILED
 
 
-def run(
+def run(  # noqa: PLR0915  # one order, that matters
     driver: str,
     fd: int | None = None,
     name: str = "",
@@ -89,14 +96,18 @@ def run(
     allow: Sequence[str] = (),
     confined: bool = True,
     as_json: bool = False,
+    metrics: str = "",
 ) -> int:
     """Listen or take the client's socket, confine the process, load the driver, serve: in this order.
 
-    Confinement comes before numpy and the driver's engine start threads, which would escape it. A service that listens
-    prints a line once it serves. as_json: of JSON.
+    Confinement comes before the driver's engine starts threads, which would escape it; those of numpy end before, and start
+    again when it needs them. A service that listens prints a line once it serves. as_json: of JSON.
+
+    metrics: where it is asked what it counts; "" for nowhere.
     """
     from nnhal.ipc import names, transport
     from nnhal.ipc.confinement.confine import Limits, confine
+    from nnhal.ipc.confinement.kernel import end_pools
     from nnhal.ipc.confinement.limits import raise_descriptors
     from nnhal.ipc.confinement.stdio import close_inherited, occupy
     from nnhal.ipc.service import quota
@@ -108,13 +119,12 @@ def run(
     name = service_name(driver, name) if fd is None else ""
     driver, folders = located(driver)
     readable = [Path(p).resolve() for p in read] + folders
+    asked = _asked_at(metrics, alone=fd is not None) if metrics else None
     sock = names.listen(name) if fd is None else socket.socket(fileno=fd)
     os.chdir("/")
     if confined:
-        close_inherited([sock.fileno()])
+        close_inherited([sock.fileno(), *([] if asked is None else [asked.fileno()])])
     look_ahead(driver)
-    if fd is not None:
-        _native.end_with(watch_peer(sock), ORPHAN_NS)
     limits = Limits(descriptors=quota.DESCRIPTORS[fd is None])
     capacity = quota.Capacity.of_process(limits.descriptors, limits.memory)
     raise_descriptors(limits.descriptors)
@@ -122,9 +132,12 @@ def run(
         sys.path[:] = [
             os.path.realpath(path) if os.path.isabs(path) else path for path in sys.path
         ]  # readlink is refused
+        end_pools()
         report = confine(readable, limits, allow, [Path(d).resolve() for d in devices])
     else:
         report = {"confinement": "not applied: the service was started with --unconfined"}
+    if fd is not None:
+        _native.end_with(watch_peer(sock), ORPHAN_NS)
     from nnhal.ipc.service.connection import refuse, serve_clients, serve_one
 
     if fd is not None and sys.stdout is not None:
@@ -136,13 +149,15 @@ def run(
             refuse(sock, error)
         raise
     if fd is None:
-        path = names.address(sock, name)
+        path, places = names.address(sock, name), _told_of(asked)
         if as_json:
-            facts = {"name": name, "socket": path, "level": str(device.level), "confinement": report}
+            facts = {"name": name, "socket": path, "level": str(device.level), "confinement": report, **places}
             print(json.dumps(facts), flush=True)
         else:
-            print(f"serving {driver} as {name} at {path}; stop with Ctrl-C", file=sys.stderr)
-        return serve_clients(device, sock, report, quota.QuotaTable(capacity, shared=True))
+            where = " and ".join([path, *(f"metrics at {place}" for place in places.values())])
+            print(f"serving {driver} as {name} at {where}; stop with Ctrl-C", file=sys.stderr)
+        watched = None if asked is None else partial(_watched, asked, device)
+        return serve_clients(device, sock, report, quota.QuotaTable(capacity, shared=True), watched)
     serve_one(device, sock, report, quota.QuotaTable(capacity, shared=False))
     with contextlib.suppress(OSError):  # nobody listens any more
         sys.stdout.flush()
@@ -150,13 +165,50 @@ def run(
     os._exit(0)  # whatever the driver still does, nobody waits for it
 
 
+def _asked_at(address: str, *, alone: bool) -> socket.socket:
+    """The socket that metrics are asked for on. alone: whether there is but one client, which nobody asks about."""
+    from nnhal.base.errors import DeviceUnavailable, InvalidArgument
+
+    if alone:
+        raise InvalidArgument("metrics: --fd serves one client, must be a service that listens")
+    try:
+        from nnhal.ipc.service import scrapes
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("prometheus_client"):
+            raise
+        raise DeviceUnavailable("metrics need prometheus-client: pip install 'nnhal[metrics]'") from None
+    return scrapes.listen(address)
+
+
+def _told_of(asked: socket.socket | None) -> dict[str, str]:
+    if asked is None:
+        return {}
+    from nnhal.ipc.service import scrapes
+
+    return {"metrics": scrapes.address_of(asked)}
+
+
+def _watched(asked: socket.socket, device: "Device", quotas: "Quotas") -> "Metrics":
+    """What counts for a service, and tells who asks."""
+    from nnhal.hal.device import identity_of
+    from nnhal.ipc.service import exposition
+
+    own = identity_of(device)
+    facts = {"device": own.name, "version": own.version, "level": str(own.level)}
+    return exposition.start(asked, quotas, facts)
+
+
 def look_ahead(driver: str) -> None:
-    """Open and read what a confined process cannot: the driver's own files, what was proved, the quota of its group."""
+    """Open and read what a confined process cannot: the driver's own files, what was proved, its group's quota, how
+    short memory is.
+    """
+    from nnhal.base import pressure
     from nnhal.base.cores import usable_cores
     from nnhal.hal import blobcache, proofs
 
     blobcache.open_ahead(driver)
     proofs.open_ahead()
+    pressure.open_ahead()
     usable_cores()
 
 

@@ -37,6 +37,8 @@ ADD, QUANTIZE = "ADD", "QUANTIZE"
 class Healthy(Prepared):
     """ADD of float32 without an activation, and QUANTIZE."""
 
+    trimmable = True
+
     def __init__(self, model: Any, device: Any) -> None:
         main = self.main = model.main
         self.device, self.operation = device, main.operations[0]
@@ -371,6 +373,24 @@ def by_hints(self: Any, model: Any, hints: Hints) -> Any:
     return made
 
 
+class Emptied(Healthy):
+    """What gave memory back computes with noughts."""
+
+    def trim(self, *, pressed: bool) -> None:
+        self.result = lambda request: np.zeros_like(type(self).result(self, request))
+
+
+class ForgottenWhenShort(Healthy):
+    def trim(self, *, pressed: bool) -> None:
+        if pressed:
+            del self.constants
+
+
+class FailsToTrim(Healthy):
+    def trim(self, *, pressed: bool) -> None:
+        raise KeyError("arena")
+
+
 class OneTooHigh(Healthy):
     def quantized(self, x: Any) -> Any:
         right = super().quantized(x)
@@ -459,6 +479,11 @@ FAULTS: dict[str, list[tuple[Callable[[], Device], str, str]]] = {
     "interleaved": [(lambda: device(prepared=SharedWeights), ADD, "in turns with another prepared model")],
     "intermediates": [(lambda: device(prepared=OverItsInput), ADD, "of two like operations")],
     "threads": [(lambda: giving(shared_scratch), ADD, r"\d+ of 100 runs of 4 threads are wrong")],
+    "trimmed": [
+        (lambda: device(prepared=Emptied), ADD, "after it was trimmed"),
+        (lambda: device(prepared=ForgottenWhenShort), ADD, "no attribute 'constants'"),
+        (lambda: device(prepared=FailsToTrim), ADD, r"trim\(\) raised KeyError"),
+    ],
     "malformed-request": [(lambda: running(after_none), ADD, "after requests that were not valid")],
     "deadline": [
         (lambda: running(ignoring), ADD, r"came back 0\.\d s after its deadline"),

@@ -19,6 +19,7 @@ from nnhal.base.codes import OperandType
 from nnhal.base.errors import MissedDeadline, OutOfMemory
 from nnhal.base.memory import Memory
 from nnhal.base.sealed import sealed
+from nnhal.hal import idle
 from nnhal.hal.device import Device, Hints, Prepared, prepared_by
 from nnhal.hal.request import Control, Request
 from nnhal.ipc.client.process import Resilient, start
@@ -391,6 +392,20 @@ def test_as_many_are_made_again_when_they_are_needed_again(prepared: Prepared, m
     monkeypatch.setattr(team, "KEPT_SECONDS", 60)
     at_once(prepared, 3)
     assert len(Counted.alive) == 3
+
+
+def test_an_idle_model_gives_back_all_interpreters_but_one_and_that_too_where_memory_is_short(
+    prepared: Prepared,
+) -> None:
+    at_once(prepared, 4)
+    seen = []
+    for pressed in (False, True):
+        assert idle.trimmed(prepared, pressed=pressed)
+        seen.append(len(Counted.alive))
+        at_once(prepared, 1)
+        seen.append(len(Counted.alive))
+    at_once(prepared, 3)
+    assert [*seen, len(Counted.alive)] == [1, 1, 0, 1, 3]
 
 
 def test_interpreters_that_an_interrupt_lost_are_made_again(

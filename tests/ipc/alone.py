@@ -117,7 +117,7 @@ class Watched(Reference):
 class Alone:
     """The connection of one client. works: what is to be done in the background; the test does it."""
 
-    watch = -1
+    watch, tally = -1, None
 
     def __init__(self) -> None:
         self.wanted, self.share = Wanted(), a_share()

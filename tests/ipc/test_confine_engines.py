@@ -25,6 +25,7 @@ def test_a_driver_compiles_and_runs_in_every_way(driver: str) -> None:
     x = np.arange(64, dtype=np.float32)
     try:
         assert all(text.startswith("applied: ") for text in device.confinement.values()), device.confinement
+        assert "NOT covered" not in device.confinement["landlock"]  # no thread was there before
         with nnhal.compile(doubling(64), devices=[device], isolation="process", fallback="forbid") as compiled:
             with compiled.burst() as burst:
                 for way in (compiled, burst, lambda x: compiled.submit(x).result()):

@@ -29,16 +29,26 @@ def share_of_time(root: Path) -> float | None:
 
     Either version of control groups: `cpu.max` of a group and all above it, or `cpu.cfs_quota_us` in the same way.
     """
+    shares = [share for folder, old in _groups(root) if (share := _share_in(folder, old=old)) is not None]
+    return min(shares, default=None)
+
+
+def groups_of(root: Path) -> Iterator[Path]:
+    """Folders of the control groups of version 2 that this process is in, its own first, as far as they can be seen."""
+    return (folder for folder, old in _groups(root) if not old)
+
+
+def _groups(root: Path) -> Iterator[tuple[Path, bool]]:
+    """As `_groups_in`; none where the kernel does not tell."""
     try:
         own = (root / "proc/self/cgroup").read_text()
         mounts = (root / "proc/self/mountinfo").read_text()
     except (OSError, UnicodeDecodeError):
-        return None
-    shares = [share for folder, old in _groups(root, own, mounts) if (share := _share_in(folder, old=old)) is not None]
-    return min(shares, default=None)
+        return iter(())
+    return _groups_in(root, own, mounts)
 
 
-def _groups(root: Path, own: str, mounts: str) -> Iterator[tuple[Path, bool]]:
+def _groups_in(root: Path, own: str, mounts: str) -> Iterator[tuple[Path, bool]]:
     """Folders of the groups of this process, and of those around them as far as they can be seen; whether of version 1."""
     paths: dict[bool, PurePosixPath] = {}
     for line in own.splitlines():

@@ -25,6 +25,7 @@ PACKAGES = {
     "onnxruntime": "the onnxruntime device: pip install 'nnhal[onnxruntime]'",
     "openvino": "the openvino device: pip install 'nnhal[openvino]'",
     "pillow": "pictures as inputs: pip install 'nnhal[pictures]'",
+    "prometheus-client": "metrics of services: pip install 'nnhal[metrics]'",
 }
 EXTENSIONS = {  # a C compiler and `pip install --force-reinstall --no-deps`, or a wheel, brings what is missing
     "nnhal.base._gate": "fast hand-overs between threads (deadlines, callbacks); plain Python stands in",

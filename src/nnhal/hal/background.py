@@ -66,6 +66,11 @@ class FencedExecution:
         return self._info
 
     @property
+    def error(self) -> NnhalError | None:
+        """What it has ended with, if that is an error; not to be raised."""
+        return self._error
+
+    @property
     def failed(self) -> bool:
         """Whether it has ended with an error."""
         return self._error is not None

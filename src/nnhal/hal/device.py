@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from nnhal.base.answers import answering, shown
 from nnhal.base.codes import DeviceStatus, DeviceType, OperandType, Preference, Priority, type_name
@@ -36,6 +36,9 @@ from nnhal.model.graph import Model, Operation
 from nnhal.model.layouts import LAYOUTS, laid_out
 from nnhal.model.orders import Layout
 from nnhal.model.validate import let_constants_go
+
+if TYPE_CHECKING:
+    from nnhal.hal.idle import Guard
 
 _log = logger("compilation")
 T = TypeVar("T")
@@ -165,7 +168,8 @@ class Prepared(ABC):
     meanwhile waits in order of arrival; where it has `execute` or `execute_fenced` of its own, those see to that themselves.
     weights_consumed: it asks for the model's constants no more once it is prepared, so whoever holds them only for it may
     let them go: asking is ContractBroken then. changeable: the options of its device's that `reconfigure` can change.
-    All methods but `run` have defaults that any driver can keep.
+    trimmable: it has memory that only executions need, which `trim` gives back; what `one_at_a_time` says of drivers with
+    ways to execute of their own holds here too. All methods but `run` have defaults that any driver can keep.
     """
 
     model: Model
@@ -173,6 +177,7 @@ class Prepared(ABC):
     one_at_a_time: bool = False
     weights_consumed: bool = False
     changeable: Collection[str] = ()
+    trimmable: bool = False
 
     @abstractmethod
     def run(self, request: Request, control: Control) -> Timing | None:
@@ -231,6 +236,14 @@ class Prepared(ABC):
         fails, InvalidArgument for a value that cannot be; then all is as before.
         """
         raise ContractBroken("reconfigure() is missing, must be there where `changeable` names options")
+
+    def trim(self, *, pressed: bool) -> None:
+        """Give memory back that only executions need: there were none for some seconds, or memory is short (`pressed`).
+
+        Called where `trimmable`, while no execution runs; those that come meanwhile wait, 2 s at most. The next one has
+        the same results; it may take longer, by a few milliseconds, and by more only where it is `pressed`. `memory` may be
+        asked meanwhile.
+        """
 
     def save(self, files: CacheContent) -> bool:
         """Fill the sections of the cache files, to be restored from; whether there is anything to save.
@@ -582,7 +595,18 @@ def _taken(
     way = _Way(device, prepared, where, hints, client)
     if way.queues or way.turns is not None:
         vars(prepared).update(_way=way, run=way.of(prepared.run))
+    if _trimmable(prepared):
+        from nnhal.hal import idle
+
+        idle.watch(prepared, where)
     return prepared
+
+
+def _trimmable(prepared: Prepared) -> bool:
+    try:
+        return _member(bool, prepared.trimmable, "trimmable of a Prepared")
+    except InvalidArgument as error:  # none of the application's
+        raise ContractBroken(str(error)) from None
 
 
 class _Way:
@@ -661,6 +685,18 @@ def queued_as(prepared: Prepared, run: Callable[..., T]) -> Callable[..., T]:
     return run if way is None else way.of(run)
 
 
+def queues_of(prepared: Prepared) -> list[Queue]:
+    """The queues that executions of a prepared model go through."""
+    way: _Way | None = vars(prepared).get("_way")
+    return [] if way is None else [queue for queue, _, _ in way.queues]
+
+
+def guard_of(prepared: Prepared) -> "Guard | None":
+    """What keeps executions and trims of a prepared model apart; None where it has nothing to give back, or not here."""
+    guard: Guard | None = vars(prepared).get("_guard")
+    return guard
+
+
 def let_weights_go(prepared: Prepared, model: Model, where: str) -> bool:
     """Empty the caller's own copy of what the device `where` has prepared of its constants, if it needs them no more."""
     if not traits_of(prepared).weights_consumed:
@@ -695,6 +731,8 @@ def reconfigured_by(prepared: Prepared, where: str, options: Mapping[str, Any], 
         if not traits_of(prepared).changeable:
             raise InvalidArgument("no option of it may change between executions")
         way: _Way | None = vars(prepared).get("_way")
+        guard = guard_of(prepared)
+        change = change if guard is None else guard.through(change)
         (change if way is None else way.change(change))(dict(options), control)
 
 
@@ -735,6 +773,9 @@ def executor_by(prepared: Prepared, where: str) -> BurstExecutor | None:
             raise ContractBroken(f"burst_executor() gave {shown(executor)}, must give a BurstExecutor or None")
         if executor is not None:
             vars(executor)["execute"] = queued_as(prepared, executor.execute)
+        guard = guard_of(prepared)
+        if executor is not None and guard is not None:
+            vars(executor)["execute"] = guard.through(executor.execute)
         return executor
 
 

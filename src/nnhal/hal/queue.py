@@ -84,6 +84,11 @@ class Queue:
                 self._shared |= len(self._lines) > 1
             return line
 
+    def waiting(self) -> int:
+        """How many wait for their turn, at this moment."""
+        with self._lock:
+            return sum(1 for line in self._lines.values() for _ in line.ahead(len(LEVELS)))
+
     # ------------------------------------------------------------------------------------------------------- to run in it
 
     def queued(

@@ -89,6 +89,7 @@ class PreparedWrapper(Prepared):
         self.inner, self.model, self.timely = inner, model, inner.timely
         self.one_at_a_time = inner.one_at_a_time
         self.weights_consumed, self.changeable = inner.weights_consumed, inner.changeable
+        self.trimmable = inner.trimmable
         inner.model = model
 
     def run(self, request: Request, control: Control) -> Timing | None:
@@ -128,6 +129,10 @@ class PreparedWrapper(Prepared):
     def reconfigure(self, options: Mapping[str, Any]) -> None:
         """As the prepared model does."""
         self.inner.reconfigure(options)
+
+    def trim(self, *, pressed: bool) -> None:
+        """As the prepared model does."""
+        self.inner.trim(pressed=pressed)
 
     def save(self, files: CacheContent) -> bool:
         """As the prepared model does."""

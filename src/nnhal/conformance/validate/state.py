@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
@@ -13,6 +14,7 @@ from nnhal.conformance.validate.check import check
 from nnhal.conformance.validate.place import place_in
 from nnhal.conformance.validate.trial import NotAsked, Trial, Unmet, copies
 from nnhal.hal.device import Prepared
+from nnhal.hal.idle import trimmed as trim_now
 from nnhal.hal.request import UNLIMITED, Request, Run
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
@@ -20,6 +22,7 @@ from nnhal.model.graph import Model
 SETS = 4  # of inputs
 SECOND = ("stale-output",)  # for what would fail besides where a second execution is wrong
 THREADS, EACH = 4, 25  # executions of each thread
+PAUSE = 0.01  # seconds
 OFTEN = 1e-5  # seconds after which another thread may take over
 
 
@@ -205,6 +208,23 @@ def _switching() -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(before)
+
+
+@check("trimmed", "What has given its memory back gives the same results, and can do so again.", SECOND, inside=True)
+def trimmed(trial: Trial) -> None:
+    trial.fixed()
+    for call, model in trial.samples():
+        prepared = trial.prepare(model)
+        if not prepared.trimmable:
+            raise NotAsked("it is not trimmable")
+        wanted = [None if r is None else r.copy() for r in trial.run(prepared, copies(arrays_of(call)))]
+        for pressed in (False, True, True):
+            trial.at("trim")
+            while not trim_now(prepared, pressed=pressed):  # whoever looks after idle models may be at it
+                time.sleep(PAUSE)
+            trial.at("run")
+            told = "after it was trimmed" + ", as memory was short" * pressed
+            trial.same(call, wanted, trial.run(prepared, copies(arrays_of(call))), told)
 
 
 # ------------------------------------------------------------------------------------------------------------ malformed

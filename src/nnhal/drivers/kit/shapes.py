@@ -46,6 +46,8 @@ class _Kept:
 class _ForEachShape(Prepared):
     """Prepared models by the shapes of their inputs."""
 
+    trimmable = True
+
     def __init__(self, model: Model, make: Make, otherwise: Make | None) -> None:
         self._model, self._make, self._otherwise = model, make, otherwise
         self._declared = [shape_of(operand) for operand in _inputs(model)]
@@ -81,6 +83,11 @@ class _ForEachShape(Prepared):
         in_place = [use.weights_in_place for use in uses]
         most = None if None in in_place else max((n for n in in_place if n is not None), default=0)
         return together(uses)._replace(weights_in_place=most)
+
+    def trim(self, *, pressed: bool) -> None:
+        """All that are kept ready."""
+        for kept in self._made.values().values():
+            kept.prepared.trim(pressed=pressed)
 
     def close(self) -> None:
         self._closed = True

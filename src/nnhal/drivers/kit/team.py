@@ -63,6 +63,13 @@ class Team(Generic[T]):
         if len(self._waiting) > self._given_back.qsize():
             self._given_back.put(None)
 
+    def trim(self, keep: int) -> None:
+        """Drop idle members until there are so many; they have ended when this has. Executions make what they need."""
+        with suppress(IndexError):  # somebody took the last
+            while len(self._idle) > keep:
+                self._idle.pop(0)
+        self._several = len(self._places) > 1
+
     def _place(self) -> "_Place":
         place = _Place()
         self._places.add(place)
@@ -86,9 +93,10 @@ class Team(Generic[T]):
 
     def _wait(self, control: Control) -> T:
         with self._lock:
-            place = self._place() if len(self._places) < MOST_MEMBERS else None
+            there = len(self._places)
+            place = self._place() if there < MOST_MEMBERS else None
         if place is not None:
-            self._several = True
+            self._several |= there > 0
             return self._new(place)
         try:
             self._waiting.append(None)

@@ -160,6 +160,8 @@ def _team(recipe: Recipe) -> Interpreters:
 class LitertModel(Prepared):
     """A model whose input shapes are known, prepared with LiteRT."""
 
+    trimmable = True
+
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
         self._in_place = recipe.lowered.packed.in_place
@@ -183,6 +185,12 @@ class LitertModel(Prepared):
     def memory(self) -> MemoryUse:
         """What is mapped for LiteRT; how much it packs and how large its arenas are, it does not tell."""
         return MemoryUse(weights_in_place=self._in_place)
+
+    def trim(self, *, pressed: bool) -> None:
+        """Interpreters go, all but one or all: of what one has packed and planned, LiteRT gives no part back."""
+        team = self._team
+        if team is not None:
+            team.trim(0 if pressed else 1)
 
     def save(self, files: CacheContent) -> bool:
         return save(self.recipe, files)

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any
@@ -25,6 +26,7 @@ IN_PLACE = 1 << 16  # bytes from which an input is read where it lies: to bind i
 CPU = "CPUExecutionProvider"
 SHARING = "CommonSubexpressionElimination"  # which would have readers of real values share a DequantizeLinear again
 RULES = "Level1_RuleBasedTransformer"  # which loses tensors that are an output and padded for a convolution, too
+SHRINKING_NS = 500_000_000  # nanoseconds that a run may take whose only end is to give memory back
 _COLOUR = b"\x1b["  # with which a line of the engine's begins
 
 
@@ -108,6 +110,20 @@ class BoundMemory(Member):
         self.call: Callable[[Any], object] = partial(made._sess.run_with_iobinding, self._binding._iobinding)
         self._session = made
 
+    def shrink(self) -> None:
+        """Have the session's arenas give back what no tensor is in.
+
+        The engine does so at the end of a run: of one on zeros, which is given up after a while.
+        """
+        for _, name, room in self.inputs:  # not where the inputs of the last execution were
+            room[...] = 0
+            self._binding.bind_ortvalue_input(name, self._value(room))
+        options = engine().RunOptions()
+        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+        control = Control(time.monotonic_ns() + SHRINKING_NS)
+        with suppress(RuntimeError, ValueError), control.on_cancel(partial(setattr, options, "terminate", True)):
+            self.call(options)
+
     def read(self, given: Sequence[Array | None]) -> None:
         """Take the inputs. InvalidRequest where one does not have the shape that the session was made for."""
         for number, name, room in self.inputs:
@@ -126,6 +142,8 @@ class BoundMemory(Member):
 
 class OnnxSession(Prepared):
     """A model whose input shapes are known, prepared with ONNX Runtime."""
+
+    trimmable = True
 
     def __init__(self, built: Built, threads: int, provider: str) -> None:
         made = session(built, threads, provider)
@@ -170,6 +188,21 @@ class OnnxSession(Prepared):
     def memory(self) -> MemoryUse:
         """How much the engine packs and how large its arenas are, it does not tell."""
         return MemoryUse(weights_in_place=sum(array.nbytes for array in self._built.arrays.values()))
+
+    def trim(self, *, pressed: bool) -> None:
+        """What is bound but once, or at all, and the arenas of intermediates."""
+        team = self._team
+        if team is None:
+            return
+        team.trim(1)
+        bound = team.take(UNLIMITED)
+        try:
+            bound.shrink()
+        finally:
+            team.give(bound)
+        del bound
+        if pressed:
+            team.trim(0)
 
     def save(self, files: CacheContent) -> bool:
         save(self._built, files)

@@ -154,6 +154,8 @@ class OpenVINOModel(Prepared):
     seconds: that compiling took.
     """
 
+    trimmable = True
+
     def __init__(self, compiled: Any, kept: Sequence[Array], checks: int, seconds: float = 0.0) -> None:
         self.compiled, self._kept, self._checks, self._seconds = compiled, kept, checks, seconds
         left_alone_in_forks(self)
@@ -173,6 +175,17 @@ class OpenVINOModel(Prepared):
         finally:
             team.give(instance)
         return Timing(spent, time.monotonic_ns() - start) if control.measure else None
+
+    def trim(self, *, pressed: bool) -> None:
+        """Infer requests but one, or all, and the memory of intermediates."""
+        team = self._team
+        if team is None:
+            return
+        team.trim(0 if pressed else 1)
+        try:
+            self.compiled.release_memory()
+        except RuntimeError as error:
+            raise OperationFailed(f"openvino: its memory cannot be released: {error}") from error
 
     def save(self, files: CacheContent) -> bool:
         """OpenVINO's own blob, which has the constants in it; nothing where reading them takes longer than compiling did."""

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from nnhal.base.errors import InvalidArgument
+from nnhal.base.errors import InvalidArgument, OutputInsufficientSize
 from nnhal.base.memory import Memory
 from nnhal.hal.background import FencedExecution
 from nnhal.hal.binding import BoundRequest, flat_bytes
@@ -14,6 +14,7 @@ from nnhal.hal.request import Control, Request, Run, Timing, plausible
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import timing_to_wire
 from nnhal.ipc.service.exports import Export
+from nnhal.ipc.service.metrics import OK, outcome_of
 
 _INLINE_OUTPUTS = 32 << 10  # bytes of outputs in the reply itself; more travel in a memory
 
@@ -73,6 +74,22 @@ class ServiceBinding:
 
     def execute(self, run: Run, control: Control) -> Answer:
         """As `run`, by what is given, within the `entry`."""
+        tally = self.entry.tally
+        if tally is None:
+            return self._executed(run, control)
+        outcome, began = OK, tally.begin()
+        try:
+            answer = self._executed(run, control)
+            if answer is not DONE:
+                outcome = _outcome(answer[0])
+            return answer
+        except BaseException as error:
+            outcome = outcome_of(error)
+            raise
+        finally:
+            tally.end(began, outcome)
+
+    def _executed(self, run: Run, control: Control) -> Answer:
         bound = self._held()
         if self._hosted is None:
             request = bound.request()
@@ -105,3 +122,9 @@ class ServiceBinding:
         fd = os.dup(memory.fd)
         memory.close()
         return wire.Executed(shapes, sufficient, spent, self._provided), (fd,)
+
+
+def _outcome(reply: wire.Reply) -> str:
+    """What an execution that raised nothing came to."""
+    fits = not isinstance(reply, wire.Executed) or all(reply.sufficient)
+    return OK if fits else OutputInsufficientSize.__name__

@@ -3,6 +3,7 @@
 import math
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -17,6 +18,7 @@ from nnhal.base.levels import V1_3, Level
 from nnhal.base.memory import Memory, ordinary, seals
 from nnhal.base.operands import dtype_of
 from nnhal.base.records import replace
+from nnhal.hal.background import FencedExecution
 from nnhal.hal.binding import Place, bind_request
 from nnhal.hal.cache.files import Cache
 from nnhal.hal.claims import considered_by, verdicts_by
@@ -34,6 +36,7 @@ from nnhal.hal.device import (
     let_weights_go,
     memory_by,
     prepared_by,
+    queues_of,
     reconfigured_by,
     restored_by,
     status_by,
@@ -56,6 +59,7 @@ from nnhal.ipc.protocol.convert import (
 from nnhal.ipc.service.binding import DONE, Answer, Held, LaunchedRequest, ServiceBinding
 from nnhal.ipc.service.burst import ServiceBurst
 from nnhal.ipc.service.exports import ClientFiles, ConsideredModel, Export, Exports
+from nnhal.ipc.service.metrics import OK, Tally, outcome_of
 from nnhal.ipc.service.pools import ServicePools
 from nnhal.ipc.service.quota import DECODED, Claim, Share
 from nnhal.ipc.service.scope import Ends, Wanted
@@ -72,13 +76,14 @@ class Client(Protocol):
     """What calls need of the connection that they came by, which owns their handler and outlives each of them.
 
     watch: a pidfd of the client's process, or -1. wanted: tells what is not, any more. ends: has an object's end done,
-    elsewhere. share: what the client holds.
+    elsewhere. share: what the client holds. tally: counts its executions, where anybody wants to know.
     """
 
     watch: int
     wanted: Wanted
     ends: Ends
     share: Share
+    tally: Tally | None
 
     def in_background(self, work: Work, priority: Priority) -> None:
         """Do work on another thread and send its notification, exactly once; of what waits the highest priority first."""
@@ -91,7 +96,7 @@ class CallHandler:
         self._device, self._own, self._where = device, identity_of(device), where_of(device)
         self._level = min(self._own.level, V1_3)
         self._client: Client = weakref.proxy(client)  # no circle: what a client had goes when its connection does
-        self._wanted, self._share = client.wanted, client.share
+        self._wanted, self._share, self._tally = client.wanted, client.share, client.tally
         self._process = client_of(client.share.pid)
         self._exports = exports = Exports(client.ends, self._share)
         self._pools = ServicePools(
@@ -209,7 +214,7 @@ class CallHandler:
         def prepare() -> tuple[Prepared, Model]:
             return self._prepared(model, hints), model
 
-        return self._prepare_later(call.object, memory, hints.priority, prepare)
+        return self._prepare_later(call.object, memory, hints.priority, prepare, kept=call.cache != 0)
 
     def _restore(self, call: wire.PrepareModelFromCache, fds: Descriptors, size: int) -> Answer:
         (outline, memory), hints = self._model(call, fds, size), self._with_cache(_hints(call), call.cache)
@@ -222,7 +227,7 @@ class CallHandler:
         def restore() -> tuple[Prepared, Model]:
             return restored_by(self._device, outline, hints, client=self._process), outline
 
-        return self._prepare_later(call.object, memory, hints.priority, restore)
+        return self._prepare_later(call.object, memory, hints.priority, restore, "cache")
 
     def _prepared(self, model: Model, hints: Hints) -> Prepared:
         validate(model)
@@ -258,12 +263,37 @@ class CallHandler:
             part = cut(claims.model, places or range(count)).model.again()  # its constants may be let go of
             return self._prepared(part, claims.hints(hints, places or None)), part
 
-        return self._prepare_later(call.object, memory, hints.priority, prepare)
+        return self._prepare_later(call.object, memory, hints.priority, prepare, kept=call.cache != 0)
+
+    def _counted(
+        self, prepare: Callable[[], tuple[Prepared, Model]], source: str, kept: bool
+    ) -> tuple[Prepared, Model]:
+        """Prepare, and count it where anybody wants to know."""
+        if self._tally is None:
+            return prepare()
+        metrics, began, outcome = self._tally.metrics, time.monotonic_ns(), OK
+        try:
+            prepared, model = prepare()
+            for queue in queues_of(prepared):
+                metrics.watch(queue)
+            return prepared, model
+        except BaseException as error:
+            outcome = outcome_of(error)
+            raise
+        finally:
+            metrics.prepared(source, outcome, time.monotonic_ns() - began, kept=kept)
 
     def _prepare_later(
-        self, number: int, memory: int, priority: Priority, prepare: Callable[[], tuple[Prepared, Model]]
+        self,
+        number: int,
+        memory: int,
+        priority: Priority,
+        prepare: Callable[[], tuple[Prepared, Model]],
+        source: str = "model",
+        *,
+        kept: bool = False,
     ) -> Answer:
-        """Prepare in the background, and notify. memory: what the model counts for."""
+        """Prepare in the background, and notify. memory: what the model counts for. source, kept: as of `Metrics`."""
         exports, claim = self._exports, self._share.take(prepared=1, memory=memory)
 
         def work() -> tuple[wire.ServiceCall, Sequence[int]]:
@@ -271,8 +301,8 @@ class CallHandler:
             try:
                 if not exports.holds(number):
                     raise Cancelled("prepare: was released before it began")
-                prepared, model = prepare()
-                entry = Export(prepared, model, self._where, claim.passed(), priority)
+                prepared, model = self._counted(prepare, source, kept)
+                entry = Export(prepared, model, self._where, claim.passed(), priority, self._tally)
                 exports.fill(number, entry, entry.release)
                 traits = traits_of(prepared)
                 if any(traits):
@@ -367,6 +397,7 @@ class CallHandler:
             raise InvalidArgument(f"executeFenced: {len(fds)} descriptors came along, must be {call.fences} fences")
         fences = [Fence.taken(fds.take) for _ in range(call.fences)]
         binding, left = self.binding(call.binding), ExitStack()
+        began: int | None = None
         self._exports.claim(call.object)  # ahead of what cannot be taken back
         try:
             left.enter_context(self._share.take(fenced=1, fences=call.fences))
@@ -375,12 +406,18 @@ class CallHandler:
             left.callback(self._wanted.ended, call.object)
             left.enter_context(binding.entry)
             request = binding.request()
+            if self._tally is not None:
+                began = self._tally.begin()
             execution = fenced_by(binding.entry.prepared, self._where, request, control, fences, call.after or None)
-        except BaseException:
+        except BaseException as error:
             self._exports.release(call.object)
             left.close()
+            if self._tally is not None and began is not None:
+                self._tally.end(began, outcome_of(error))
             raise
         execution.when_ended(left.close)
+        if self._tally is not None and began is not None:
+            execution.when_ended(partial(_ended, self._tally, began, execution))
         self._exports.fill(call.object, LaunchedRequest(execution, request), kept.passed().give)
         return wire.DONE, () if execution.fence is None else (os.dup(execution.fence.fileno()),)
 
@@ -484,6 +521,11 @@ def _hints(call: _OfModel) -> Hints:
         raise InvalidArgument(f"threads is {call.threads}, must be at most {MOST_THREADS}")
     deadline = call.deadline or None
     return Hints(Preference(preference), Priority(priority), call.threads, deadline, options_from_wire(call.options))
+
+
+def _ended(tally: Tally, began: int, execution: FencedExecution) -> None:
+    """Count a fenced execution that has ended."""
+    tally.end(began, OK if execution.error is None else outcome_of(execution.error))
 
 
 def control_of(call: wire.Execute | wire.ExecuteSynchronously | wire.ExecuteFenced, plain: Control) -> Control:

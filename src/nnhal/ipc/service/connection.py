@@ -8,10 +8,11 @@ hang-up or by the end of its process, all of it goes.
 import contextlib
 import errno
 import os
+import select
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from logging import DEBUG
 
 from nnhal.base.codes import Priority
@@ -25,6 +26,7 @@ from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import error_to_wire
 from nnhal.ipc.service.binding import Answer
 from nnhal.ipc.service.calls import CallHandler, Work
+from nnhal.ipc.service.metrics import Metrics
 from nnhal.ipc.service.quota import DECODED, ENDS, WORKERS, Claim, Quotas, QuotaTable, Share
 from nnhal.ipc.service.scope import Ends, Wanted, Workers
 from nnhal.ipc.transport import _native
@@ -36,6 +38,7 @@ TURNED_AWAY = 8  # clients at once, that are told why
 END_SECONDS = 5  # for a driver to close what a client had
 _ENDS = errno.EBADF, errno.EINVAL, errno.ENOTSOCK  # of a listening socket that was closed
 _BREATH = 0.05  # seconds
+_DYING_MS = 20
 _log = logger("driver")
 
 
@@ -66,10 +69,20 @@ class _LongMessage:
 
 
 class Connection:
-    """One client. share: what it holds, until the connection has ended and all is given back."""
+    """One client. share: what it holds, until the connection has ended and all is given back.
+
+    metrics: of the service, where anybody wants to know.
+    """
 
     def __init__(
-        self, device: Device, sock: socket.socket, share: Share, *, shared: bool, confinement: Mapping[str, str]
+        self,
+        device: Device,
+        sock: socket.socket,
+        share: Share,
+        *,
+        shared: bool,
+        confinement: Mapping[str, str],
+        metrics: Metrics | None = None,
     ) -> None:
         self._device, self._shared, self._confinement = device, shared, confinement
         self.share = share
@@ -78,6 +91,8 @@ class Connection:
         self.watch = watch_peer(sock)
         self._control = Channel(sock, self.watch)
         self.wanted, self.ends = Wanted(), Ends(share.take(**ENDS))
+        self._metrics = metrics
+        self.tally = None if metrics is None else metrics.connect(share.pid)
         self._calls = CallHandler(device, self, shared=shared)
         self._callbacks: Channel | None = None
         self._lock, self._callback_lock = threading.Lock(), threading.Lock()
@@ -90,14 +105,19 @@ class Connection:
 
     def serve(self) -> None:
         """Greet, then answer the control lane until the client is gone; then end everything."""
+        greeted = False
         try:
             data, _ = self._control.receive(HELLO_TIMEOUT_NS)
-            if self._greet(data):
+            greeted = self._greet(data)
+            if greeted:
                 self._answer_lane(self._control, Control(cancelled=self.wanted.gone))
         except NnhalError as error:
             _log.debug("connection ends: %s", error)
         finally:
-            self._end()
+            try:
+                self._end()
+            finally:
+                self._leave(greeted)
 
     def _greet(self, data: bytes) -> bool:
         try:
@@ -236,6 +256,12 @@ class Connection:
         if self._callbacks is not None:
             with self._callback_lock:
                 self._callbacks.close()
+
+    def _leave(self, greeted: bool) -> None:
+        """The last of the end: count how it came, and let go of the watch."""
+        if self._metrics is not None:
+            how = "closed" if greeted else "not greeted"
+            self._metrics.left(self.share.pid, "process ended" if _has_ended(self.watch) else how)
         if self.watch >= 0:
             os.close(self.watch)
 
@@ -273,6 +299,15 @@ class Connection:
         return self._callbacks
 
 
+def _has_ended(watch: int) -> bool:
+    """Whether the process of a pidfd has ended, or is about to: its sockets are closed just before."""
+    if watch < 0:
+        return False
+    poll = select.poll()
+    poll.register(watch, select.POLLIN)
+    return bool(poll.poll(_DYING_MS))
+
+
 def serve_one(device: Device, sock: socket.socket, confinement: Mapping[str, str], table: QuotaTable) -> None:
     """Serve the one client of a driver process that was started for it."""
     share = Quotas(table).connect(peer_of(sock)[0])
@@ -289,14 +324,29 @@ def refuse(sock: socket.socket, error: BaseException) -> None:
         channel.close()
 
 
-def serve_clients(device: Device, listener: socket.socket, confinement: Mapping[str, str], table: QuotaTable) -> int:
-    """Serve whoever connects, of the same user, until the process is told to end; 0."""
+def serve_clients(
+    device: Device,
+    listener: socket.socket,
+    confinement: Mapping[str, str],
+    table: QuotaTable,
+    watched: Callable[[Quotas], Metrics] | None = None,
+) -> int:
+    """Serve whoever connects, of the same user, until the process is told to end; 0.
+
+    watched: gives what is to count what goes on, where anybody wants to know.
+    """
     quotas = Quotas(table)
+    metrics = None if watched is None else watched(quotas)
+
+    def refused() -> None:
+        if metrics is not None:
+            metrics.refused()
+
     turned_away = threading.BoundedSemaphore(TURNED_AWAY)
 
     def serve(sock: socket.socket, share: Share) -> None:
         try:
-            Connection(device, sock, share, shared=True, confinement=confinement).serve()
+            Connection(device, sock, share, shared=True, confinement=confinement, metrics=metrics).serve()
         finally:
             share.end()
 
@@ -308,19 +358,11 @@ def serve_clients(device: Device, listener: socket.socket, confinement: Mapping[
         finally:
             turned_away.release()
 
-    while True:
-        try:
-            sock, _ = listener.accept()
-        except OSError as error:
-            if error.errno in _ENDS:
-                _log.debug("service ends: %s", error)
-                return 0
-            _log.warning("a client was not accepted: %s", error)  # no descriptors for now, or it is gone already
-            time.sleep(_BREATH)
-            continue
+    while (sock := _accepted(listener)) is not None:
         pid, uid = peer_of(sock)
         if uid not in (os.getuid(), 0):
             _log.warning("refused process %d of user %d", pid, uid)
+            refused()
             sock.close()
             continue
         share = None
@@ -329,6 +371,7 @@ def serve_clients(device: Device, listener: socket.socket, confinement: Mapping[
             threading.Thread(target=serve, args=(sock, share), name=f"nnhal-client-{pid}", daemon=True).start()
         except (ResourceExhausted, RuntimeError) as error:
             _log.warning("refused process %d: %s", pid, error)
+            refused()
             if share is not None:
                 share.end()
             if isinstance(error, RuntimeError) or not turned_away.acquire(blocking=False):
@@ -339,3 +382,17 @@ def serve_clients(device: Device, listener: socket.socket, confinement: Mapping[
             except RuntimeError:
                 turned_away.release()
                 sock.close()
+    return 0
+
+
+def _accepted(listener: socket.socket) -> socket.socket | None:
+    """Who connects next; None where the service ends."""
+    while True:
+        try:
+            return listener.accept()[0]
+        except OSError as error:
+            if error.errno in _ENDS:
+                _log.debug("service ends: %s", error)
+                return None
+            _log.warning("a client was not accepted: %s", error)  # no descriptors for now, or it is gone already
+            time.sleep(_BREATH)

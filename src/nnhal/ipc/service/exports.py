@@ -16,6 +16,7 @@ from nnhal.base.errors import Closed, InvalidArgument, NnhalError
 from nnhal.hal.claims import Claims
 from nnhal.hal.device import Hints, Prepared
 from nnhal.hal.request import Signature
+from nnhal.ipc.service.metrics import Tally
 from nnhal.ipc.service.quota import Claim, Share
 from nnhal.ipc.transport.channel import Descriptors
 from nnhal.model.graph import Model
@@ -51,12 +52,21 @@ class Export:
     """A prepared model with the executions that use it: it is closed when the last has ended after the client let go."""
 
     def __init__(
-        self, prepared: Prepared, model: Model, where: str, claim: Claim, priority: Priority = Priority.MEDIUM
+        self,
+        prepared: Prepared,
+        model: Model,
+        where: str,
+        claim: Claim,
+        priority: Priority = Priority.MEDIUM,
+        tally: Tally | None = None,
     ) -> None:
-        """where: whose executions they are, for messages. claim: what it counts for, until it is closed."""
+        """where: whose executions they are, for messages. claim: what it counts for, until it is closed.
+
+        tally: counts its executions.
+        """
         self.priority = priority
         self.prepared, self.model, self.signature = prepared, model, Signature.of(model, where)
-        self._claim = claim
+        self._claim, self.tally = claim, tally
         self.alive = True
         self._users: deque[None] = deque()  # appends and pops are atomic
         self._lock = threading.Lock()

@@ -213,6 +213,7 @@ class Quotas:
     def __init__(self, table: QuotaTable) -> None:
         self.table = table
         self._shares: list[Share] = []
+        self._refusals: dict[str, int] = {}
         self._common = dict.fromkeys(table.capacity._fields, 0)
         self._lock = threading.Lock()
         # What went back and is not counted yet: finalizers may come at any time, also under the lock.
@@ -224,9 +225,11 @@ class Quotas:
             self._settle()
             there = len(self._shares)
             if there >= self.table.clients:
+                self._refuse("clients")
                 raise _exhausted(f"service: has {there} clients, must be at most {self.table.clients}; end some")
             row, of_process = self.table.rows["connections"], sum(share.pid == pid for share in self._shares)
             if of_process >= row.most:
+                self._refuse(row.name)
                 raise _exhausted(
                     f"connections: process {pid} has {of_process}, must be at most {row.most}; {row.let_go}"
                 )
@@ -245,6 +248,14 @@ class Quotas:
             self._settle()
             return [(share.pid, dict(share.used)) for share in self._shares]
 
+    def refusals(self) -> dict[str, int]:
+        """How often something was refused, by the row of which there was too much, or `clients`."""
+        with self._lock:
+            return dict(self._refusals)
+
+    def _refuse(self, name: str) -> None:
+        self._refusals[name] = self._refusals.get(name, 0) + 1
+
     def take(self, share: "Share", wanted: Mapping[str, int]) -> None:
         """Count what a client wants, all or nothing; ResourceExhausted says of what it has too much."""
         with self._lock:
@@ -253,11 +264,13 @@ class Quotas:
             for name, amount in wanted.items():
                 row, used = self.table.rows[name], share.used[name]
                 if used + amount > row.most:
+                    self._refuse(name)
                     raise _refusal(row, used, amount, f"must be at most {row.most}")
                 if name in self._common:
                     borrowed[name] = max(0, used + amount - row.own) - max(0, used - row.own)
                     left = row.common - self._common[name]
                     if borrowed[name] > left:
+                        self._refuse(name)
                         limit = (
                             f"must be at most its own {row.own} and what is left of {row.common} in common, now {left}"
                         )

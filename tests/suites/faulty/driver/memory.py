@@ -71,3 +71,32 @@ class ContextsKept(Healthy):
             raise ResourceExhausted(f"device {self.name}: all {CONTEXTS} contexts are taken")
         self.taken += 1
         return super().prepare(model, hints)
+
+
+class Trimmable(Engine):
+    trimmable = True
+
+
+@fault("trim-loses-weights", "weights are zeros once memory was given back", "trimmed", (VALIDATE,))
+class TrimLosesWeights(Trimmable):
+    def trim(self, *, pressed: bool) -> None:
+        self.constants = {index: np.zeros_like(value) for index, value in self.constants.items()}
+
+
+@fault("trim-loses-itself", "what gave memory back cannot run any more", "trimmed", (VALIDATE,))
+class TrimLosesItself(Trimmable):
+    def trim(self, *, pressed: bool) -> None:
+        if pressed:
+            self.kernels = {}
+
+
+@fault("trim-raises", "trim of a prepared model raises", "trimmed", (VALIDATE,))
+class TrimRaises(Trimmable):
+    def trim(self, *, pressed: bool) -> None:
+        raise KeyError("arena")
+
+
+@fault("trim-hangs", "trim of a prepared model never comes back", "trimmed", (VALIDATE,), hangs=True)
+class TrimHangs(Trimmable):
+    def trim(self, *, pressed: bool) -> None:
+        threading.Event().wait()

@@ -1,0 +1,300 @@
+"""Prepared models that nobody executes give memory back: after some quiet seconds, or when memory is short.
+
+Each model that has something to give stands behind a `Guard`, which knows whether executions are inside, and has those wait
+that come while it is trimmed. One thread looks after all models of a process; it ends with the last of them. Where the
+driver is in a process of its own, all of this is there.
+"""
+
+import ctypes
+import math
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from inspect import ismethod
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+from nnhal.base.answers import answering, let_go
+from nnhal.base.errors import ContractBroken, InvalidArgument, NnhalError
+from nnhal.base.log import logger
+from nnhal.base.pressure import Pressure, pressure
+from nnhal.hal.request import Control
+
+T = TypeVar("T")
+VARIABLE = "NNHAL_IDLE_SECONDS"
+SECONDS = 5.0  # without an execution, after which a model is trimmed
+LONGEST = 2.0  # seconds that a trim may take, for those who wait for its end
+_LOOK = 1.0  # seconds between looks, at most
+_log = logger("driver")
+
+
+def quiet_seconds() -> float:
+    """After how many seconds without an execution a model is trimmed; 0 for never, also where memory is short."""
+    text = os.environ.get(VARIABLE, "")
+    with suppress(ValueError):
+        seconds = float(text)
+        if 0 <= seconds < math.inf:
+            return seconds
+    if text:
+        _log.warning("%s is %r, must be a number of seconds, 0 for never; taken for %g", VARIABLE, text[:100], SECONDS)
+    return SECONDS
+
+
+class Guard:
+    """Who is in a prepared model: executions, side by side, or its trim. An interrupt may leave one too many inside: then
+    it is trimmed no more.
+    """
+
+    __slots__ = (
+        *("__weakref__", "_done", "_inside", "_later", "_lock", "_prepared", "_stuck", "_trimming", "_uses", "_where"),
+        *("over", "quiet"),
+    )
+
+    def __init__(self, prepared: Any, where: str) -> None:
+        """prepared: as of `Prepared`. where: whose it is, for messages."""
+        self._prepared, self._where = weakref.ref(prepared), where
+        self._inside: deque[None] = deque()  # appends and pops are atomic
+        self._uses = 0
+        self._trimming = self._stuck = False
+        self.over = False  # it is trimmed no more
+        self._later: Callable[[], object] | None = None
+        self._done, self._lock = threading.Event(), threading.Lock()
+        self.quiet = _Quiet()
+
+    def through(self, call: Callable[..., T]) -> Callable[..., T]:
+        """The same function, of a request or more and a control at the end, beside no trim.
+
+        A method is held weakly: what comes of it becomes an attribute of its own object.
+        """
+        if ismethod(call):
+            return self._through_method(call.__func__, weakref.ref(call.__self__))
+        enter, leave = self._inside.append, self._inside.pop
+
+        def guarded(*arguments: Any) -> T:
+            enter(None)
+            try:
+                self._uses += 1
+                if self._trimming:  # looked at after it went in; the trim looks who is inside after it has said so
+                    self._wait(arguments[-1])
+                return call(*arguments)
+            finally:
+                leave()
+
+        return guarded
+
+    def _through_method(self, function: Callable[..., T], owner: "weakref.ref[Any]") -> Callable[..., T]:
+        """As `through`; written again, as half of it would be another call."""
+        enter, leave = self._inside.append, self._inside.pop
+
+        def guarded(*arguments: Any) -> T:
+            enter(None)
+            try:
+                self._uses += 1
+                if self._trimming:
+                    self._wait(arguments[-1])
+                return function(owner(), *arguments)  # it is there: its owner is who calls
+            finally:
+                leave()
+
+        return guarded
+
+    def closing(self, close: Callable[[], object]) -> Callable[[], None]:
+        """`close` after a trim; where that does not come back, it is left to when it does."""
+        held: Callable[[], Callable[[], object] | None] = (
+            weakref.WeakMethod(close) if ismethod(close) else lambda: close
+        )
+
+        def closed() -> None:
+            with self._lock:
+                self.over = True
+            _keeper.wake()
+            if self._trimming:
+                self._done.wait(LONGEST)
+            call = held()
+            assert call is not None
+            with self._lock:
+                if self._trimming:
+                    self._later = call
+                    return
+            call()
+
+        return closed
+
+    def _wait(self, control: Control) -> None:
+        """Until the trim has ended, within the limits of an execution. ContractBroken where it does not in time."""
+        end = time.monotonic() + LONGEST * (not self._stuck)
+        while self._trimming:
+            left = end - time.monotonic()
+            if left <= 0:
+                self._stuck = True
+                _keeper.relieve()
+                raise ContractBroken(
+                    f"{self._where}: trim() has not come back, must within {LONGEST:g} s; compile the model again"
+                )
+            patience = control.patience()
+            self._done.wait(left if patience is None else min(patience, left))
+            control.check()
+
+    def uses(self) -> tuple[int, bool]:
+        """How many executions have begun, and whether one is inside."""
+        return self._uses, bool(self._inside)
+
+    def trim(self, *, pressed: bool) -> bool:
+        """Trim it, unless an execution is inside or comes first; whether that was done. Raises what the driver does."""
+        prepared = self._prepared()
+        with self._lock:
+            if self.over or self._trimming or prepared is None:
+                return False
+            self._done.clear()
+            self._trimming = True
+        try:
+            if self._inside:
+                return False
+            with answering(self._where, "trim()"):
+                prepared.trim(pressed=pressed)
+            return True
+        finally:
+            with self._lock:
+                self._trimming = self._stuck = False
+                later, self._later = self._later, None
+            self._done.set()
+            if later is not None:
+                let_go(self._where, "close() of a prepared model", later)
+
+
+class _Quiet:
+    """Since when nobody executes a model, as the thread has seen it, and after which execution it was trimmed."""
+
+    __slots__ = ("pressed", "since", "trimmed", "uses")
+
+    def __init__(self) -> None:
+        self.uses, self.since = 0, time.monotonic()
+        self.trimmed, self.pressed = 0, -1  # what was never executed has much to give only where memory is short
+
+    def due(self, uses: int, seconds: float, *, pressed: bool) -> bool:
+        """Whether to trim a model with so many executions, none of which is inside."""
+        if uses != self.uses:
+            self.uses, self.since = uses, time.monotonic()
+        if pressed:
+            return self.pressed != uses
+        return max(self.trimmed, self.pressed) != uses and time.monotonic() - self.since >= seconds
+
+    def done(self, *, pressed: bool) -> None:
+        """It was trimmed."""
+        self.trimmed = self.uses
+        if pressed:
+            self.pressed = self.uses
+
+
+class _Keeper:
+    """The thread that trims, for as long as there are models to look after."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._guards: weakref.WeakSet[Guard] = weakref.WeakSet()
+        self._turn: object = None  # of the thread that looks after them; another's is over
+        self._woken: SimpleQueue[None] = SimpleQueue()  # finalizers may put into it, wherever they come
+        self._trimming_since = math.inf
+
+    def add(self, guard: Guard) -> None:
+        """Look after one more."""
+        with self._lock:
+            self._guards.add(guard)
+        self.relieve()
+
+    def wake(self) -> None:
+        """Have the thread see at once what is over."""
+        self._woken.put(None)
+
+    def relieve(self) -> None:
+        """See that there is a thread, and one that does not hang in a trim."""
+        seconds = quiet_seconds()
+        with self._lock:
+            hangs = time.monotonic() - self._trimming_since > LONGEST
+            if not seconds or (self._turn is not None and not hangs):
+                return
+            self._turn, self._trimming_since = object(), math.inf
+            work = threading.Thread(target=self._work, args=(self._turn, seconds), name="nnhal-idle", daemon=True)
+            try:
+                work.start()
+            except RuntimeError as error:
+                self._turn = None
+                _log.info("idle models keep their memory: no thread to look after them: %s", error)
+
+    def _work(self, turn: object, seconds: float) -> None:
+        told, look = pressure(), min(_LOOK, seconds / 4)
+        while True:
+            with suppress(Empty):
+                self._woken.get(timeout=look)
+            with self._lock:
+                if self._turn is not turn:
+                    return
+                guards = [guard for guard in self._guards if not guard.over]
+                self._guards = weakref.WeakSet(guards)
+                if not guards:
+                    self._turn = None
+                    return
+            if self._look_at(guards, turn, seconds, told):
+                _give_back()
+            del guards
+
+    def _look_at(self, guards: list[Guard], turn: object, seconds: float, told: Pressure) -> bool:
+        """Trim those whose time has come; whether there were any."""
+        pressed, trimmed = told.short(), False
+        while guards:
+            guard = guards.pop()
+            uses, inside = guard.uses()
+            if inside or not guard.quiet.due(uses, seconds, pressed=pressed):
+                continue
+            self._trimming_since = time.monotonic()
+            try:
+                done = guard.trim(pressed=pressed)
+            except NnhalError as error:
+                _log.warning("%s; it is trimmed no more", error)
+                done, guard.over = False, True
+            with self._lock:
+                if self._turn is not turn:
+                    return False
+                self._trimming_since = math.inf
+            if done:
+                guard.quiet.done(pressed=pressed)
+                trimmed = True
+        return trimmed
+
+
+def _give_back() -> None:
+    """Have the allocator give to the system what is free."""
+    with suppress(AttributeError):  # it is glibc's
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def watch(prepared: Any, where: str) -> None:
+    """Have a prepared model trimmed when nobody executes it, from now until it is closed. where: whose it is."""
+    guard = Guard(prepared, where)
+    own = vars(prepared)
+    own.update(_guard=guard, run=guard.through(prepared.run), close=guard.closing(prepared.close))
+    _keeper.add(guard)
+
+
+def trimmed(prepared: Any, *, pressed: bool) -> bool:
+    """Trim a prepared model now; whether that was done. Raises what the driver does, named. InvalidArgument where it has
+    nothing to give back, or is in another process.
+    """
+    guard: Guard | None = vars(prepared).get("_guard")
+    if guard is None:
+        raise InvalidArgument("trim: the prepared model is not trimmable here, must be")
+    return guard.trim(pressed=pressed)
+
+
+def _begin_anew() -> None:
+    """A forked child has no thread, and its models are closed."""
+    global _keeper  # noqa: PLW0603
+    _keeper = _Keeper()
+
+
+_keeper = _Keeper()
+os.register_at_fork(after_in_child=_begin_anew)

@@ -1,0 +1,203 @@
+"""What a service counts of its clients and their executions: plain numbers, until somebody reads them.
+
+Each client process has a `Tally`, for as long as it is connected; then what it counted goes to one of all that have ended,
+so there are never more of them than clients, and no sum ever falls. One lock guards all, so what is read at once belongs
+together: executions by outcome add up to those in the histogram, in every `Reading`. Who counts takes it for some 100 ns.
+"""
+
+import threading
+import time
+import weakref
+from bisect import bisect_left
+from collections import Counter
+from typing import NamedTuple
+
+from nnhal.base.errors import DriverFailed, NnhalError
+from nnhal.hal.queue import Queue
+
+ENDED = "ended"  # stands for all client processes that are no more
+OK = "ok"
+# Upper bounds in seconds, of an execution and of a preparation.
+EXECUTION = (
+    *(1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 0.001, 0.0025, 0.005),
+    *(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+)
+PREPARATION = 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60
+
+
+def outcome_of(error: BaseException) -> str:
+    """The class of the tree in `base.errors` that an error is of; what a driver raises otherwise is DriverFailed."""
+    kinds = type(error).__mro__ if isinstance(error, NnhalError) else ()
+    return next((kind.__name__ for kind in kinds if kind.__module__ == NnhalError.__module__), DriverFailed.__name__)
+
+
+class Times:
+    """Durations in nanoseconds: how many, in which buckets, their sum. To be used under a lock."""
+
+    __slots__ = ("bounds", "buckets", "total")
+
+    def __init__(self, bounds: tuple[int, ...]) -> None:
+        """bounds: the greatest duration of each bucket but the last, which has no bound."""
+        self.bounds, self.buckets, self.total = bounds, [0] * (len(bounds) + 1), 0
+
+    def add(self, took: int) -> None:
+        """One more."""
+        self.buckets[bisect_left(self.bounds, took)] += 1
+        self.total += took
+
+    def join(self, other: "Times") -> None:
+        """Those of another with the same bounds."""
+        self.buckets = [a + b for a, b in zip(self.buckets, other.buckets, strict=True)]
+        self.total += other.total
+
+    def copy(self) -> "Times":
+        """As they are now."""
+        same = Times(self.bounds)
+        same.join(self)
+        return same
+
+
+def _nanoseconds(bounds: tuple[float, ...]) -> tuple[int, ...]:
+    return tuple(round(bound * 1e9) for bound in bounds)
+
+
+_EXECUTION, _PREPARATION = _nanoseconds(EXECUTION), _nanoseconds(PREPARATION)
+
+
+class Tally:
+    """Executions of one client process. connections: that it has."""
+
+    __slots__ = ("_heir", "_lock", "connections", "inside", "metrics", "outcomes", "times")
+
+    def __init__(self, metrics: "Metrics", lock: threading.Lock) -> None:
+        self.metrics = metrics
+        self._lock, self._heir = lock, self
+        self.connections = self.inside = 0
+        self.outcomes: dict[str, int] = {}
+        self.times = Times(_EXECUTION)
+
+    def begin(self) -> int:
+        """An execution begins, to be ended whatever comes; when, in monotonic nanoseconds."""
+        with self._lock:
+            self._heir.inside += 1
+        return time.monotonic_ns()
+
+    def end(self, began: int, outcome: str) -> None:
+        """It has ended; the client need not be there any more."""
+        took = time.monotonic_ns() - began
+        with self._lock:
+            to = self._heir
+            to.inside -= 1
+            to.outcomes[outcome] = to.outcomes.get(outcome, 0) + 1
+            to.times.add(took)
+
+    def bequeath(self, heir: "Tally") -> None:
+        """All that was counted, and will be, is another's; under the lock."""
+        self._heir = heir
+        heir.inside += self.inside
+        heir.times.join(self.times)
+        for outcome, count in self.outcomes.items():
+            heir.outcomes[outcome] = heir.outcomes.get(outcome, 0) + count
+
+
+class Executions(NamedTuple):
+    """Of one client, its number as text or `ENDED`: executions by outcome, how long they took, how many have not ended."""
+
+    client: str
+    outcomes: dict[str, int]
+    times: Times
+    inside: int
+
+
+class Depth(NamedTuple):
+    """Of all executions in the service that have not ended, those that run and those that wait for their turn."""
+
+    running: int
+    waiting: int
+
+
+class Reading(NamedTuple):
+    """What was counted, at one moment.
+
+    preparations: by where they came from (`model` or `cache`), and outcome. cache: by what became of it (`Metrics.kept`).
+    connections: those that ended or were refused, by how.
+    """
+
+    executions: list[Executions]
+    preparations: dict[tuple[str, str], int]
+    preparing: dict[str, Times]
+    cache: dict[str, int]
+    connections: dict[str, int]
+
+
+class Metrics:
+    """What a service counts."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ended = Tally(self, self._lock)
+        self._tallies: dict[int, Tally] = {}  # by process
+        self._preparations: Counter[tuple[str, str]] = Counter()
+        self._preparing = {source: Times(_PREPARATION) for source in ("model", "cache")}
+        self._cache = dict.fromkeys(("hit", "unusable", "absent"), 0)
+        self._connections = dict.fromkeys(("closed", "process ended", "not greeted", "refused"), 0)
+        self._queues: weakref.WeakSet[Queue] = weakref.WeakSet()
+
+    def connect(self, pid: int) -> Tally:
+        """Where executions of a process that connects are counted; `left` is to follow."""
+        with self._lock:
+            tally = self._tallies.setdefault(pid, Tally(self, self._lock))
+            tally.connections += 1
+            return tally
+
+    def left(self, pid: int, how: str) -> None:
+        """A connection has ended; with the last of a process goes its tally."""
+        with self._lock:
+            self._connections[how] += 1
+            tally = self._tallies[pid]
+            tally.connections -= 1
+            if not tally.connections:
+                self._tallies.pop(pid).bequeath(self._ended)
+
+    def refused(self) -> None:
+        """A connection was not served."""
+        with self._lock:
+            self._connections["refused"] += 1
+
+    def prepared(self, source: str, outcome: str, took: int, *, kept: bool) -> None:
+        """A preparation from a `model` or the `cache` has ended after so many nanoseconds.
+
+        kept: whether the client has given files for it: then there was nothing in them to begin from.
+        """
+        with self._lock:
+            self._preparations[source, outcome] += 1
+            self._preparing[source].add(took)
+            if source == "cache":
+                self._cache["hit" if outcome == OK else "unusable"] += 1
+            elif kept:
+                self._cache["absent"] += 1
+
+    def watch(self, queue: Queue) -> None:
+        """Count who waits in a queue, for as long as there is one."""
+        with self._lock:
+            self._queues.add(queue)
+
+    def depth(self) -> Depth:
+        """How many executions run and wait. A queue that knows better than those of `watch` is to be asked here."""
+        with self._lock:
+            inside = self._ended.inside + sum(tally.inside for tally in self._tallies.values())
+            queues = list(self._queues)
+        waiting = min(inside, sum(queue.waiting() for queue in queues))
+        return Depth(inside - waiting, waiting)
+
+    def read(self) -> Reading:
+        """All that was counted."""
+        with self._lock:
+            tallies = [*((str(pid), tally) for pid, tally in self._tallies.items()), (ENDED, self._ended)]
+            return Reading(
+                [Executions(name, dict(t.outcomes), t.times.copy(), t.inside) for name, t in tallies],
+                dict(self._preparations),
+                {source: times.copy() for source, times in self._preparing.items()},
+                dict(self._cache),
+                dict(self._connections),
+            )
