@@ -67,7 +67,9 @@ class OpenVINO(ProvedDevice):
                 graph = RealGraph(known, Maths())
                 TABLE.lower(known, partial(RealTask, graph), forms)
             start = time.monotonic()
-            made, kept = compiled(graph.inputs, graph.outputs(), graph.engine.constants, how)
+            outputs, maths = graph.outputs(), graph.engine
+            more = {"LP_TRANSFORMS_MODE": "YES"} if maths.levelled else {}
+            made, kept = compiled(graph.inputs, outputs, maths.constants, how | more)
             return OpenVINOModel(made, kept, len(graph.checks), time.monotonic() - start)
 
         return for_each_shape(model, make, reference.Interpreter)

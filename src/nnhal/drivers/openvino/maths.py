@@ -8,6 +8,7 @@ import numpy as np
 from nnhal.base.operands import Array, Shape
 from nnhal.drivers.kit.forms import Refused
 from nnhal.drivers.kit.native import unowned
+from nnhal.drivers.kit.real.constants import KnownConstants
 from nnhal.drivers.kit.real.engine import Node, Sliding
 from nnhal.drivers.openvino.engine import opset, ov
 
@@ -17,6 +18,7 @@ NOT_FOLDED = frozenset(
         "convolution",
         "convolution_backprop_data",
         "elu",
+        "fake_quantize",
         "gather_elements",
         "group_convolution",
         "lstm_sequence",
@@ -60,16 +62,20 @@ def last_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
 
 
-class Maths:
-    """An `ov.Model` in the making. constants: what they lie in, by name, for as long as it or what is compiled of it lives.
+class Maths(KnownConstants):
+    """An `ov.Model` in the making. Constants are needed for as long as it or what is compiled of it lives.
 
-    Constants are turned and reshaped here: OpenVINO would keep them twice, as they were and as they are.
+    levelled: whether some of it is written for kernels of 8 bits.
     """
 
     name = "OpenVINO"
 
     def __init__(self) -> None:
-        self.o, self.ov, self.constants = RefusingOperations(), ov(), dict[str, Array]()
+        super().__init__()
+        self.o, self.ov, self.levelled = RefusingOperations(), ov(), False
+
+    def name_of(self, x: Node) -> str:
+        return str(out(x).get_node().get_name())
 
     def parameter(self, dtype: np.dtype[Any], shape: Shape | None) -> Node:
         sizes = self.ov.PartialShape.dynamic() if shape is None else [-1 if n is None else n for n in shape]
@@ -80,9 +86,12 @@ class Maths:
         self.constants[node.get_name()] = array
         return node
 
-    def _known(self, x: Node) -> Array | None:
-        """The elements of a constant."""
-        return self.constants.get(out(x).get_node().get_name())
+    def decoded(self, whole: Node, scales: Node) -> Node:
+        return self.o.multiply(self.convert(whole, np.float32), scales)
+
+    def levels(self, x: Node, ends: tuple[float, float], become: tuple[float, float]) -> Node:
+        self.levelled = True
+        return self.o.fake_quantize(x, *(self.o.constant(np.float32(end)) for end in (*ends, *become)), 256)
 
     def whole(self, numbers: Any) -> Node:
         """A constant of axes or sizes."""
@@ -113,10 +122,7 @@ class Maths:
     def elu(self, x: Node, alpha: float) -> Node:
         return self.o.elu(x, alpha)
 
-    def reshape(self, x: Node, shape: Sequence[int]) -> Node:
-        known = self._known(x)
-        if known is not None:
-            return self.constant(known.reshape(shape))
+    def reshaped(self, x: Node, shape: Sequence[int]) -> Node:
         return self.o.reshape(x, self.whole(shape), special_zero=False)
 
     def squeeze(self, x: Node, axis: int) -> Node:
@@ -125,10 +131,7 @@ class Maths:
     def unsqueeze(self, x: Node, axis: int) -> Node:
         return self.o.unsqueeze(x, self.whole(axis))
 
-    def transpose(self, x: Node, order: Sequence[int]) -> Node:
-        known = self._known(x)
-        if known is not None:
-            return self.constant(np.ascontiguousarray(known.transpose(order)))
+    def turned(self, x: Node, order: Sequence[int]) -> Node:
         return self.o.transpose(x, self.whole(order))
 
     def concat(self, parts: Sequence[Node], axis: int) -> Node:

@@ -5,7 +5,7 @@ import numpy as np
 from nnhal.base.codes import Activation
 from nnhal.base.operands import Value
 from nnhal.drivers.kit.real.engine import Node
-from nnhal.drivers.kit.real.graph import FLOATS, NUMBERS, QUANTS, RealTask, entry
+from nnhal.drivers.kit.real.graph import FLOATS, FORMS, NUMBERS, QUANTS, RealTask, entry
 from nnhal.ops.common import ACTIVATION_RANGE, type_range
 from nnhal.ops.schema import B8, F32, I32, Q8PC, Q8SYMM, Q16A, Q16S
 
@@ -29,8 +29,8 @@ KINDS |= {"HARD_SWISH": "hswish"}  # the others are called what NNAPI calls them
 @entry("SIN", "LOG", "SQRT", "FLOOR", types=FLOATS)
 @entry("LOGICAL_AND", "LOGICAL_OR", "LOGICAL_NOT", types=frozenset((B8,)))
 @entry("ABS", "NEG", types=FLOATS | {I32})
-@entry("ADD", "SUB", "MUL", types=NUMBERS)
-@entry("TANH", "LOGISTIC", "HARD_SWISH")
+@entry("ADD", "SUB", "MUL", types=NUMBERS, forms=FORMS)
+@entry("TANH", "LOGISTIC", "HARD_SWISH", forms=FORMS)
 def simple(t: RealTask) -> None:
     """One primitive."""
     t.give(t.op(KINDS.get(t.name, t.name.lower()), *t.xs()))
@@ -78,7 +78,7 @@ def prelu(t: RealTask) -> None:
     t.give(t.op("select", t.op("less", x, t.f32(0)), t.op("multiply", t.x("alpha"), x), x))
 
 
-@entry("RELU", "RELU1", "RELU6")
+@entry("RELU", "RELU1", "RELU6", forms=FORMS)
 def limited(t: RealTask) -> None:
     """The fused activation of the same name."""
     t.give(t.x("input"), within=ACTIVATION_RANGE[Activation[t.name]])

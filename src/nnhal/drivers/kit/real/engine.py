@@ -44,6 +44,14 @@ class Primitives(Protocol):
     def constant(self, array: Array) -> Node:
         """A constant, which may stay where the array lies."""
 
+    def scaled(self, whole: Array, scales: Array) -> Node:
+        """A constant of int8 times scales of the same rank, as the engine's kernels of 8 bits take weights."""
+
+    def levels(self, x: Node, ends: tuple[float, float], become: tuple[float, float]) -> Node:
+        """float32 saturated to 256 levels from one end to the other, rounded to the nearest, those from one end of `become`
+        to the other: what the engine's kernels of 8 bits are made of.
+        """
+
     def dtype(self, node: Node) -> np.dtype[Any]:
         """The type of a node's elements."""
 

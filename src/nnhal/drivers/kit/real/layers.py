@@ -12,11 +12,11 @@ from functools import reduce
 import numpy as np
 
 from nnhal.base.codes import Padding as Scheme
-from nnhal.base.operands import Value
 from nnhal.drivers.kit.numbers import stored_bounds, window
 from nnhal.drivers.kit.real.engine import Node, Sliding
-from nnhal.drivers.kit.real.graph import FAR, FLOATS, RealTask, entry, scales_of
-from nnhal.ops.common import axis_of, type_range
+from nnhal.drivers.kit.real.graph import FAR, FAST, FLOATS, FORMS, RealTask, entry, scales_of
+from nnhal.drivers.kit.sums import greatest_sum, is_exact, reach
+from nnhal.ops.common import axis_of
 from nnhal.ops.resize import new_size, positions
 from nnhal.ops.schema import Q8S
 from nnhal.ops.transposed import cut, out_size, spread
@@ -28,19 +28,6 @@ LEAST, GREATEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).m
 SQUARED = 2.0**50  # numbers up to here are squared
 LEAST_EPSILON = float(np.float32(1e-12))
 Sum = Callable[[Node, Node], Node]
-
-
-def reach(value: Value) -> int:
-    """The greatest |q - zero_point| that the elements of a quantised tensor can have."""
-    return max(abs(limit - value.zero_point) for limit in type_range(value.type))
-
-
-def greatest_sum(x: Value, weights: Value, axis: int) -> float:
-    """What sums of products may come to. axis: that of the outputs in the weights."""
-    if weights.data is None:
-        return math.prod(weights.known) / weights.known[axis] * reach(weights) * reach(x)
-    factors = np.moveaxis(np.subtract(weights.data, weights.zero_point, dtype=np.float32), axis, 0)
-    return float(np.abs(factors).reshape(len(factors), -1).sum(1, dtype=np.float64).max()) * reach(x)
 
 
 def exact_sums(t: RealTask, x: Node, weights: Node, product: Sum, most: float, count: int, reach_x: int) -> list[Node]:
@@ -104,6 +91,11 @@ def layer(t: RealTask, product: Sum, name: str = "filter", axis: int = 0, image:
         t.give(finished(t.op("add", product(t.x("input"), t.x(name)), shaped(t.x("bias")))))
         return
     scales_of(x), scales_of(weights)
+    eight = eight_bits(t, name, axis) if t.form == FAST else None
+    if eight is not None:
+        bias = t.constant(product_scales(x, weights) * t.a.bias.data, np.float32)
+        t.give(finished(t.op("add", product(t.x("input"), eight), shaped(bias))))
+        return
     most, count = greatest_sum(x, weights, axis), math.prod(weights.known) // weights.known[axis]
     steps = t.graph.steps(t.place("input")), t.graph.steps(t.place(name))
     sums = exact_sums(t, *steps, product, most, count, reach(x))
@@ -112,6 +104,20 @@ def layer(t: RealTask, product: Sum, name: str = "filter", axis: int = 0, image:
     t.require(ratios.min() > 1 / FAR and ratios.max() < FAR, "scales are too far from each other for float32")
     factor = t.constant(ratios if len(ratios) == 1 else ratios.reshape([1, -1, 1, 1] if image else [1, -1]))
     t.give_steps(finished(t.op("multiply", total(t, biased), factor)), within=stored_bounds(t.a))
+
+
+def eight_bits(t: RealTask, name: str, axis: int) -> Node:
+    """Constant weights for kernels of 8 bits; None where they do not fit, or 32 bits or float32 do not hold their sums."""
+    x, weights, value = t.a.input, getattr(t.a, name), t.value()
+    if weights.data is None or t.a.bias.data is None:
+        return None
+    whole = np.subtract(weights.data, weights.zero_point, dtype=np.int16)
+    ratio = float((product_scales(x, weights) / scales_of(value)).max())
+    most = greatest_sum(x, weights, axis, t.a.bias)
+    if whole.min() < -128 or whole.max() > 127 or 2 * most >= 2**31 or not is_exact(most, ratio):
+        return None
+    scales = scales_of(weights)
+    return t.o.scaled(whole.astype(np.int8), scales.reshape(scales.shape or (1,) * weights.rank))
 
 
 def sliding(t: RealTask, size: tuple[int, int] | None = None) -> Sliding:
@@ -124,7 +130,7 @@ def sliding(t: RealTask, size: tuple[int, int] | None = None) -> Sliding:
     return Sliding(strides, (h.before, w.before), (h.after, w.after), size, dilations)
 
 
-@entry("CONV_2D", "GROUPED_CONV_2D", "DEPTHWISE_CONV_2D")
+@entry("CONV_2D", "GROUPED_CONV_2D", "DEPTHWISE_CONV_2D", forms=FORMS)
 def convolution(t: RealTask) -> None:
     """Each group has its own filters; a group of DEPTHWISE_CONV_2D is one channel."""
     depthwise, how = t.name == "DEPTHWISE_CONV_2D", sliding(t)
@@ -157,7 +163,7 @@ def transposed_convolution(t: RealTask) -> None:
     layer(t, product)
 
 
-@entry("FULLY_CONNECTED")
+@entry("FULLY_CONNECTED", forms=FORMS)
 def fully_connected(t: RealTask) -> None:
     """The input is taken for rows of `input_size` elements, whatever its rank."""
     size = t.a.weights.known[1]
@@ -190,10 +196,15 @@ def batch_matmul(t: RealTask) -> None:
 # -------------------------------------------------------------------------------------------------------------- pooling
 
 
-@entry("AVERAGE_POOL_2D", "L2_POOL_2D", "MAX_POOL_2D")
+@entry("AVERAGE_POOL_2D", "MAX_POOL_2D", forms=FORMS)
+@entry("L2_POOL_2D")
 def pool(t: RealTask) -> None:
     """Means are over the real elements; a quantised one is of stored values."""
     how = sliding(t, (t.a.filter_h, t.a.filter_w))
+    if t.form == FAST:
+        make = t.o.mean_pool if t.name == "AVERAGE_POOL_2D" else t.o.max_pool
+        t.give(t.layout(make(t.image(t.x("input")), how)))
+        return
     x = t.image(t.graph.converted(t.stored("input"), np.float32))
     if t.name == "AVERAGE_POOL_2D":
         y = t.o.mean_pool(x, how)
