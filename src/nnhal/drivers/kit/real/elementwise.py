@@ -32,7 +32,9 @@ KINDS |= {"HARD_SWISH": "hswish"}  # the others are called what NNAPI calls them
 @entry("ADD", "SUB", "MUL", types=NUMBERS, forms=FORMS)
 @entry("TANH", "LOGISTIC", "HARD_SWISH", forms=FORMS)
 def simple(t: RealTask) -> None:
-    """One primitive."""
+    """One primitive. With a constant behind it a rounding to levels becomes another, some steps off: so floats meet those."""
+    constant = any(value.data is not None for _, value in t.a.inputs if isinstance(value, Value))
+    t.form = "float" if constant else t.form
     t.give(t.op(KINDS.get(t.name, t.name.lower()), *t.xs()))
 
 

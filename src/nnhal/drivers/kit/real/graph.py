@@ -5,6 +5,7 @@ given so, in float32 where an operation computes it; either way its elements are
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -22,6 +23,7 @@ from nnhal.ops.schema import F16, F32, I32, Q8, Q8S, Bound, show
 FAR = 2.0**60  # scales from 1 / FAR to FAR: products of two, and what they are of, stay within float32
 FLOATS = frozenset((F32, F16))
 QUANTS = frozenset((Q8, Q8S))
+NEAR = 2.0**16  # scales from 1 / NEAR to NEAR: far smaller ones OpenVINO takes for 0
 FAST = "int8"  # the form for the engine's kernels of 8 bits, which may saturate, and round sums otherwise
 FORMS: dict[int, tuple[str, ...]] = dict.fromkeys(QUANTS, (FAST, "float"))
 NUMBERS = FLOATS | QUANTS | {I32}
@@ -158,6 +160,14 @@ class RealTask(LoweringTask):
         self.o: Primitives = graph.engine
         self.op = graph.engine.op
 
+    @cached_property
+    def eight(self) -> bool:
+        """Whether it is written for kernels of 8 bits: in that form, where their numbers hold its scales."""
+        arguments = [value for _, value in self.a.inputs if isinstance(value, Value)]
+        values = [*arguments, *map(self.graph.value, self.operation.outputs)]
+        scales = [value.scale for value in values if value.quantised and value.channel is None]
+        return self.form == FAST and all(1 / NEAR <= scale <= NEAR for scale in scales)
+
     def x(self, name: str) -> Node:
         """The real values of an argument; integers and truth values as they are."""
         return self.real(self.place(name))
@@ -168,7 +178,7 @@ class RealTask(LoweringTask):
 
     def real(self, place: int) -> Node:
         """Those of an operand, in this form."""
-        return self.graph.levels(place) if self.form == FAST else self.graph.real(place)
+        return self.graph.levels(place) if self.eight else self.graph.real(place)
 
     def maybe(self, name: str) -> Node:
         """As `x`; None where it is omitted."""
@@ -194,13 +204,13 @@ class RealTask(LoweringTask):
         """Give an output by its real values, which are kept within the activation's bounds."""
         low, high = bounds(self.a) if within is None else within
         value = self.value(number)
-        if self.form == FAST and encode(value, np.array((low, high), np.float32)).tolist() == [*type_range(value.type)]:
+        if self.eight and encode(value, np.array((low, high), np.float32)).tolist() == [*type_range(value.type)]:
             low, high = -np.inf, np.inf  # where the type ends
         if high < np.inf:
             node = self.o.clamp(node, low, high)
         elif low == 0:
             node = self.op("relu", node)
-        if self.form == FAST:
+        if self.eight:
             self.graph.hold_levels(self.operation.outputs[number], node)
         elif value.quantised:
             self.give_steps(self.op("divide", node, self.f32(float(scales_of(value)))), number)

@@ -14,7 +14,7 @@ import numpy as np
 from nnhal.base.codes import Padding as Scheme
 from nnhal.drivers.kit.numbers import stored_bounds, window
 from nnhal.drivers.kit.real.engine import Node, Sliding
-from nnhal.drivers.kit.real.graph import FAR, FAST, FLOATS, FORMS, RealTask, entry, scales_of
+from nnhal.drivers.kit.real.graph import FAR, FLOATS, FORMS, RealTask, entry, scales_of
 from nnhal.drivers.kit.sums import greatest_sum, is_exact, reach
 from nnhal.ops.common import axis_of
 from nnhal.ops.resize import new_size, positions
@@ -91,7 +91,7 @@ def layer(t: RealTask, product: Sum, name: str = "filter", axis: int = 0, image:
         t.give(finished(t.op("add", product(t.x("input"), t.x(name)), shaped(t.x("bias")))))
         return
     scales_of(x), scales_of(weights)
-    eight = eight_bits(t, name, axis) if t.form == FAST else None
+    eight = eight_bits(t, name, axis) if t.eight else None
     if eight is not None:
         bias = t.constant(product_scales(x, weights) * t.a.bias.data, np.float32)
         t.give(finished(t.op("add", product(t.x("input"), eight), shaped(bias))))
@@ -201,7 +201,7 @@ def batch_matmul(t: RealTask) -> None:
 def pool(t: RealTask) -> None:
     """Means are over the real elements; a quantised one is of stored values."""
     how = sliding(t, (t.a.filter_h, t.a.filter_w))
-    if t.form == FAST:
+    if t.eight:
         make = t.o.mean_pool if t.name == "AVERAGE_POOL_2D" else t.o.max_pool
         t.give(t.layout(make(t.image(t.x("input")), how)))
         return

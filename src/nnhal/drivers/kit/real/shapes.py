@@ -7,7 +7,7 @@ import numpy as np
 
 from nnhal.base.codes import MirrorPad
 from nnhal.drivers.kit.real.engine import Node
-from nnhal.drivers.kit.real.graph import FAST, FLOATS, FORMS, NUMBERS, QUANTS, RealTask, entry
+from nnhal.drivers.kit.real.graph import FLOATS, FORMS, NUMBERS, QUANTS, RealTask, entry
 from nnhal.ops.common import axis_of
 from nnhal.ops.schema import B8, I32
 from nnhal.ops.slice import strided
@@ -42,7 +42,7 @@ def join(t: RealTask) -> None:
     alike = all((v.scale, v.zero_point) == (value.scale, value.zero_point) for v in map(t.graph.value, places))
     parts = [t.graph.held(place) if alike else t.real(place) for place in places]
     if len({t.o.dtype(part) for part in parts}) > 1:
-        parts = [t.graph.converted(part, value.dtype if t.form == FAST else np.float32) for part in parts]
+        parts = [t.graph.converted(part, value.dtype if t.eight else np.float32) for part in parts]
     if t.name == "PACK":
         parts = [t.o.unsqueeze(part, axis) for part in parts]
     (t.hold if alike else t.give)(t.o.concat(parts, axis))
