@@ -13,7 +13,7 @@ from nnhal.drivers import reference
 from nnhal.drivers.kit import for_each_shape, kept_graph
 from nnhal.drivers.kit.proof import ProvedDevice
 from nnhal.drivers.kit.real import RealGraph, RealTask, table_for
-from nnhal.drivers.openvino.engine import OpenVINOModel, compiled, core, ov, restored, settings
+from nnhal.drivers.openvino.engine import OpenVINOModel, compiled, core, restored, settings, version
 from nnhal.drivers.openvino.maths import Maths
 from nnhal.hal.cache.files import CacheContent, CacheFiles
 from nnhal.hal.device import Capabilities, Considered, Device, Hints, Performance, Prepared, Verdict
@@ -41,7 +41,7 @@ class OpenVINO(ProvedDevice):
     table = TABLE
 
     def __init__(self) -> None:
-        super().__init__(str(ov().__version__))  # DeviceUnavailable where OpenVINO is not installed
+        super().__init__(version())  # DeviceUnavailable where OpenVINO is not installed
         core()
 
     def capabilities(self) -> Capabilities:
@@ -67,9 +67,7 @@ class OpenVINO(ProvedDevice):
                 graph = RealGraph(known, Maths())
                 TABLE.lower(known, partial(RealTask, graph), forms)
             start = time.monotonic()
-            outputs, maths = graph.outputs(), graph.engine
-            more = {"LP_TRANSFORMS_MODE": "YES"} if maths.levelled else {}
-            made, kept = compiled(graph.inputs, outputs, maths.constants, how | more)
+            made, kept = compiled(graph.inputs, graph.outputs(), graph.engine.constants, how)
             return OpenVINOModel(made, kept, len(graph.checks), time.monotonic() - start)
 
         return for_each_shape(model, make, reference.Interpreter)

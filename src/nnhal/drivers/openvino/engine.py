@@ -1,5 +1,6 @@
 """OpenVINO's library and its settings; compiled models and their executions."""
 
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -42,6 +43,12 @@ def ov() -> Any:
         if silent:
             del sys.modules[TELEMETRY]
     return openvino
+
+
+def version() -> str:
+    """OpenVINO's, and what its kernels are told to do without: others are right or wrong elsewhere."""
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA", "")
+    return f"{ov().__version__} {limit}".strip()
 
 
 @cache
@@ -197,6 +204,8 @@ def compiled(
         model = ov().Model([opset().result(node) for node in outputs], [node for node in inputs if node is not None])
         keep_apart(model, opset())
         names = {node.get_name() for node in model.get_ops()}
+        if any(node.get_type_name() == "FakeQuantize" for node in model.get_ops()):
+            how = {**how, "LP_TRANSFORMS_MODE": "YES"}  # kernels of 8 bits, where the table wrote for them
         kept = [array for name, array in constants.items() if name in names]
         try:
             return core().compile_model(model, "CPU", how), kept

@@ -12,18 +12,8 @@ from nnhal.drivers.kit.real.constants import KnownConstants
 from nnhal.drivers.kit.real.engine import Node, Sliding
 from nnhal.drivers.openvino.engine import opset, ov
 
-NOT_FOLDED = frozenset(
-    {
-        "avg_pool",
-        "convolution",
-        "convolution_backprop_data",
-        "elu",
-        "fake_quantize",
-        "gather_elements",
-        "group_convolution",
-        "lstm_sequence",
-    }
-)
+LAYERS = frozenset({"avg_pool", "convolution", "convolution_backprop_data", "group_convolution"})
+NOT_FOLDED = LAYERS | {"elu", "gather_elements", "lstm_sequence"}
 PASSED_ON = frozenset({"Convert", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 
@@ -63,16 +53,13 @@ def last_line(error: Exception) -> str:
 
 
 class Maths(KnownConstants):
-    """An `ov.Model` in the making. Constants are needed for as long as it or what is compiled of it lives.
-
-    levelled: whether some of it is written for kernels of 8 bits.
-    """
+    """An `ov.Model` in the making. Constants are needed for as long as it or what is compiled of it lives."""
 
     name = "OpenVINO"
 
     def __init__(self) -> None:
         super().__init__()
-        self.o, self.ov, self.levelled = RefusingOperations(), ov(), False
+        self.o, self.ov = RefusingOperations(), ov()
 
     def name_of(self, x: Node) -> str:
         return str(out(x).get_node().get_name())
@@ -90,7 +77,6 @@ class Maths(KnownConstants):
         return self.o.multiply(self.convert(whole, np.float32), scales)
 
     def levels(self, x: Node, ends: tuple[float, float], become: tuple[float, float]) -> Node:
-        self.levelled = True
         return self.o.fake_quantize(x, *(self.o.constant(np.float32(end)) for end in (*ends, *become)), 256)
 
     def whole(self, numbers: Any) -> Node:
@@ -237,8 +223,9 @@ class Maths(KnownConstants):
         return self.o.log_softmax(x, axis) if logarithm else self.o.softmax(x, axis)
 
     def interpolate(self, x: Node, sizes: Sequence[int], how: str) -> Node:
-        numbers = self.whole(sizes), "linear_onnx", "sizes"
-        return self.o.interpolate(x, *numbers, coordinate_transformation_mode=how, axes=self.whole([2, 3]))
+        kind, how = ("nearest", "asymmetric") if how == "repeated" else ("linear_onnx", how)
+        more = {"coordinate_transformation_mode": how, "nearest_mode": "floor", "axes": self.whole([2, 3])}
+        return self.o.interpolate(x, self.whole(sizes), kind, "sizes", **more)
 
     def lstm(self, x: Node, states: Sequence[Node], weights: Sequence[Node], count: int, back: bool) -> Sequence[Node]:
         batch, units = self.known(states[1])

@@ -1,4 +1,4 @@
-"""Constants that are turned and reshaped where they are written: an engine would keep them twice, as they were and as they are."""
+"""Constants that are turned and reshaped where they are written: an engine would keep them as they were and as they are."""
 
 import math
 from abc import ABC, abstractmethod

@@ -14,6 +14,7 @@ FAR_OFF, SHIFT = 2.0**100, 2.0**32  # divisors that are scaled, and by how much
 LARGEST = 2.0**31 - 128  # the greatest float32 that is an int32
 EVERY = NUMBERS | {B8}
 TINY = np.finfo(np.float32).tiny
+LEAST = float(np.finfo(np.float32).min)
 INTEGERS: dict[str, tuple[str, bool | None]] = {  # which of the two, 0 or not, is the greater; None: the other
     "EQUAL": ("equal", None),
     "NOT_EQUAL": ("not_equal", None),
@@ -32,7 +33,7 @@ KINDS |= {"HARD_SWISH": "hswish"}  # the others are called what NNAPI calls them
 @entry("ADD", "SUB", "MUL", types=NUMBERS, forms=FORMS)
 @entry("TANH", "LOGISTIC", "HARD_SWISH", forms=FORMS)
 def simple(t: RealTask) -> None:
-    """One primitive. With a constant behind it a rounding to levels becomes another, some steps off: so floats meet those."""
+    """One primitive. Not by levels with a constant: a rounding and what is added behind it become one that is steps off."""
     constant = any(value.data is not None for _, value in t.a.inputs if isinstance(value, Value))
     t.form = "float" if constant else t.form
     t.give(t.op(KINDS.get(t.name, t.name.lower()), *t.xs()))
@@ -172,7 +173,13 @@ def integers(t: RealTask, x: Node) -> Node:
 
 
 @entry("QUANTIZE", types=FLOATS)
-@entry("DEQUANTIZE", types=QUANTS | {Q8SYMM, Q8PC})
-def convert(t: RealTask) -> None:
-    """From real values to stored ones, and back."""
+def quantise(t: RealTask) -> None:
+    """From real values to stored ones."""
     t.give(t.x("input"))
+
+
+@entry("DEQUANTIZE", types=QUANTS | {Q8SYMM, Q8PC})
+def dequantise(t: RealTask) -> None:
+    """Back, behind what keeps products of these values out of kernels of 8 bits, which nobody has proved for them."""
+    x = t.x("input")
+    t.give(t.op("maximum", x, t.f32(LEAST)) if t.a.input.data is None else x)

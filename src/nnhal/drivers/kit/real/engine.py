@@ -136,7 +136,7 @@ class Primitives(Protocol):
         """Along an axis."""
 
     def interpolate(self, x: Node, sizes: Sequence[int], how: str) -> Node:
-        """Pictures resized bilinearly. how: "align_corners", "half_pixel" or "asymmetric"."""
+        """Pictures resized bilinearly. how: "align_corners", "half_pixel" or "asymmetric"; or "repeated", each pixel."""
 
     def lstm(
         self, x: Node, states: Sequence[Node], weights: Sequence[Node], count: int, back: bool

@@ -12,12 +12,13 @@ from functools import reduce
 import numpy as np
 
 from nnhal.base.codes import Padding as Scheme
+from nnhal.drivers.kit.movement import nearest, repeats
 from nnhal.drivers.kit.numbers import stored_bounds, window
 from nnhal.drivers.kit.real.engine import Node, Sliding
 from nnhal.drivers.kit.real.graph import FAR, FLOATS, FORMS, RealTask, entry, scales_of
 from nnhal.drivers.kit.sums import greatest_sum, is_exact, reach
 from nnhal.ops.common import axis_of
-from nnhal.ops.resize import new_size, positions
+from nnhal.ops.resize import new_size
 from nnhal.ops.schema import Q8S
 from nnhal.ops.transposed import cut, out_size, spread
 from nnhal.ops.weighted import product_scales
@@ -298,9 +299,12 @@ def resize(t: RealTask) -> None:
 
 @entry("RESIZE_NEAREST_NEIGHBOR")
 def resize_nearest(t: RealTask) -> None:
-    """Elements are picked by their number: engines' own kernels round places otherwise."""
+    """Elements are picked by their number, as engines' own kernels round places otherwise, or each repeated as often."""
     a, x = t.a, t.stored("input")
-    for name, axis, size in (("h", 2 if a.nchw else 1, a.height), ("w", 3 if a.nchw else 2, a.width)):
-        at = positions(a, size, new_size(name)(a)).astype(np.float64) + (0.5 if a.align_corners else 0)
-        x = t.o.gather(x, t.constant(np.clip(np.floor(at), 0, size - 1), np.int32), axis)
+    sizes, times = [new_size(axis)(a) for axis in "hw"], repeats(a)
+    if a.nchw and times:
+        t.hold(t.o.interpolate(x, sizes, "repeated"))
+        return
+    for size, new, axis in zip((a.height, a.width), sizes, (2, 3) if a.nchw else (1, 2), strict=True):
+        x = t.o.gather(x, t.constant(nearest(a, size, new), np.int32), axis)
     t.hold(x)
