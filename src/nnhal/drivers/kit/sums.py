@@ -32,14 +32,9 @@ def greatest_sum(x: Value, weights: Value, axis: int, bias: Value | None = None)
     return found + (2.0**31 if bias.data is None else float(np.abs(np.asarray(bias.data, np.float64)).max(initial=0)))
 
 
-def is_exact(greatest: float, ratio: float) -> bool:
-    """Whether float32 holds sums well within a step of the output. ratio: of the products' scale to the output's."""
-    return greatest <= EXACT or greatest / EXACT * ratio <= SLIGHT
-
-
 def require_exact(greatest: float, ratio: float) -> None:
-    """Refuse sums that float32 may get wrong by a step of the output, see `is_exact`."""
-    if not is_exact(greatest, ratio):
+    """Refuse sums that float32 may get wrong by a step of the output. ratio: of the products' scale to the output's."""
+    if greatest > EXACT and greatest / EXACT * ratio > SLIGHT:
         raise Refused(f"sums of up to {greatest:g} steps are not exact in float32")
 
 

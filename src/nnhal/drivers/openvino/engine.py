@@ -210,7 +210,8 @@ def compiled(
         try:
             return core().compile_model(model, "CPU", how), kept
         except RuntimeError:  # it may fail on a layer behind operations that it makes one, and takes each by itself
-            return core().compile_model(model, "CPU", {**how, "SNIPPETS_MODE": "DISABLE"}), kept
+            less = {"SNIPPETS_MODE": "DISABLE", "LP_TRANSFORMS_MODE": "NO"}
+            return core().compile_model(model, "CPU", {**how, **less}), kept
     except RuntimeError as error:
         raise OperationFailed(f"openvino: the model cannot be compiled: {error}") from error
 

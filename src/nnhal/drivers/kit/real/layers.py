@@ -7,7 +7,7 @@ total is rounded once.
 
 import math
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import partial, reduce
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from nnhal.drivers.kit.movement import nearest, repeats
 from nnhal.drivers.kit.numbers import stored_bounds, window
 from nnhal.drivers.kit.real.engine import Node, Sliding
 from nnhal.drivers.kit.real.graph import FAR, FLOATS, FORMS, RealTask, entry, scales_of
-from nnhal.drivers.kit.sums import greatest_sum, is_exact, reach
+from nnhal.drivers.kit.sums import greatest_sum, reach
 from nnhal.ops.common import axis_of
 from nnhal.ops.resize import new_size
 from nnhal.ops.schema import Q8S
@@ -26,6 +26,7 @@ from nnhal.ops.weighted import product_scales
 EXACT = 2.0**24  # up to here float32 holds every integer
 BASE = 16.0
 LEAST, GREATEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+WELL = 2.0**20  # steps of the output up to which float32 is well within one of a sum of real numbers
 SQUARED = 2.0**50  # numbers up to here are squared
 LEAST_EPSILON = float(np.float32(1e-12))
 Sum = Callable[[Node, Node], Node]
@@ -92,10 +93,11 @@ def layer(t: RealTask, product: Sum, name: str = "filter", axis: int = 0, image:
         t.give(finished(t.op("add", product(t.x("input"), t.x(name)), shaped(t.x("bias")))))
         return
     scales_of(x), scales_of(weights)
-    eight = eight_bits(t, name, axis) if t.eight else None
-    if eight is not None:
+    parts = eight_bits(t, name, axis) if t.eight else []
+    if parts:
         bias = t.constant(product_scales(x, weights) * t.a.bias.data, np.float32)
-        t.give(finished(t.op("add", product(t.x("input"), eight), shaped(bias))))
+        products = [product(t.x("input"), part) for part in parts]
+        t.give(finished(t.op("add", reduce(partial(t.op, "add"), products), shaped(bias))))
         return
     most, count = greatest_sum(x, weights, axis), math.prod(weights.known) // weights.known[axis]
     steps = t.graph.steps(t.place("input")), t.graph.steps(t.place(name))
@@ -107,18 +109,21 @@ def layer(t: RealTask, product: Sum, name: str = "filter", axis: int = 0, image:
     t.give_steps(finished(t.op("multiply", total(t, biased), factor)), within=stored_bounds(t.a))
 
 
-def eight_bits(t: RealTask, name: str, axis: int) -> Node:
-    """Constant weights for kernels of 8 bits; None where they do not fit, or 32 bits or float32 do not hold their sums."""
+def eight_bits(t: RealTask, name: str, axis: int) -> list[Node]:
+    """Constant weights for kernels of 8 bits: one tensor, or two whose products are added up, where a filter's steps need 9
+    bits; none where that is not enough, or 32 bits or float32 do not hold the sums.
+    """
     x, weights, value = t.a.input, getattr(t.a, name), t.value()
     if weights.data is None or t.a.bias.data is None:
-        return None
+        return []
     whole = np.subtract(weights.data, weights.zero_point, dtype=np.int16)
     ratio = float((product_scales(x, weights) / scales_of(value)).max())
     most = greatest_sum(x, weights, axis, t.a.bias)
-    if whole.min() < -128 or whole.max() > 127 or 2 * most >= 2**31 or not is_exact(most, ratio):
-        return None
-    scales = scales_of(weights)
-    return t.o.scaled(whole.astype(np.int8), scales.reshape(scales.shape or (1,) * weights.rank))
+    scales, near = scales_of(weights), np.clip(whole, -128, 127)
+    parts = [near, whole - near] if (near != whole).any() else [near]
+    if whole.max() > 2 * 127 or (len(parts) > 1 and name != "filter") or 2 * most >= 2**31 or most * ratio > WELL:
+        return []
+    return [t.o.scaled(part.astype(np.int8), scales.reshape(scales.shape or (1,) * weights.rank)) for part in parts]
 
 
 def sliding(t: RealTask, size: tuple[int, int] | None = None) -> Sliding:
