@@ -247,27 +247,27 @@ def test_scales_that_openvino_would_take_for_0_are_computed_exactly(kind: str, s
 
 @pytest.mark.parametrize("name", ["add", "sub", "mul"])
 def test_a_constant_of_one_element_is_not_made_one_with_the_rounding_before_it(name: str) -> None:
-    """OpenVINO makes 174 of 130 there."""
+    """OpenVINO makes 174 of 130 of such products."""
     b = nnhal.Builder()
     x = b.input((1,), U8, 7.579, 255)
-    constant = b.constant(np.array([40], np.uint8), U8, 0.1519, 223)
-    model = b.finish([x], [getattr(b, name)(x, constant, scale=2.5245, zero_point=128)])
+    constant = b.constant(np.array([123], np.uint8), U8, 0.1519, 223)
+    model = b.finish([x], [getattr(b, name)(x, constant, "relu6", scale=2.5245, zero_point=128)])
     prepared = prepared_by(device(FAST), model, Hints(threads=1))
     for stored in range(0, 256, 5):
         data = np.array([stored], np.uint8)
         assert steps(requests.run(prepared, [data]).results[0], expected(model, [data])[0]) <= 1
 
 
-def test_sums_that_cancel_out_are_exact_where_a_step_of_the_output_is_far_smaller_than_they_are() -> None:
-    """In real numbers what is left of 130,000 and -130,000 is a hundred steps of the output."""
-    b = nnhal.Builder()
-    x = b.input((1, 3, 3, 2), U8, 0.797, 0)
-    stored = np.zeros((1, 1, 1, 2), np.int8) + np.array([127, -127], np.int8)
-    w = b.constant(stored, "TENSOR_QUANT8_SYMM_PER_CHANNEL", channel=ChannelQuant((0.918,), 0))
-    bias = b.constant(np.array([1], np.int32), "TENSOR_INT32", 0.0)
-    y = b.conv_2d(x, w, bias, padding="same", scale=0.01, zero_point=3)
-    model, data = b.finish([x], [y]), np.full((1, 3, 3, 2), 255, np.uint8)
-    assert steps(run(FAST, model, [data])[0], expected(model, [data])[0]) <= 1
+def test_what_a_bias_leaves_of_a_great_sum_is_exact_where_the_output_is_finer_than_that() -> None:
+    """3 of 18 million, 60 steps of the output: float32 has steps of 2 there, if all is integers."""
+    b, total = nnhal.Builder(), 255 * 127 * 9 * 64
+    x = b.input((1, 3, 3, 64), U8, 0.797, 0)
+    quant = ChannelQuant((float(np.float32(0.918)),), 0)
+    w = b.constant(np.full((1, 3, 3, 64), 127, np.int8), "TENSOR_QUANT8_SYMM_PER_CHANNEL", channel=quant)
+    bias = b.constant(np.array([3 - total], np.int32), "TENSOR_INT32", 0.0)
+    y = b.conv_2d(x, w, bias, padding="valid", scale=0.797 * 0.918 / 20, zero_point=3)
+    model, data = b.finish([x], [y]), np.full((1, 3, 3, 64), 255, np.uint8)
+    assert abs(int(run(FAST, model, [data])[0].item()) - 63) <= 1
 
 
 # ------------------------------------------------------------------------------------------------------------- the proof

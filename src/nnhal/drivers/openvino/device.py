@@ -20,10 +20,10 @@ from nnhal.hal.device import Capabilities, Considered, Device, Hints, Performanc
 from nnhal.model.graph import Model
 
 ELSEWHERE = {"IF": "branches stay with the runtime", "WHILE": "OpenVINO cannot end a loop at its time-out"}
-TABLE = table_for("OpenVINO", ELSEWHERE)
+TABLE = table_for("OpenVINO", ELSEWHERE, eight_bits=True)
 MOST_THREADS = 4  # where the application states no number
 STATED = Performance(exec_time=0.06, power_usage=0.06)  # LiteRT's is 0.05; which is faster hangs on the processor
-EXACT = Performance(exec_time=0.1, power_usage=0.1)  # of quantised types, which are computed in float32
+EXACT = Performance(exec_time=0.1, power_usage=0.1)  # of quantised types, where they are computed in float32
 
 
 class OpenVINO(ProvedDevice):

@@ -45,7 +45,9 @@ class Primitives(Protocol):
         """A constant, which may stay where the array lies."""
 
     def scaled(self, whole: Array, scales: Array) -> Node:
-        """A constant of int8 times scales of the same rank, as the engine's kernels of 8 bits take weights."""
+        """A constant of int8 times scales of the same rank, as the engine's kernels of 8 bits take weights. This and `levels`
+        are for those alone.
+        """
 
     def levels(self, x: Node, ends: tuple[float, float], become: tuple[float, float]) -> Node:
         """float32 saturated to 256 levels from one end to the other, rounded to the nearest, those from one end of `become`

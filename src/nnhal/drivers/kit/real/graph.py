@@ -268,9 +268,15 @@ def entry(
     return add
 
 
-def table_for(engine: str, elsewhere: Mapping[str, str], without: Sequence[str] = ()) -> LoweringTable[RealTask]:
-    """A table of all entries. elsewhere: reasons for operations that have none. without: operations left to the driver."""
+def table_for(
+    engine: str, elsewhere: Mapping[str, str], without: Sequence[str] = (), *, eight_bits: bool = False
+) -> LoweringTable[RealTask]:
+    """A table of all entries. elsewhere: reasons for operations that have none. without: operations left to the driver.
+
+    eight_bits: whether there are forms for kernels of 8 bits, for an engine that has `levels` and `scaled`.
+    """
     table: LoweringTable[RealTask] = LoweringTable(engine, FLOATS | QUANTS, elsewhere)
     for names, types, forms, function in _entries:
-        table.entry(*(name for name in names if name not in without), types=types, forms=forms)(function)
+        known = forms if eight_bits else {}
+        table.entry(*(name for name in names if name not in without), types=types, forms=known)(function)
     return table
