@@ -45,8 +45,9 @@ class Primitives(Protocol):
         """A constant, which may stay where the array lies."""
 
     def scaled(self, whole: Array, scales: Array) -> Node:
-        """A constant of int8 times scales of the same rank, as the engine's kernels of 8 bits take weights. This and `levels`
-        are for those alone.
+        """A constant of int8 times scales of the same rank, as kernels of 8 bits take weights.
+
+        This and `levels` are for those alone.
         """
 
     def levels(self, x: Node, ends: tuple[float, float], become: tuple[float, float]) -> Node:
