@@ -12,7 +12,7 @@ from nnhal.base.operands import quantised
 from nnhal.drivers import reference
 from nnhal.drivers.kit import for_each_shape, kept_graph
 from nnhal.drivers.kit.proof import ProvedDevice
-from nnhal.drivers.kit.real import RealGraph, RealTask, table_for
+from nnhal.drivers.kit.real import FAST, RealGraph, RealTask, table_for
 from nnhal.drivers.openvino.engine import OpenVINOModel, compiled, core, restored, settings, version
 from nnhal.drivers.openvino.maths import Maths
 from nnhal.hal.cache.files import CacheContent, CacheFiles
@@ -46,7 +46,8 @@ class OpenVINO(ProvedDevice):
 
     def capabilities(self) -> Capabilities:
         untyped = OperandType.OEM, OperandType.TENSOR_OEM_BYTE, OperandType.SUBGRAPH
-        types: dict[int, Performance] = {t: EXACT if quantised(t) else STATED for t in OperandType if t not in untyped}
+        slow = EXACT if all(proved.form != FAST for proved in self.forms.found.values()) else STATED
+        types: dict[int, Performance] = {t: slow if quantised(t) else STATED for t in OperandType if t not in untyped}
         return Capabilities(types, STATED, STATED)
 
     def supports(self, model: Model) -> Sequence[Verdict]:

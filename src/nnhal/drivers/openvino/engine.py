@@ -204,14 +204,14 @@ def compiled(
         model = ov().Model([opset().result(node) for node in outputs], [node for node in inputs if node is not None])
         keep_apart(model, opset())
         names = {node.get_name() for node in model.get_ops()}
-        if any(node.get_type_name() == "FakeQuantize" for node in model.get_ops()):
-            how = {**how, "LP_TRANSFORMS_MODE": "YES"}  # kernels of 8 bits, where the table wrote for them
+        eight_bits = any(node.get_type_name() == "FakeQuantize" for node in model.get_ops())
         kept = [array for name, array in constants.items() if name in names]
         try:
-            return core().compile_model(model, "CPU", how), kept
+            return core().compile_model(
+                model, "CPU", {**how, "LP_TRANSFORMS_MODE": "YES" if eight_bits else "NO"}
+            ), kept
         except RuntimeError:  # it may fail on a layer behind operations that it makes one, and takes each by itself
-            less = {"SNIPPETS_MODE": "DISABLE", "LP_TRANSFORMS_MODE": "NO"}
-            return core().compile_model(model, "CPU", {**how, **less}), kept
+            return core().compile_model(model, "CPU", {**how, "SNIPPETS_MODE": "DISABLE"}), kept
     except RuntimeError as error:
         raise OperationFailed(f"openvino: the model cannot be compiled: {error}") from error
 

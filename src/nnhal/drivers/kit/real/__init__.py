@@ -12,13 +12,13 @@ that has these around each operation, so that its result is still rounded to its
 | `graph.py` | which node stands for which operand; what an entry works with; tables of all entries |
 | `elementwise.py`, `layers.py`, `shapes.py`, `recurrent.py` | the entries |
 
-    from nnhal.drivers.kit.real import RealGraph, RealTask, table_for
+    from nnhal.drivers.kit.real import FAST, RealGraph, RealTask, table_for
 """
 
 from nnhal.drivers.kit.real import elementwise, layers, recurrent, shapes
 from nnhal.drivers.kit.real.engine import Node, Primitives
-from nnhal.drivers.kit.real.graph import RealGraph, RealTask, table_for
+from nnhal.drivers.kit.real.graph import FAST, RealGraph, RealTask, table_for
 
 FAMILIES = (elementwise, layers, recurrent, shapes)  # importing them lists their entries
 
-__all__ = ["Node", "Primitives", "RealGraph", "RealTask", "table_for"]
+__all__ = ["FAST", "Node", "Primitives", "RealGraph", "RealTask", "table_for"]

@@ -23,7 +23,7 @@ from nnhal.ops.schema import F16, F32, I32, Q8, Q8S, Bound, show
 FAR = 2.0**60  # scales from 1 / FAR to FAR: products of two, and what they are of, stay within float32
 FLOATS = frozenset((F32, F16))
 QUANTS = frozenset((Q8, Q8S))
-NEAR = 2.0**16  # scales from 1 / NEAR to NEAR: far smaller ones OpenVINO takes for 0
+NEAR = 2.0**16  # scales from 1 / NEAR to NEAR: far smaller ones an engine takes for 0
 FAST = "int8"  # the form for the engine's kernels of 8 bits, which may saturate, and round sums otherwise
 FORMS: dict[int, tuple[str, ...]] = dict.fromkeys(QUANTS, (FAST, "float"))
 NUMBERS = FLOATS | QUANTS | {I32}
