@@ -203,13 +203,11 @@ def compiled(
     try:
         model = ov().Model([opset().result(node) for node in outputs], [node for node in inputs if node is not None])
         keep_apart(model, opset())
-        names = {node.get_name() for node in model.get_ops()}
-        eight_bits = any(node.get_type_name() == "FakeQuantize" for node in model.get_ops())
-        kept = [array for name, array in constants.items() if name in names]
+        kinds = {node.get_name(): node.get_type_name() for node in model.get_ops()}
+        kept = [array for name, array in constants.items() if name in kinds]
+        of_8_bits = {**how, "LP_TRANSFORMS_MODE": "YES"} if "FakeQuantize" in kinds.values() else how
         try:
-            return core().compile_model(
-                model, "CPU", {**how, "LP_TRANSFORMS_MODE": "YES" if eight_bits else "NO"}
-            ), kept
+            return core().compile_model(model, "CPU", of_8_bits), kept
         except RuntimeError:  # it may fail on a layer behind operations that it makes one, and takes each by itself
             return core().compile_model(model, "CPU", {**how, "SNIPPETS_MODE": "DISABLE"}), kept
     except RuntimeError as error:
