@@ -628,3 +628,22 @@ def test_a_pixel_that_is_repeated_keeps_its_channels_in_order(how: str) -> None:
     model = b.finish([x], [repeated, b.mul(pixel, np.full((2, 7, 1, 1), 2, np.float32))])
     given = np.random.default_rng(1).integers(-99, 100, (2, 7, 3, 3)).astype(np.float32)
     assert (run(model, given)[0] == given.max((2, 3), keepdims=True).repeat(2, 2)).all()
+
+
+@pytest.mark.parametrize("kind", ["TENSOR_FLOAT32", "TENSOR_QUANT8_ASYMM", "TENSOR_QUANT8_ASYMM_SIGNED"])
+@pytest.mark.parametrize(("height", "width", "layer"), [(6, 8, "Interpolate"), (9, 4, "Interpolate"), (4, 8, "Gather")])
+def test_pixels_that_are_repeated_as_often_are_so_by_openvino_and_others_are_picked(
+    kind: str, height: int, width: int, layer: str
+) -> None:
+    b = nnhal.Builder()
+    more: dict[str, Any] = {} if kind == "TENSOR_FLOAT32" else {"scale": 1.0, "zero_point": 3}
+    x = b.input((1, 2, 3, 4), kind, **more)
+    model = b.finish([x], [b.resize_nearest_neighbor(x, out_w=width, out_h=height, nchw=True)])
+    graph = RealGraph(model, Maths())
+    TABLE.lower(model, partial(RealTask, graph))
+    ran = compiled(graph.inputs, graph.outputs(), graph.engine).get_runtime_model().get_ops()
+    assert layer in {node.get_rt_info()["layerType"].astype(str) for node in ran}
+    dtype = {"TENSOR_FLOAT32": np.float32, "TENSOR_QUANT8_ASYMM": np.uint8}.get(kind, np.int8)
+    given = np.random.default_rng(0).integers(0, 120, (1, 2, 3, 4)).astype(dtype)
+    rows, columns = np.arange(height) * 3 // height, np.arange(width) * 4 // width
+    assert run(model, given)[0].tolist() == given[:, :, rows][..., columns].tolist()

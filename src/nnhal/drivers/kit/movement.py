@@ -6,7 +6,7 @@ import numpy as np
 
 from nnhal.base.codes import MirrorPad
 from nnhal.base.operands import Array
-from nnhal.ops.resize import positions
+from nnhal.ops.resize import new_size, positions
 from nnhal.ops.schema import Bound
 from nnhal.ops.slice import strided
 
@@ -81,6 +81,18 @@ def nearest(a: Bound, size: int, new: int) -> Array:
     """Which elements RESIZE_NEAREST_NEIGHBOR picks along an axis."""
     places = np.floor(positions(a, size, new).astype(np.float64) + (0.5 if a.align_corners else 0))
     return np.clip(places.astype(np.int64), 0, size - 1)
+
+
+def repeats(a: Bound) -> tuple[int, int] | None:
+    """How often RESIZE_NEAREST_NEIGHBOR has each row and each column; None where it picks others."""
+    found = []
+    for axis, size in (("h", a.height), ("w", a.width)):
+        new = new_size(axis)(a)
+        times = new // size
+        if not np.array_equal(nearest(a, size, new), np.repeat(np.arange(size), times)):
+            return None
+        found.append(times)
+    return found[0], found[1]
 
 
 def interpolation(a: Bound, size: int, new: int) -> Array:

@@ -12,18 +12,18 @@ from nnhal.base.operands import quantised
 from nnhal.drivers import reference
 from nnhal.drivers.kit import for_each_shape, kept_graph
 from nnhal.drivers.kit.proof import ProvedDevice
-from nnhal.drivers.kit.real import RealGraph, RealTask, table_for
-from nnhal.drivers.openvino.engine import OpenVINOModel, compiled, core, ov, restored, settings
+from nnhal.drivers.kit.real import FAST, RealGraph, RealTask, table_for
+from nnhal.drivers.openvino.engine import OpenVINOModel, compiled, core, restored, settings, version
 from nnhal.drivers.openvino.maths import Maths
 from nnhal.hal.cache.files import CacheContent, CacheFiles
 from nnhal.hal.device import Capabilities, Considered, Device, Hints, Performance, Prepared, Verdict
 from nnhal.model.graph import Model
 
 ELSEWHERE = {"IF": "branches stay with the runtime", "WHILE": "OpenVINO cannot end a loop at its time-out"}
-TABLE = table_for("OpenVINO", ELSEWHERE)
+TABLE = table_for("OpenVINO", ELSEWHERE, eight_bits=True)
 MOST_THREADS = 4  # where the application states no number
 STATED = Performance(exec_time=0.06, power_usage=0.06)  # LiteRT's is 0.05; which is faster hangs on the processor
-EXACT = Performance(exec_time=0.1, power_usage=0.1)  # of quantised types, which are computed in float32
+EXACT = Performance(exec_time=0.1, power_usage=0.1)  # of quantised types, where they are computed in float32
 
 
 class OpenVINO(ProvedDevice):
@@ -41,12 +41,13 @@ class OpenVINO(ProvedDevice):
     table = TABLE
 
     def __init__(self) -> None:
-        super().__init__(str(ov().__version__))  # DeviceUnavailable where OpenVINO is not installed
+        super().__init__(version())  # DeviceUnavailable where OpenVINO is not installed
         core()
 
     def capabilities(self) -> Capabilities:
         untyped = OperandType.OEM, OperandType.TENSOR_OEM_BYTE, OperandType.SUBGRAPH
-        types: dict[int, Performance] = {t: EXACT if quantised(t) else STATED for t in OperandType if t not in untyped}
+        slow = EXACT if all(proved.form != FAST for proved in self.forms.found.values()) else STATED
+        types: dict[int, Performance] = {t: slow if quantised(t) else STATED for t in OperandType if t not in untyped}
         return Capabilities(types, STATED, STATED)
 
     def supports(self, model: Model) -> Sequence[Verdict]:

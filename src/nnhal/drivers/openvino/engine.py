@@ -1,5 +1,6 @@
 """OpenVINO's library and its settings; compiled models and their executions."""
 
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -42,6 +43,12 @@ def ov() -> Any:
         if silent:
             del sys.modules[TELEMETRY]
     return openvino
+
+
+def version() -> str:
+    """OpenVINO's, and what its kernels are told to do without: others are right or wrong elsewhere."""
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA", "")
+    return f"{ov().__version__} {limit}".strip()
 
 
 @cache
@@ -209,10 +216,11 @@ def compiled(
     try:
         model = ov().Model([opset().result(node) for node in outputs], [node for node in inputs if node is not None])
         keep_apart(model, opset())
-        names = {node.get_name() for node in model.get_ops()}
-        kept = [array for name, array in constants.items() if name in names]
+        kinds = {node.get_name(): node.get_type_name() for node in model.get_ops()}
+        kept = [array for name, array in constants.items() if name in kinds]
+        of_8_bits = {**how, "LP_TRANSFORMS_MODE": "YES"} if "FakeQuantize" in kinds.values() else how
         try:
-            return core().compile_model(model, "CPU", how), kept
+            return core().compile_model(model, "CPU", of_8_bits), kept
         except RuntimeError:  # it may fail on a layer behind operations that it makes one, and takes each by itself
             return core().compile_model(model, "CPU", {**how, "SNIPPETS_MODE": "DISABLE"}), kept
     except RuntimeError as error:

@@ -8,20 +8,12 @@ import numpy as np
 from nnhal.base.operands import Array, Shape
 from nnhal.drivers.kit.forms import Refused
 from nnhal.drivers.kit.native import unowned
+from nnhal.drivers.kit.real.constants import KnownConstants
 from nnhal.drivers.kit.real.engine import Node, Sliding
 from nnhal.drivers.openvino.engine import opset, ov
 
-NOT_FOLDED = frozenset(
-    {
-        "avg_pool",
-        "convolution",
-        "convolution_backprop_data",
-        "elu",
-        "gather_elements",
-        "group_convolution",
-        "lstm_sequence",
-    }
-)
+LAYERS = frozenset({"avg_pool", "convolution", "convolution_backprop_data", "group_convolution"})
+NOT_FOLDED = LAYERS | {"elu", "gather_elements", "lstm_sequence"}
 PASSED_ON = frozenset({"Convert", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 
@@ -60,16 +52,17 @@ def last_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
 
 
-class Maths:
-    """An `ov.Model` in the making. constants: what they lie in, by name, for as long as it or what is compiled of it lives.
-
-    Constants are turned and reshaped here: OpenVINO would keep them twice, as they were and as they are.
-    """
+class Maths(KnownConstants):
+    """An `ov.Model` in the making. Constants are needed for as long as it or what is compiled of it lives."""
 
     name = "OpenVINO"
 
     def __init__(self) -> None:
-        self.o, self.ov, self.constants = RefusingOperations(), ov(), dict[str, Array]()
+        super().__init__()
+        self.o, self.ov = RefusingOperations(), ov()
+
+    def name_of(self, x: Node) -> str:
+        return str(out(x).get_node().get_name())
 
     def parameter(self, dtype: np.dtype[Any], shape: Shape | None) -> Node:
         sizes = self.ov.PartialShape.dynamic() if shape is None else [-1 if n is None else n for n in shape]
@@ -80,9 +73,11 @@ class Maths:
         self.constants[node.get_name()] = array
         return node
 
-    def _known(self, x: Node) -> Array | None:
-        """The elements of a constant."""
-        return self.constants.get(out(x).get_node().get_name())
+    def decoded(self, whole: Node, scales: Node) -> Node:
+        return self.o.multiply(self.convert(whole, np.float32), scales)
+
+    def levels(self, x: Node, ends: tuple[float, float], become: tuple[float, float]) -> Node:
+        return self.o.fake_quantize(x, *(self.o.constant(np.float32(end)) for end in (*ends, *become)), 256)
 
     def whole(self, numbers: Any) -> Node:
         """A constant of axes or sizes."""
@@ -113,10 +108,7 @@ class Maths:
     def elu(self, x: Node, alpha: float) -> Node:
         return self.o.elu(x, alpha)
 
-    def reshape(self, x: Node, shape: Sequence[int]) -> Node:
-        known = self._known(x)
-        if known is not None:
-            return self.constant(known.reshape(shape))
+    def reshaped(self, x: Node, shape: Sequence[int]) -> Node:
         return self.o.reshape(x, self.whole(shape), special_zero=False)
 
     def squeeze(self, x: Node, axis: int) -> Node:
@@ -125,10 +117,7 @@ class Maths:
     def unsqueeze(self, x: Node, axis: int) -> Node:
         return self.o.unsqueeze(x, self.whole(axis))
 
-    def transpose(self, x: Node, order: Sequence[int]) -> Node:
-        known = self._known(x)
-        if known is not None:
-            return self.constant(np.ascontiguousarray(known.transpose(order)))
+    def turned(self, x: Node, order: Sequence[int]) -> Node:
         return self.o.transpose(x, self.whole(order))
 
     def concat(self, parts: Sequence[Node], axis: int) -> Node:
@@ -234,8 +223,9 @@ class Maths:
         return self.o.log_softmax(x, axis) if logarithm else self.o.softmax(x, axis)
 
     def interpolate(self, x: Node, sizes: Sequence[int], how: str) -> Node:
-        numbers = self.whole(sizes), "linear_onnx", "sizes"
-        return self.o.interpolate(x, *numbers, coordinate_transformation_mode=how, axes=self.whole([2, 3]))
+        kind, how = ("nearest", "asymmetric") if how == "repeated" else ("linear_onnx", how)
+        more = {"coordinate_transformation_mode": how, "nearest_mode": "floor", "axes": self.whole([2, 3])}
+        return self.o.interpolate(x, self.whole(sizes), kind, "sizes", **more)
 
     def lstm(self, x: Node, states: Sequence[Node], weights: Sequence[Node], count: int, back: bool) -> Sequence[Node]:
         batch, units = self.known(states[1])

@@ -8,7 +8,7 @@ import numpy as np
 from nnhal.base.codes import Activation
 from nnhal.base.operands import Value
 from nnhal.drivers.kit import bounds, product_scales, stored_bounds, window
-from nnhal.drivers.kit.movement import interpolation, nearest
+from nnhal.drivers.kit.movement import interpolation, nearest, repeats
 from nnhal.drivers.kit.onnx.graph import (
     FLOATS,
     QUANTS,
@@ -258,17 +258,13 @@ def instance_normalisation(t: OnnxTask) -> None:
 @entry("RESIZE_NEAREST_NEIGHBOR")
 def pick_nearest(t: OnnxTask) -> None:
     """The very elements of the definition; where each is repeated as often, by ONNX's own operator, which is much faster."""
-    y, first = t.x("input"), 2 if t.a.nchw else 1
-    sizes = list(zip((t.a.height, t.a.width), new_sizes(t), strict=True))
-    places = [nearest(t.a, size, new) for size, new in sizes]
-    times = [new // size for size, new in sizes]
-    repeated = [np.repeat(np.arange(size), n) for (size, _), n in zip(sizes, times, strict=True)]
-    if t.a.nchw and all(map(np.array_equal, places, repeated)):
+    y, first, times = t.x("input"), 2 if t.a.nchw else 1, repeats(t.a)
+    if t.a.nchw and times:
         how = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
         t.put(t.o.Resize(y, "", np.array([1, 1, *times], np.float32), **how))
         return
-    for axis, found in enumerate(places, first):
-        y = t.o.Gather(y, found.tolist(), axis=axis)
+    for axis, (size, new) in enumerate(zip((t.a.height, t.a.width), new_sizes(t), strict=True), first):
+        y = t.o.Gather(y, nearest(t.a, size, new).tolist(), axis=axis)
     t.put(y)
 
 

@@ -5,7 +5,7 @@ import numpy as np
 from nnhal.base.codes import Activation
 from nnhal.base.operands import Value
 from nnhal.drivers.kit.real.engine import Node
-from nnhal.drivers.kit.real.graph import FLOATS, NUMBERS, QUANTS, RealTask, entry
+from nnhal.drivers.kit.real.graph import FLOATS, FORMS, NUMBERS, QUANTS, RealTask, entry
 from nnhal.ops.common import ACTIVATION_RANGE, type_range
 from nnhal.ops.schema import B8, F32, I32, Q8PC, Q8SYMM, Q16A, Q16S
 
@@ -14,6 +14,7 @@ FAR_OFF, SHIFT = 2.0**100, 2.0**32  # divisors that are scaled, and by how much
 LARGEST = 2.0**31 - 128  # the greatest float32 that is an int32
 EVERY = NUMBERS | {B8}
 TINY = np.finfo(np.float32).tiny
+LEAST = float(np.finfo(np.float32).min)
 INTEGERS: dict[str, tuple[str, bool | None]] = {  # which of the two, 0 or not, is the greater; None: the other
     "EQUAL": ("equal", None),
     "NOT_EQUAL": ("not_equal", None),
@@ -29,10 +30,12 @@ KINDS |= {"HARD_SWISH": "hswish"}  # the others are called what NNAPI calls them
 @entry("SIN", "LOG", "SQRT", "FLOOR", types=FLOATS)
 @entry("LOGICAL_AND", "LOGICAL_OR", "LOGICAL_NOT", types=frozenset((B8,)))
 @entry("ABS", "NEG", types=FLOATS | {I32})
-@entry("ADD", "SUB", "MUL", types=NUMBERS)
-@entry("TANH", "LOGISTIC", "HARD_SWISH")
+@entry("ADD", "SUB", "MUL", types=NUMBERS, forms=FORMS)
+@entry("TANH", "LOGISTIC", "HARD_SWISH", forms=FORMS)
 def simple(t: RealTask) -> None:
-    """One primitive."""
+    """One primitive. Not by levels with a constant: a rounding and what is added behind it become one that is steps off."""
+    constant = any(value.data is not None for _, value in t.a.inputs if isinstance(value, Value))
+    t.form = "float" if constant else t.form
     t.give(t.op(KINDS.get(t.name, t.name.lower()), *t.xs()))
 
 
@@ -78,7 +81,7 @@ def prelu(t: RealTask) -> None:
     t.give(t.op("select", t.op("less", x, t.f32(0)), t.op("multiply", t.x("alpha"), x), x))
 
 
-@entry("RELU", "RELU1", "RELU6")
+@entry("RELU", "RELU1", "RELU6", forms=FORMS)
 def limited(t: RealTask) -> None:
     """The fused activation of the same name."""
     t.give(t.x("input"), within=ACTIVATION_RANGE[Activation[t.name]])
@@ -170,7 +173,13 @@ def integers(t: RealTask, x: Node) -> Node:
 
 
 @entry("QUANTIZE", types=FLOATS)
-@entry("DEQUANTIZE", types=QUANTS | {Q8SYMM, Q8PC})
-def convert(t: RealTask) -> None:
-    """From real values to stored ones, and back."""
+def quantise(t: RealTask) -> None:
+    """From real values to stored ones."""
     t.give(t.x("input"))
+
+
+@entry("DEQUANTIZE", types=QUANTS | {Q8SYMM, Q8PC})
+def dequantise(t: RealTask) -> None:
+    """Back, behind what keeps products of these values out of kernels of 8 bits, which nobody has proved for them."""
+    x = t.x("input")
+    t.give(t.op("maximum", x, t.f32(LEAST)) if t.a.input.data is None else x)

@@ -44,6 +44,17 @@ class Primitives(Protocol):
     def constant(self, array: Array) -> Node:
         """A constant, which may stay where the array lies."""
 
+    def scaled(self, whole: Array, scales: Array) -> Node:
+        """A constant of int8 times scales of the same rank, as kernels of 8 bits take weights.
+
+        This and `levels` are for those alone.
+        """
+
+    def levels(self, x: Node, ends: tuple[float, float], become: tuple[float, float]) -> Node:
+        """float32 saturated to 256 levels from one end to the other, rounded to the nearest, those from one end of `become`
+        to the other: what the engine's kernels of 8 bits are made of.
+        """
+
     def dtype(self, node: Node) -> np.dtype[Any]:
         """The type of a node's elements."""
 
@@ -128,7 +139,7 @@ class Primitives(Protocol):
         """Along an axis."""
 
     def interpolate(self, x: Node, sizes: Sequence[int], how: str) -> Node:
-        """Pictures resized bilinearly. how: "align_corners", "half_pixel" or "asymmetric"."""
+        """Pictures resized bilinearly. how: "align_corners", "half_pixel" or "asymmetric"; or "repeated", each pixel."""
 
     def lstm(
         self, x: Node, states: Sequence[Node], weights: Sequence[Node], count: int, back: bool

@@ -5,6 +5,7 @@ given so, in float32 where an operation computes it; either way its elements are
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -16,12 +17,15 @@ from nnhal.drivers.kit.numbers import bounds
 from nnhal.drivers.kit.real.engine import Node, Primitives
 from nnhal.model.graph import CONSTANTS, Model, Operation
 from nnhal.model.validate import validate
-from nnhal.ops.common import decode, type_range
+from nnhal.ops.common import decode, encode, type_range
 from nnhal.ops.schema import F16, F32, I32, Q8, Q8S, Bound, show
 
 FAR = 2.0**60  # scales from 1 / FAR to FAR: products of two, and what they are of, stay within float32
 FLOATS = frozenset((F32, F16))
 QUANTS = frozenset((Q8, Q8S))
+NEAR = 2.0**16  # scales from 1 / NEAR to NEAR: far smaller ones an engine takes for 0
+FAST = "int8"  # the form for the engine's kernels of 8 bits, which may saturate, and round sums otherwise
+FORMS: dict[int, tuple[str, ...]] = dict.fromkeys(QUANTS, (FAST, "float"))
 NUMBERS = FLOATS | QUANTS | {I32}
 E = TypeVar("E", bound=Primitives)
 
@@ -125,6 +129,27 @@ class RealGraph(Generic[E]):
             steps = self.engine.clamp(steps, -FAR, FAR)
         return self.engine.op("multiply", steps, self.constant(scales))
 
+    def levels(self, index: int) -> Node:
+        """The real values of an operand, in the form for kernels of 8 bits."""
+        value = self.value(index)
+        if not value.quantised or value.data is not None:
+            return self.real(index)
+        stored = type_range(value.type)
+        return self.engine.levels(self.converted(self.held(index), np.float32), stored, real_ends(value))
+
+    def hold_levels(self, index: int, node: Node) -> None:
+        """Let an operand be what stands for real values, in the form for kernels of 8 bits."""
+        value = self.value(index)
+        stored = self.engine.levels(node, real_ends(value), type_range(value.type))
+        self.hold(index, self.engine.convert(stored, value.dtype))
+
+
+def real_ends(value: Value) -> tuple[float, float]:
+    """What the least and the greatest element of a quantised type stand for."""
+    scale = float(scales_of(value))
+    low, high = type_range(value.type)
+    return (low - value.zero_point) * scale, (high - value.zero_point) * scale
+
 
 class RealTask(LoweringTask):
     """One operation, and the graph that it is written to."""
@@ -135,13 +160,25 @@ class RealTask(LoweringTask):
         self.o: Primitives = graph.engine
         self.op = graph.engine.op
 
+    @cached_property
+    def eight(self) -> bool:
+        """Whether it is written for kernels of 8 bits: in that form, where their numbers hold its scales."""
+        arguments = [value for _, value in self.a.inputs if isinstance(value, Value)]
+        values = [*arguments, *map(self.graph.value, self.operation.outputs)]
+        scales = [value.scale for value in values if value.quantised and value.channel is None]
+        return self.form == FAST and all(1 / NEAR <= scale <= NEAR for scale in scales)
+
     def x(self, name: str) -> Node:
         """The real values of an argument; integers and truth values as they are."""
-        return self.graph.real(self.place(name))
+        return self.real(self.place(name))
 
     def xs(self) -> list[Node]:
         """Those of all tensor arguments."""
-        return [self.graph.real(place) for argument, _ in self.a.inputs for place in self.places(argument.name)]
+        return [self.real(place) for argument, _ in self.a.inputs for place in self.places(argument.name)]
+
+    def real(self, place: int) -> Node:
+        """Those of an operand, in this form."""
+        return self.graph.levels(place) if self.eight else self.graph.real(place)
 
     def maybe(self, name: str) -> Node:
         """As `x`; None where it is omitted."""
@@ -167,11 +204,15 @@ class RealTask(LoweringTask):
         """Give an output by its real values, which are kept within the activation's bounds."""
         low, high = bounds(self.a) if within is None else within
         value = self.value(number)
+        if self.eight and encode(value, np.array((low, high), np.float32)).tolist() == [*type_range(value.type)]:
+            low, high = -np.inf, np.inf  # where the type ends
         if high < np.inf:
             node = self.o.clamp(node, low, high)
         elif low == 0:
             node = self.op("relu", node)
-        if value.quantised:
+        if self.eight:
+            self.graph.hold_levels(self.operation.outputs[number], node)
+        elif value.quantised:
             self.give_steps(self.op("divide", node, self.f32(float(scales_of(value)))), number)
         else:
             self.hold(node, number)
@@ -227,9 +268,15 @@ def entry(
     return add
 
 
-def table_for(engine: str, elsewhere: Mapping[str, str], without: Sequence[str] = ()) -> LoweringTable[RealTask]:
-    """A table of all entries. elsewhere: reasons for operations that have none. without: operations left to the driver."""
+def table_for(
+    engine: str, elsewhere: Mapping[str, str], without: Sequence[str] = (), *, eight_bits: bool = False
+) -> LoweringTable[RealTask]:
+    """A table of all entries. elsewhere: reasons for operations that have none. without: operations left to the driver.
+
+    eight_bits: whether there are forms for kernels of 8 bits, for an engine that has `levels` and `scaled`.
+    """
     table: LoweringTable[RealTask] = LoweringTable(engine, FLOATS | QUANTS, elsewhere)
     for names, types, forms, function in _entries:
-        table.entry(*(name for name in names if name not in without), types=types, forms=forms)(function)
+        known = forms if eight_bits else {}
+        table.entry(*(name for name in names if name not in without), types=types, forms=known)(function)
     return table

@@ -7,17 +7,18 @@ total is rounded once.
 
 import math
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import partial, reduce
 
 import numpy as np
 
 from nnhal.base.codes import Padding as Scheme
-from nnhal.base.operands import Value
+from nnhal.drivers.kit.movement import nearest, repeats
 from nnhal.drivers.kit.numbers import stored_bounds, window
 from nnhal.drivers.kit.real.engine import Node, Sliding
-from nnhal.drivers.kit.real.graph import FAR, FLOATS, RealTask, entry, scales_of
-from nnhal.ops.common import axis_of, type_range
-from nnhal.ops.resize import new_size, positions
+from nnhal.drivers.kit.real.graph import FAR, FLOATS, FORMS, RealTask, entry, scales_of
+from nnhal.drivers.kit.sums import greatest_sum, reach
+from nnhal.ops.common import axis_of
+from nnhal.ops.resize import new_size
 from nnhal.ops.schema import Q8S
 from nnhal.ops.transposed import cut, out_size, spread
 from nnhal.ops.weighted import product_scales
@@ -25,22 +26,10 @@ from nnhal.ops.weighted import product_scales
 EXACT = 2.0**24  # up to here float32 holds every integer
 BASE = 16.0
 LEAST, GREATEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+WELL = 2.0**20  # steps of the output up to which float32 is well within one of a sum of real numbers
 SQUARED = 2.0**50  # numbers up to here are squared
 LEAST_EPSILON = float(np.float32(1e-12))
 Sum = Callable[[Node, Node], Node]
-
-
-def reach(value: Value) -> int:
-    """The greatest |q - zero_point| that the elements of a quantised tensor can have."""
-    return max(abs(limit - value.zero_point) for limit in type_range(value.type))
-
-
-def greatest_sum(x: Value, weights: Value, axis: int) -> float:
-    """What sums of products may come to. axis: that of the outputs in the weights."""
-    if weights.data is None:
-        return math.prod(weights.known) / weights.known[axis] * reach(weights) * reach(x)
-    factors = np.moveaxis(np.subtract(weights.data, weights.zero_point, dtype=np.float32), axis, 0)
-    return float(np.abs(factors).reshape(len(factors), -1).sum(1, dtype=np.float64).max()) * reach(x)
 
 
 def exact_sums(t: RealTask, x: Node, weights: Node, product: Sum, most: float, count: int, reach_x: int) -> list[Node]:
@@ -104,6 +93,12 @@ def layer(t: RealTask, product: Sum, name: str = "filter", axis: int = 0, image:
         t.give(finished(t.op("add", product(t.x("input"), t.x(name)), shaped(t.x("bias")))))
         return
     scales_of(x), scales_of(weights)
+    parts = eight_bits(t, name, axis) if t.eight else []
+    if parts:
+        bias = t.constant(product_scales(x, weights) * t.a.bias.data, np.float32)
+        products = [product(t.x("input"), part) for part in parts]
+        t.give(finished(t.op("add", reduce(partial(t.op, "add"), products), shaped(bias))))
+        return
     most, count = greatest_sum(x, weights, axis), math.prod(weights.known) // weights.known[axis]
     steps = t.graph.steps(t.place("input")), t.graph.steps(t.place(name))
     sums = exact_sums(t, *steps, product, most, count, reach(x))
@@ -112,6 +107,23 @@ def layer(t: RealTask, product: Sum, name: str = "filter", axis: int = 0, image:
     t.require(ratios.min() > 1 / FAR and ratios.max() < FAR, "scales are too far from each other for float32")
     factor = t.constant(ratios if len(ratios) == 1 else ratios.reshape([1, -1, 1, 1] if image else [1, -1]))
     t.give_steps(finished(t.op("multiply", total(t, biased), factor)), within=stored_bounds(t.a))
+
+
+def eight_bits(t: RealTask, name: str, axis: int) -> list[Node]:
+    """Constant weights for kernels of 8 bits: one tensor, or two whose products are added up, where a filter's steps need 9
+    bits; none where that is not enough, or 32 bits or float32 do not hold the sums.
+    """
+    x, weights, value = t.a.input, getattr(t.a, name), t.value()
+    if weights.data is None or t.a.bias.data is None:
+        return []
+    whole = np.subtract(weights.data, weights.zero_point, dtype=np.int16)
+    ratio = float((product_scales(x, weights) / scales_of(value)).max())
+    most = greatest_sum(x, weights, axis, t.a.bias)
+    scales, near = scales_of(weights), np.clip(whole, -128, 127)
+    parts = [near, whole - near] if (near != whole).any() else [near]
+    if whole.max() > 2 * 127 or (len(parts) > 1 and name != "filter") or 2 * most >= 2**31 or most * ratio > WELL:
+        return []
+    return [t.o.scaled(part.astype(np.int8), scales.reshape(scales.shape or (1,) * weights.rank)) for part in parts]
 
 
 def sliding(t: RealTask, size: tuple[int, int] | None = None) -> Sliding:
@@ -124,7 +136,7 @@ def sliding(t: RealTask, size: tuple[int, int] | None = None) -> Sliding:
     return Sliding(strides, (h.before, w.before), (h.after, w.after), size, dilations)
 
 
-@entry("CONV_2D", "GROUPED_CONV_2D", "DEPTHWISE_CONV_2D")
+@entry("CONV_2D", "GROUPED_CONV_2D", "DEPTHWISE_CONV_2D", forms=FORMS)
 def convolution(t: RealTask) -> None:
     """Each group has its own filters; a group of DEPTHWISE_CONV_2D is one channel."""
     depthwise, how = t.name == "DEPTHWISE_CONV_2D", sliding(t)
@@ -157,7 +169,7 @@ def transposed_convolution(t: RealTask) -> None:
     layer(t, product)
 
 
-@entry("FULLY_CONNECTED")
+@entry("FULLY_CONNECTED", forms=FORMS)
 def fully_connected(t: RealTask) -> None:
     """The input is taken for rows of `input_size` elements, whatever its rank."""
     size = t.a.weights.known[1]
@@ -190,10 +202,15 @@ def batch_matmul(t: RealTask) -> None:
 # -------------------------------------------------------------------------------------------------------------- pooling
 
 
-@entry("AVERAGE_POOL_2D", "L2_POOL_2D", "MAX_POOL_2D")
+@entry("AVERAGE_POOL_2D", "MAX_POOL_2D", forms=FORMS)
+@entry("L2_POOL_2D")
 def pool(t: RealTask) -> None:
     """Means are over the real elements; a quantised one is of stored values."""
     how = sliding(t, (t.a.filter_h, t.a.filter_w))
+    if t.eight:
+        make = t.o.mean_pool if t.name == "AVERAGE_POOL_2D" else t.o.max_pool
+        t.give(t.layout(make(t.image(t.x("input")), how)))
+        return
     x = t.image(t.graph.converted(t.stored("input"), np.float32))
     if t.name == "AVERAGE_POOL_2D":
         y = t.o.mean_pool(x, how)
@@ -287,9 +304,12 @@ def resize(t: RealTask) -> None:
 
 @entry("RESIZE_NEAREST_NEIGHBOR")
 def resize_nearest(t: RealTask) -> None:
-    """Elements are picked by their number: engines' own kernels round places otherwise."""
+    """Elements are picked by their number, as engines' own kernels round places otherwise, or each repeated as often."""
     a, x = t.a, t.stored("input")
-    for name, axis, size in (("h", 2 if a.nchw else 1, a.height), ("w", 3 if a.nchw else 2, a.width)):
-        at = positions(a, size, new_size(name)(a)).astype(np.float64) + (0.5 if a.align_corners else 0)
-        x = t.o.gather(x, t.constant(np.clip(np.floor(at), 0, size - 1), np.int32), axis)
+    sizes, times = [new_size(axis)(a) for axis in "hw"], repeats(a)
+    if a.nchw and times:
+        t.hold(t.o.interpolate(x, sizes, "repeated"))
+        return
+    for size, new, axis in zip((a.height, a.width), sizes, (2, 3) if a.nchw else (1, 2), strict=True):
+        x = t.o.gather(x, t.constant(nearest(a, size, new), np.int32), axis)
     t.hold(x)

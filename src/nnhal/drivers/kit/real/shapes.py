@@ -7,7 +7,7 @@ import numpy as np
 
 from nnhal.base.codes import MirrorPad
 from nnhal.drivers.kit.real.engine import Node
-from nnhal.drivers.kit.real.graph import FLOATS, NUMBERS, QUANTS, RealTask, entry
+from nnhal.drivers.kit.real.graph import FLOATS, FORMS, NUMBERS, QUANTS, RealTask, entry
 from nnhal.ops.common import axis_of
 from nnhal.ops.schema import B8, I32
 from nnhal.ops.slice import strided
@@ -33,15 +33,16 @@ def transpose(t: RealTask) -> None:
     t.hold(t.o.transpose(t.stored("input"), order))
 
 
-@entry("CONCATENATION", "PACK", types=NUMBERS)
+@entry("CONCATENATION", types=NUMBERS, forms=FORMS)
+@entry("PACK", types=NUMBERS)
 def join(t: RealTask) -> None:
     """Along an axis, or a new one."""
     places, value = t.places("parts"), t.value()
     axis = axis_of(t.a, "axis", value.rank)
     alike = all((v.scale, v.zero_point) == (value.scale, value.zero_point) for v in map(t.graph.value, places))
-    parts = [t.graph.held(place) if alike else t.graph.real(place) for place in places]
+    parts = [t.graph.held(place) if alike else t.real(place) for place in places]
     if len({t.o.dtype(part) for part in parts}) > 1:
-        parts = [t.graph.converted(part, np.float32) for part in parts]
+        parts = [t.graph.converted(part, value.dtype if t.eight else np.float32) for part in parts]
     if t.name == "PACK":
         parts = [t.o.unsqueeze(part, axis) for part in parts]
     (t.hold if alike else t.give)(t.o.concat(parts, axis))
@@ -175,7 +176,8 @@ def rank(t: RealTask) -> None:
 # ----------------------------------------------------------------------------------------------------------- reductions
 
 
-@entry("MEAN", "REDUCE_MAX", "REDUCE_MIN")
+@entry("MEAN", forms=FORMS)
+@entry("REDUCE_MAX", "REDUCE_MIN")
 @entry("REDUCE_PROD", "REDUCE_SUM", types=FLOATS)
 @entry("REDUCE_ALL", "REDUCE_ANY", types=frozenset((B8,)))
 def reduce(t: RealTask) -> None:

@@ -1,0 +1,147 @@
+"""Random chains of quantised operations, for drivers whose forms of several operations meet in one graph."""
+
+from typing import Any
+
+import numpy as np
+
+import nnhal
+from nnhal.base.operands import Array, ChannelQuant
+from nnhal.frontends.tensor import Tensor
+from nnhal.model.graph import Model
+
+KINDS: dict[str, type[np.integer[Any]]] = {
+    "TENSOR_QUANT8_ASYMM": np.uint8,
+    "TENSOR_QUANT8_ASYMM_SIGNED": np.int8,
+}
+
+
+class Chain:
+    """A model in the making: `tensors` are pictures of one type, all of them made of `x`."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.kind = str(self.rng.choice([*KINDS]))
+        limits = np.iinfo(KINDS[self.kind])
+        self.low, self.high = int(limits.min), int(limits.max)
+        self.b = nnhal.Builder()
+        shape = (1, *(int(n) for n in self.rng.integers(4, 9, 2)), int(self.rng.choice([3, 8, 16])))
+        self.x = self.b.input(shape, self.kind, scale=self.scale(0.02), zero_point=self.zero())
+        self.tensors = [self.x]
+
+    def scale(self, about: float) -> float:
+        return float(np.float32(about * 2 ** self.rng.uniform(-1, 1)))
+
+    def zero(self) -> int:
+        """An end, the middle, or somewhere."""
+        anywhere, middle = int(self.rng.integers(self.low, self.high + 1)), (self.low + self.high + 1) // 2
+        return int(self.rng.choice([self.low, self.high, middle, anywhere]))
+
+    def stored(self, shape: tuple[int, ...]) -> Array:
+        """The type's ends, or anything."""
+        anything = self.rng.integers(self.low, self.high + 1, shape)
+        ends = self.rng.choice([self.low, self.high], shape)
+        return (ends if self.rng.random() < 0.3 else anything).astype(KINDS[self.kind])
+
+    def finish(self) -> tuple[Model, Array]:
+        """The model, and an input; its output is what was made last."""
+        return self.b.finish([self.x], [self.tensors[-1]]), self.stored(tuple(self.x.value.known))
+
+    def add(self) -> None:
+        """One operation more, on what was made last or before."""
+        rng, b = self.rng, self.b
+        x = self.tensors[-1] if rng.random() < 0.7 else self.tensors[int(rng.integers(len(self.tensors)))]
+        others = [t for t in self.tensors if t.value.known == x.value.known]
+        other = others[int(rng.integers(len(others)))]
+        kinds = [
+            "conv",
+            "conv",
+            "conv",
+            "depthwise",
+            "depthwise",
+            "pair",
+            "pair",
+            "join",
+            "pool",
+            "move",
+            "curve",
+            "float",
+        ]
+        kind = str(rng.choice(kinds))
+        same: dict[str, Any] = {"scale": x.value.scale, "zero_point": x.value.zero_point}
+        made: dict[str, Any] = {"scale": self.scale(x.value.scale), "zero_point": self.zero()}
+        if kind in ("conv", "depthwise"):
+            y = self.layer(x, kind)
+        elif kind == "pair":
+            name = str(rng.choice(["add", "sub", "mul"]))
+            about = x.value.scale * other.value.scale * 100 if name == "mul" else x.value.scale + other.value.scale
+            more = {"activation": str(rng.choice(["none", "relu", "relu6"]))}
+            y = getattr(b, name)(x, other, **more, scale=self.scale(about), zero_point=self.zero())
+        elif kind == "join":
+            alike = (x.value.scale, x.value.zero_point) == (other.value.scale, other.value.zero_point)
+            y = b.concatenation([x, other], 3, **(same if alike else made))
+        elif kind == "pool":
+            name = str(rng.choice(["average_pool_2d", "max_pool_2d"]))
+            y = getattr(b, name)(x, padding=str(rng.choice(["same", "valid"])), filter_size=2, **same)
+        elif kind == "move":
+            y = self.moved(x, str(rng.choice(["pad", "transpose", "reshape", "resize", "slice"])))
+        elif kind == "curve":
+            y = self.curve(x, str(rng.choice(["relu", "relu6", "logistic", "tanh"])))
+        else:
+            alpha = b.constant(self.stored((x.value.known[3],)), self.kind, scale=0.002, zero_point=self.zero())
+            y = b.prelu(x, alpha, scale=x.value.scale, zero_point=x.value.zero_point)
+        if np.prod(y.value.known) < 20_000 and min(y.value.known[1:3]) > 1:
+            self.tensors.append(y)
+
+    def layer(self, x: Tensor, kind: str) -> Tensor:
+        """A convolution."""
+        rng, depth = self.rng, x.value.known[3]
+        size, units = int(rng.choice([1, 1, 3])), depth if kind == "depthwise" else int(rng.choice([1, 5, 8, 16]))
+        shape = (1, size, size, depth) if kind == "depthwise" else (units, size, size, depth)
+        more: dict[str, Any] = {"depth_multiplier": 1} if kind == "depthwise" else {}
+        count = size**2 * (1 if kind == "depthwise" else depth)
+        least = x.value.scale / 256 / count**0.5
+        if rng.random() < 0.7:
+            scales = tuple(float(np.float32(least * 2 ** rng.uniform(-1, 1))) for _ in range(units))
+            quant = ChannelQuant(scales, 3 if kind == "depthwise" else 0)
+            stored = rng.integers(-127, 128, shape).astype(np.int8)
+            weights = self.b.constant(stored, "TENSOR_QUANT8_SYMM_PER_CHANNEL", channel=quant)
+            bias_scale = 0.0
+        else:
+            weights = self.b.constant(self.stored(shape), self.kind, scale=least, zero_point=self.zero())
+            bias_scale = float(np.float32(x.value.scale * weights.value.scale))
+        bias = self.b.constant(rng.integers(-3000, 3000, units).astype(np.int32), "TENSOR_INT32", scale=bias_scale)
+        more |= {"stride": int(rng.choice([1, 1, 2])), "padding": str(rng.choice(["same", "same", "valid"]))}
+        if size > min(x.value.known[1:3]):
+            more["padding"] = "same"
+        more |= {"activation": str(rng.choice(["none", "relu", "relu6"]))}
+        out = {"scale": self.scale(x.value.scale * 0.3), "zero_point": self.zero()}
+        return getattr(self.b, f"{kind}_2d" if kind == "conv" else "depthwise_conv_2d")(x, weights, bias, **more, **out)
+
+    def moved(self, x: Tensor, kind: str) -> Tensor:
+        """The elements elsewhere."""
+        b, shape = self.b, tuple(x.value.known)
+        if kind == "pad":
+            return b.pad(x, np.array([[0, 0], [1, 0], [0, 1], [0, 0]], np.int32))
+        if kind == "transpose":
+            return b.transpose(x, np.array([0, 2, 1, 3], np.int32))
+        if kind == "reshape":
+            return b.reshape(x, np.array([1, shape[2], shape[1], shape[3]], np.int32))
+        if kind == "resize":
+            return b.resize_nearest_neighbor(x, out_w=2 * shape[2], out_h=2 * shape[1], nchw=False)
+        begin, end = np.array([0, 1, 0, 0], np.int32), np.array(shape, np.int32)
+        return b.strided_slice(x, begin, end, np.array([1, 1, 1, 1], np.int32), 0, 0, 0)
+
+    def curve(self, x: Tensor, kind: str) -> Tensor:
+        """A function of each element."""
+        zero = {"logistic": self.low, "tanh": (self.low + self.high + 1) // 2}
+        if kind in zero:
+            return getattr(self.b, kind)(x, scale=1 / 256 if kind == "logistic" else 1 / 128, zero_point=zero[kind])
+        return getattr(self.b, kind)(x)
+
+
+def chain(seed: int, length: int) -> tuple[Model, Array]:
+    """A model of some operations, and an input."""
+    made = Chain(seed)
+    while len(made.tensors) <= length:
+        made.add()
+    return made.finish()

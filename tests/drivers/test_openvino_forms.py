@@ -1,0 +1,316 @@
+"""The forms of quantised operations on OpenVINO: which kernels run, what they make of each other, what a proof refuses."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("openvino")
+
+import nnhal
+from nnhal.base.codes import operation_name
+from nnhal.base.operands import Array, ChannelQuant
+from nnhal.conformance.proving.run import to_prove
+from nnhal.drivers import reference
+from nnhal.drivers.kit.forms import Forms
+from nnhal.drivers.openvino.device import OpenVINO
+from nnhal.drivers.openvino.engine import OpenVINOModel, version
+from nnhal.frontends.tensor import Tensor
+from nnhal.hal.cache.files import CacheContent, CacheFiles
+from nnhal.hal.choices import Proved
+from nnhal.hal.device import Hints, prepared_by
+from nnhal.model.graph import Model
+from nnhal.model.parts import cut, live
+from nnhal.zoo import maker
+from tests import requests
+from tests.drivers.quantised_chains import KINDS, chain
+
+FAST, EXACT = Forms(forced="fast"), Forms(forced="exact")
+CHOICES = [(choice.operation, choice.type) for choice in to_prove(OpenVINO())]
+U8, I8 = KINDS
+SATURATING = platform.machine() == "x86_64" and "vnni" not in Path("/proc/cpuinfo").read_text("ascii", "replace")
+
+
+def device(forms: Forms) -> OpenVINO:
+    made = OpenVINO()
+    made.forms = forms
+    return made
+
+
+def forms_of(chosen: Callable[[str], object]) -> Forms:
+    """The fast form of these operations, as if that alone had been found right."""
+    return Forms({(name, kind): Proved("int8") for name, kind in CHOICES if chosen(name)})
+
+
+def run(forms: Forms, model: Model, inputs: Sequence[Array]) -> list[Array]:
+    return list(requests.run(prepared_by(device(forms), model, Hints(threads=1)), inputs).results)
+
+
+def expected(model: Model, inputs: Sequence[Array]) -> list[Array]:
+    return list(requests.run(prepared_by(reference.device(), model, Hints()), inputs).results)
+
+
+def steps(found: Array, wanted: Array) -> int:
+    """How many steps two quantised tensors are apart at most."""
+    return int(np.abs(found.astype(int) - wanted).max())
+
+
+def openvino_model(forms: Forms, model: Model) -> OpenVINOModel:
+    """A model prepared for one thread, without what lays it out."""
+    prepared: Any = prepared_by(device(forms), model, Hints(threads=1))
+    while not isinstance(prepared, OpenVINOModel):
+        prepared = next(inner for inner in vars(prepared).values() if hasattr(inner, "run"))
+    return prepared
+
+
+def kinds_of(prepared: OpenVINOModel) -> list[str]:
+    """The kernels of layers that multiply, as OpenVINO runs them."""
+    found = [node.get_rt_info() for node in prepared.compiled.get_runtime_model().get_ops()]
+    multiply = ("Convolution", "FullyConnected", "MatMul")
+    return [info["primitiveType"].astype(str) for info in found if info["layerType"].astype(str) in multiply]
+
+
+def layers(forms: Forms, model: Model) -> list[str]:
+    """Those of a model."""
+    return kinds_of(openvino_model(forms, model))
+
+
+def in_integers(how: str) -> bool:
+    return how.lower().endswith("_i8")
+
+
+# ------------------------------------------------------------------------------------------------------- which kernels run
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("name", ["mobilenet_v1_int8", "mobilenet_v2_uint8", "tiny_conv_int8"])
+def test_every_layer_of_a_quantised_model_is_a_kernel_of_8_bits_in_the_fast_form_and_none_in_the_exact_one(
+    name: str,
+) -> None:
+    model = nnhal.load(maker.path(name))
+    fast, exact = layers(FAST, model), layers(EXACT, model)
+    assert fast and [how for how in fast if not in_integers(how)] == []
+    assert exact and [how for how in exact if in_integers(how)] == []
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("name", ["mobilenet_v1_int8", "mobilenet_v1_uint8", "mobilenet_v2_int8", "mobilenet_v2_uint8"])
+def test_a_whole_model_stays_within_the_drift_of_its_operations(name: str) -> None:
+    model, rng = nnhal.load(maker.path(name)), np.random.default_rng(0)
+    (index,) = model.main.inputs
+    operand = model.main.operands[index]
+    dtype = np.int8 if name.endswith("_int8") else np.uint8
+    x = rng.integers(np.iinfo(dtype).min, np.iinfo(dtype).max + 1, tuple(operand.dimensions)).astype(dtype)
+    assert steps(run(FAST, model, [x])[0], expected(model, [x])[0]) <= 4
+
+
+def test_without_a_proof_the_exact_form_runs_on_openvino() -> None:
+    model, _ = layer(I8, "conv_2d")
+    assert not [how for how in layers(Forms(), model) if in_integers(how)]
+    assert [how for how in layers(FAST, model) if in_integers(how)]
+
+
+def layer(kind: str, how: str, weights: Sequence[int] | None = None, zero: int = 0) -> tuple[Model, Array]:
+    """A layer whose weights are at the ends of their type, or these; with a scale for each channel where it has that."""
+    b, rng, size = nnhal.Builder(), np.random.default_rng(1), 32
+    limits, dense = np.iinfo(KINDS[kind]), how == "fully_connected"
+    given = (3, size) if dense else (1, 5, 5, size)
+    x = b.input(given, kind, 0.02, int(limits.min) + 3)
+    shape = (size, size) if dense else (size, 3, 3, size)
+    if dense or weights is not None:
+        middle = (int(limits.min) + int(limits.max) + 1) // 2
+        stored = rng.choice([middle - 127, middle + 127] if weights is None else list(weights), shape)
+        w = b.constant(stored.astype(KINDS[kind]), kind, 0.01, middle if weights is None else zero)
+        bias_scale = float(np.float32(np.float32(0.02) * np.float32(0.01)))
+    else:
+        quant = ChannelQuant(tuple(np.linspace(0.005, 0.01, size).tolist()), 0)
+        w = b.constant(rng.choice([-127, 127], shape).astype(np.int8), "TENSOR_QUANT8_SYMM_PER_CHANNEL", channel=quant)
+        bias_scale = 0.0
+    bias = b.constant(np.full(size, 77, np.int32), "TENSOR_INT32", bias_scale)
+    more: dict[str, Any] = {} if dense else {"padding": "same"}
+    y = getattr(b, how)(x, w, bias, activation="relu6", **more, scale=0.05, zero_point=int(limits.min) + 5)
+    return b.finish([x], [y]), rng.choice([limits.min, limits.max], given).astype(KINDS[kind])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", ["conv_2d", "fully_connected"])
+def test_the_ends_of_the_types_neither_saturate_nor_wrap_around_in_kernels_that_are_proved(kind: str, how: str) -> None:
+    model, x = layer(kind, how)
+    if not SATURATING:
+        assert steps(run(FAST, model, [x])[0], expected(model, [x])[0]) <= 1
+
+
+@pytest.mark.parametrize(("ends", "halves"), [((0, 128, 254), 2), ((1, 255), 2), ((0, 255), 0), ((100, 130), 1)])
+def test_filters_whose_steps_need_9_bits_are_two_of_8_and_those_that_need_more_stay_float(
+    ends: tuple[int, ...], halves: int
+) -> None:
+    """Zero points of 0, 254, 0 and 128: steps of up to 254, -253, 255 and 28."""
+    zero = 254 if ends == (1, 255) else 128 if ends == (100, 130) else 0
+    model, x = layer(U8, "conv_2d", ends, zero)
+    assert len([how for how in layers(FAST, model) if in_integers(how)]) == halves
+    assert SATURATING or steps(run(FAST, model, [x])[0], expected(model, [x])[0]) <= 1
+
+
+# ---------------------------------------------------------------------------------------------------- operations in graphs
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_each_operation_of_a_chain_is_within_a_step_of_what_it_makes_of_its_own_inputs(seed: int) -> None:
+    """All of them fast, or some; what the chain gives is the same whether somebody looks at what lies between or not."""
+    if SATURATING:
+        forms = forms_of(lambda name: "CONV" not in name and name != "FULLY_CONNECTED")
+    else:
+        some = np.random.default_rng(seed).random(64)
+        forms = FAST if seed % 2 else forms_of(lambda name: some[len(name)] < 0.6)
+    model, x = chain(seed, 6)
+    operations = live(model)
+    whole = cut(model, operations, also=[i for n in operations for i in model.main.operations[n].outputs])
+    known = {model.main.inputs[0]: x, **dict(zip(whole.outputs, run(forms, whole.model, [x]), strict=True))}
+    for number in operations:
+        one = cut(model, [number])
+        for place, wanted in zip(one.outputs, expected(one.model, [known[i] for i in one.inputs]), strict=True):
+            name = operation_name(model.main.operations[number].type)
+            assert steps(known[place], wanted) <= 1, (number, name)
+    assert np.array_equal(run(forms, model, [x])[0], known[model.main.outputs[0]])
+
+
+def two_sums(b: nnhal.Builder, kind: str, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """An input, and two tensors of 8 bits that are made of it in the fast form."""
+    x = b.input((1, size, size), kind, 0.5, 0)
+    return x, b.relu(b.add(x, x, scale=1.0, zero_point=0)), b.relu(x)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_of_dequantised_values_are_of_float32_beside_operations_of_8_bits(kind: str) -> None:
+    """OpenVINO would make them in kernels of 8 bits too, which nobody has proved for them."""
+    b, limits = nnhal.Builder(), np.iinfo(KINDS[kind])
+    x, first, second = two_sums(b, kind, 64)
+    model = b.finish([x], [b.batch_matmul(b.dequantize(first), b.dequantize(second), False, False)])
+    assert [how for how in layers(FAST, model) if in_integers(how)] == []
+    data = np.random.default_rng(0).choice([limits.min, limits.max], (1, 64, 64)).astype(KINDS[kind])
+    np.testing.assert_allclose(run(FAST, model, [data])[0], expected(model, [data])[0], rtol=1e-5, atol=1e-2)
+
+
+@pytest.mark.parametrize("how", ["batch_matmul", "fully_connected"])
+def test_exact_products_stay_exact_beside_operations_of_8_bits(how: str) -> None:
+    b = nnhal.Builder()
+    x, first, second = two_sums(b, I8, 32)
+    if how == "batch_matmul":
+        y = b.batch_matmul(first, second, False, False, scale=64.0, zero_point=0)
+    else:
+        bias = b.constant(np.zeros(32, np.int32), "TENSOR_INT32", 0.5)
+        y = b.fully_connected(first, b.reshape(second, np.array([32, 32], np.int32)), bias, scale=64.0, zero_point=0)
+    model = b.finish([x], [y])
+    forms = forms_of(lambda name: name in ("ADD", "RELU"))
+    assert [how for how in layers(forms, model) if in_integers(how)] == []
+    data = np.random.default_rng(0).integers(-128, 128, (1, 32, 32)).astype(np.int8)
+    assert steps(run(forms, model, [data])[0], expected(model, [data])[0]) <= 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [2, 4])
+def test_layers_that_read_the_same_are_right_where_openvino_makes_one_of_them(kind: str, count: int) -> None:
+    b, rng, middle = nnhal.Builder(), np.random.default_rng(count), 128 if kind == U8 else 0
+    x = b.input((4, 16), kind, 0.02, middle + 3)
+    outs = []
+    for number in range(count):
+        stored = rng.integers(middle - 60, middle + 60, (8, 16)).astype(KINDS[kind])
+        w = b.constant(stored, kind, 0.01 * (number + 1), middle)
+        scale = float(np.float32(np.float32(0.02) * np.float32(w.value.scale)))
+        bias = b.constant(rng.integers(-1000, 1000, 8).astype(np.int32), "TENSOR_INT32", scale)
+        outs.append(b.fully_connected(x, w, bias, scale=0.1, zero_point=middle))
+    model = b.finish([x], outs)
+    data = rng.integers(middle - 128, middle + 128, (4, 16)).astype(KINDS[kind])
+    assert max(map(steps, run(FAST, model, [data]), expected(model, [data]))) <= 1
+
+
+# ------------------------------------------------------------------------------------------ what is left to the exact form
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("scale", [2.0**-40, 2.0**-28, 2.0**-16, 2.0**16, 2.0**40])
+def test_scales_that_openvino_would_take_for_0_are_computed_exactly(kind: str, scale: float) -> None:
+    b, limits, rng = nnhal.Builder(), np.iinfo(KINDS[kind]), np.random.default_rng(0)
+    x = b.input((1, 4, 4, 8), kind, scale, int(limits.min) + 9)
+    y = b.add(b.relu6(x), x, scale=scale * 1.5, zero_point=int(limits.max) - 90)
+    model = b.finish([x], [y])
+    data = rng.integers(limits.min, limits.max + 1, (1, 4, 4, 8)).astype(KINDS[kind])
+    assert steps(run(FAST, model, [data])[0], expected(model, [data])[0]) <= 1
+
+
+@pytest.mark.parametrize("name", ["add", "sub", "mul"])
+def test_a_constant_of_one_element_is_not_made_one_with_the_rounding_before_it(name: str) -> None:
+    """OpenVINO makes 174 of 130 of such products."""
+    b = nnhal.Builder()
+    x = b.input((1,), U8, 7.579, 255)
+    constant = b.constant(np.array([123], np.uint8), U8, 0.1519, 223)
+    model = b.finish([x], [getattr(b, name)(x, constant, "relu6", scale=2.5245, zero_point=128)])
+    prepared = prepared_by(device(FAST), model, Hints(threads=1))
+    for stored in range(0, 256, 5):
+        data = np.array([stored], np.uint8)
+        assert steps(requests.run(prepared, [data]).results[0], expected(model, [data])[0]) <= 1
+
+
+def test_what_a_bias_leaves_of_a_great_sum_is_exact_where_the_output_is_finer_than_that() -> None:
+    """3 of 18 million, 60 steps of the output: float32 has steps of 2 there, if all is integers."""
+    b, total = nnhal.Builder(), 255 * 127 * 9 * 64
+    x = b.input((1, 3, 3, 64), U8, 0.797, 0)
+    quant = ChannelQuant((float(np.float32(0.918)),), 0)
+    w = b.constant(np.full((1, 3, 3, 64), 127, np.int8), "TENSOR_QUANT8_SYMM_PER_CHANNEL", channel=quant)
+    bias = b.constant(np.array([3 - total], np.int32), "TENSOR_INT32", 0.0)
+    y = b.conv_2d(x, w, bias, padding="valid", scale=0.797 * 0.918 / 20, zero_point=3)
+    model, data = b.finish([x], [y]), np.full((1, 3, 3, 64), 255, np.uint8)
+    assert abs(int(run(FAST, model, [data])[0].item()) - 63) <= 1
+
+
+# ------------------------------------------------------------------------------------------------------------- the proof
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="it has no kernels that saturate")
+def test_a_proof_refuses_kernels_that_add_up_two_products_in_16_bits_and_takes_what_has_no_products(
+    tmp_path: Path,
+) -> None:
+    """OpenVINO is told to do with the kernels that it has for AVX2."""
+    command = [sys.executable, "-m", "nnhal.cli.main", "prove", "openvino", "--json"]
+    names = [word for name in ("CONV_2D", "FULLY_CONNECTED", "ADD") for word in ("--operation", name)]
+    told = {"NNHAL_STATE_DIR": str(tmp_path / "state"), "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    more: Any = {"env": {**os.environ, **told}, "capture_output": True, "text": True, "timeout": 300}
+    done = subprocess.run([*command, *names], check=False, **more)
+    assert done.returncode == 0, done.stderr
+    found = {(row["operation"], row["type"]): row for row in json.loads(done.stdout)[0]["operations"]}
+    for kind in KINDS:
+        assert found["ADD", kind]["form"] == "int8"
+        for name in ("CONV_2D", "FULLY_CONNECTED"):
+            assert found[name, kind]["form"] == "float" and "is off by" in found[name, kind]["why"]
+
+
+def test_what_is_proved_of_some_kernels_is_not_taken_for_proved_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    monkeypatch.delenv("DNNL_MAX_CPU_ISA", raising=False)
+    of_all = OpenVINO()
+    assert of_all.proofs is not None
+    for name in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):
+        with monkeypatch.context() as limited:
+            limited.setenv(name, "AVX2")
+            proofs = OpenVINO().proofs
+            assert version() != of_all.version and proofs is not None and proofs.identity != of_all.proofs.identity
+
+
+def test_a_compilation_with_kernels_of_8_bits_is_kept_with_them() -> None:
+    model, x = layer(I8, "conv_2d")
+    made = openvino_model(FAST, model)
+    made._seconds = 1e3  # however long it took
+    files = CacheContent.empty(CacheFiles(model=1))
+    assert made.save(files)
+    again = device(FAST).restore(files, b"", Hints(threads=1))
+    again.model = made.model = model
+    assert isinstance(again, OpenVINOModel) and kinds_of(again) == kinds_of(made)
+    found = [requests.run(each, [x]).results[0] for each in (made, again)]
+    assert np.array_equal(*found)
