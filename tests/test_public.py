@@ -48,6 +48,7 @@ PUBLIC = [
     "ResourceExhausted",
     "Stream",
     "Tensor",
+    "Trace",
     "Unmappable",
     "UnsupportedModel",
     "allocate",
@@ -59,6 +60,7 @@ PUBLIC = [
     "load_driver",
     "load_extension",
     "register_custom_operator",
+    "trace",
     "validate",
 ]
 FUNCTIONS = [name for name in PUBLIC if inspect.isfunction(getattr(nnhal, name))]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, get_args
 
+from nnhal.base import trace
 from nnhal.base.answers import shown
 from nnhal.base.codes import Preference, Priority
 from nnhal.base.errors import InvalidArgument
@@ -49,6 +50,7 @@ def load(
     return _read(path, Caching.wanted(cache_dir, None), signature, shapes, progress)[0]
 
 
+@trace.spanning("application", "preparation", "load")
 def _read(
     source: Source,
     caching: Caching,
@@ -87,6 +89,7 @@ def _read(
     return imported_in(caching.folder, caching.most, label, memory, (signature, shapes), read, folder)
 
 
+@trace.spanning("application", "compilation", "compile")
 def compile(
     model: Model | Source,
     *,

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
+from nnhal.base import trace
 from nnhal.base.answers import answering, shown
 from nnhal.base.codes import DeviceStatus, DeviceType, OperandType, Preference, Priority, type_name
 from nnhal.base.cores import usable_cores
@@ -160,8 +161,9 @@ class Prepared(ABC):
     for itself. timely: whether `run` returns at its deadline whatever the engine does,
     as it does where the engine is in another process. one_at_a_time: no two executions of it run at once, who comes
     meanwhile waits in order of arrival; where it has `execute` or `execute_fenced` of its own, those see to that themselves.
-    weights_consumed: it asks for the model's constants no more once it is prepared, so whoever holds them only for it may
-    let them go: asking is ContractBroken then. changeable: the options of its device's that `reconfigure` can change.
+    weights_consumed: it asks for the model's constants no more once it is prepared, so whoever holds them only for it
+    may let them go: asking is ContractBroken then. profiles: whether `run` tells `control.profile` of its operations.
+    changeable: the options of its device's that `reconfigure` can change.
     All methods but `run` have defaults that any driver can keep.
     """
 
@@ -169,6 +171,7 @@ class Prepared(ABC):
     timely = False
     one_at_a_time: bool = False
     weights_consumed: bool = False
+    profiles: bool = False
     changeable: Collection[str] = ()
 
     @abstractmethod
@@ -425,6 +428,11 @@ def _texts(values: Any, what: str) -> tuple[str, ...]:
     return tuple(_text(text, f"{what}[{n}]") for n, text in enumerate(texts))
 
 
+def layer_of(device: Device) -> str:
+    """The layer of a trace that calls of a device are in."""
+    return "ipc" if device.timely is True else "driver"
+
+
 def layout_of(device: Device) -> Layout | None:
     """The layout that models for the device get: operations can say theirs since 1.2."""
     own = identity_of(device)
@@ -494,7 +502,7 @@ def prepared_by(device: Device, model: Model, hints: Hints, *, as_is: bool = Fal
 
 def _prepared_by(device: Device, model: Model, hints: Hints) -> Prepared:
     where = where_of(device)
-    with answering(where, "prepare()"):
+    with trace.span(layer_of(device), "compilation", "prepare", where), answering(where, "prepare()"):
         prepared = _taken(device, device.prepare(model, within_the_machine(hints)), "prepare()", model, where)
     if hints.cache is not None:
         try:
@@ -509,7 +517,7 @@ def _prepared_by(device: Device, model: Model, hints: Hints) -> Prepared:
 def restored_by(device: Device, outline: Model, hints: Hints) -> Prepared:
     """What the device prepares from `hints.cache`, as `prepared_by`. Any NnhalError is a miss, and says why."""
     where = where_of(device)
-    with answering(where, "prepare_from_cache()"):
+    with trace.span(layer_of(device), "compilation", "restore", where), answering(where, "prepare_from_cache()"):
         prepared = device.prepare_from_cache(outline, within_the_machine(hints))
         return _taken(device, prepared, "prepare_from_cache()", outline, where)
 

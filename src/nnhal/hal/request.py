@@ -17,8 +17,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from nnhal.base import trace
 from nnhal.base.answers import may_be_own, named, shown
-from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS
+from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS, operation_name
 from nnhal.base.errors import (
     Cancelled,
     Closed,
@@ -184,6 +185,53 @@ class Runs(Of, Protocol):
 
 Run = Callable[["Request", Control], Timing | None]
 _COPYING: Any = "being copied"  # in place of a shape
+
+
+def _stepwise(execute: Any) -> Any:
+    """`Request.execute` where something is traced: a span for it, and one for the driver, whose operations are told apart
+    where it can tell. In a driver's own process the first one is the client's.
+    """
+
+    def traced(request: "Request", run: Run, control: Control) -> Timing | None:
+        where = request.signature.where
+        owner = getattr(run, "__self__", None)
+        owner = getattr(owner, "of", None) or owner
+        if getattr(owner, "timely", False) is True:  # another process does it
+            inner = run
+        else:
+
+            def inner(request: "Request", control: Control) -> Timing | None:
+                with trace.span("driver", "execution", "run", where):
+                    return run(
+                        request, _telling(control, owner) if getattr(owner, "profiles", False) is True else control
+                    )
+
+        if trace.serving():
+            timing: Timing | None = execute(request, inner, control)
+            return timing
+        with trace.span("runtime", "execution", "step", where):
+            timing = execute(request, inner, control)
+            return timing
+
+    return traced
+
+
+def _telling(control: Control, owner: Any) -> Control:
+    """The control with a profile that writes a span for each operation, and tells who asked for one as well."""
+    asked, operations = control.profile, getattr(getattr(owner, "model", None), "main", None)
+    since = time.monotonic_ns()
+
+    def profile(operation: int, begin_ns: int, end_ns: int) -> None:
+        if asked is not None:
+            asked(operation, begin_ns, end_ns)
+        if not since <= begin_ns <= end_ns <= time.monotonic_ns():
+            return
+        name = f"operation {operation}"
+        if operations is not None and operation in range(len(operations.operations)):
+            name = operation_name(operations.operations[operation].type)
+        trace.operation(name, begin_ns, end_ns)
+
+    return control._replace(profile=profile)
 
 
 class Request:
@@ -408,6 +456,7 @@ class Request:
 
     # ------------------------------------------------------------------------------------------- from begin to end
 
+    @trace.instead(_stepwise)
     def execute(self, run: Run, control: Control) -> Timing | None:
         """Have it executed, and end it. `small` tells of room that was too small.
 
@@ -469,6 +518,7 @@ class Request:
         while _COPYING in self.shapes:  # by another thread of the driver's, and soon done
             time.sleep(0)
 
+    @trace.seam("runtime", "results", "take outputs")
     def _take_own(self) -> None:
         """What was filled in place, as if it had been written."""
         own, self._own = self._own or {}, None

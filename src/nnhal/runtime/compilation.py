@@ -10,6 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
+from nnhal.base import trace
 from nnhal.base.codes import Preference, Priority
 from nnhal.base.errors import (
     DeadObject,
@@ -159,6 +160,7 @@ class _Failure(Record, frozen=True):
     error: Exception
 
 
+@trace.spanning("runtime", "compilation", "compile", lambda model: model.name)
 def compile_plan(model: Model, wishes: Wishes, undo: ExitStack) -> Plan:
     """Partition and prepare. undo: closes what was prepared, until whoever gets the plan does.
 
@@ -340,6 +342,7 @@ def _kept(model: Model, caching: Caching) -> Keeping:
     return ModelCache(caching, model)
 
 
+@trace.spanning("runtime", "preparation", "place operations")
 def _placed(
     model: Model, wishes: Wishes, by_label: Mapping[str, _Candidate], offers: Sequence[Offer]
 ) -> tuple[Partition, list[Part]]:
@@ -397,6 +400,7 @@ def is_callers(error: Exception) -> bool:
     return isinstance(error, InvalidArgument) and not isinstance(error, InvalidModel)
 
 
+@trace.spanning("runtime", "compilation", "prepare step", lambda device: f"device {identity_of(device).name}")
 def prepare(
     device: Device,
     part: Part,

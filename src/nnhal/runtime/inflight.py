@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from nnhal.base import trace
 from nnhal.base.brief import brief
 from nnhal.base.descriptors import Owner
 from nnhal.base.errors import Cancelled, Closed, MissedDeadline, NnhalError, ResourceExhausted
@@ -153,10 +154,11 @@ class Queue:
 
     def submit(self, who: object, work: Callable[[], Any], leave: Callable[[], object], control: Control) -> Execution:
         """Have `work` done for `who`; `leave` is called when it has ended, or will never begin."""
-        item = _Item(who, work, leave)
+        item = _Item(who, trace.carried(work, "submitted"), leave)
         with self._lock:
             self._waiting.append(item)
             more = len(self._threads) < self._most
+        trace.counter("queue depth", len(self._waiting))
         if more:
             try:
                 start(self._run)
@@ -189,6 +191,7 @@ class Queue:
                 return False
             item = self._waiting.popleft()
             self._at_work.add(item.who)
+        trace.counter("queue depth", len(self._waiting))
         for step in (item.run, partial(self._left, item.who), item.leave):
             try:
                 step()
