@@ -181,3 +181,9 @@ def _options(given: Mapping[str, Mapping[str, Any]] | None, chosen: Sequence[Dev
 def devices() -> list[Found]:
     """Every device there is, and every driver that does not load, with the reason."""
     return discovery.found()
+
+
+if os.environ.get("NNHAL_TRACE"):
+    from nnhal.runtime.tracing.session import from_environment
+
+    from_environment()

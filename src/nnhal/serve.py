@@ -196,7 +196,7 @@ def load(driver: str, level: str = "") -> "Device":
 
     begin = time.monotonic_ns()
     device = discovery.load_driver(driver) if is_path(driver) else discovery.load_one(driver)
-    trace.process.early.append(("load driver", begin, time.monotonic_ns()))
+    trace.process.early.append(("load driver", f"device {device.name}", begin, time.monotonic_ns()))
     if level:
         from nnhal.base.values import parsed_level
         from nnhal.hal.wrappers import AtLevel

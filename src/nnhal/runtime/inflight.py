@@ -49,6 +49,7 @@ class Execution(Uncopied, instead="another process gets its `result()`"):
         self._home.check("execution")
         return self._own
 
+    @trace.seam("application", "results", "wait for the result")
     def result(self, timeout: float | None = None) -> Any:
         """Wait at most `timeout` seconds, and not past the deadline; the outputs, or the error raised."""
         if self._overdue:

@@ -5,7 +5,7 @@ The messages are those of https://perfetto.dev/docs/reference/trace-packet-proto
 
 import time
 from collections.abc import Iterable, Iterator
-from itertools import count
+from itertools import count, pairwise
 from typing import Any
 
 from nnhal.base.errors import BadFile
@@ -112,6 +112,7 @@ def _track(events: Iterable[Span | Instant], uuid: int) -> Iterator[bytes]:
             about = _event(INSTANT, uuid, event.name, (event.layer, event.phase), notes)
         else:
             notes = {"detail": event.detail, "error": event.error, "unfinished": "" if event.ended else "yes"}
+            notes["done for flow"] = str(event.answers or "")
             about = _event(BEGIN, uuid, event.name, (event.layer, event.phase), notes)
             about += b"".join(_fixed(FLOW, flow) for flow in event.flows)
             about += b"".join(_fixed(LAST_FLOW, flow) for flow in event.last)
@@ -269,8 +270,8 @@ class _PacketReader:
             raise ValueError("it names no process")
         found.since, found.until = min(self._times, default=0), max(self._times, default=0)
         found.spans.sort(key=lambda span: span.begin)
-        for connected in self._flows.values():
-            _connect(connected)
+        for flow, connected in self._flows.items():
+            _connect(flow, connected)
         return found
 
 
@@ -291,6 +292,7 @@ def _span(event: dict[int, list[Any]], at: int, track: tuple[int, int], parent: 
         *(*track, at, at, *words, "unfinished" not in notes, parent),
         flows=event.get(FLOW, []),
         last=event.get(LAST_FLOW, []),
+        answers=int(notes.get("done for flow", "0")),
     )
 
 
@@ -306,12 +308,9 @@ def _annotations(event: dict[int, list[Any]]) -> dict[str, str]:
     return {_text(note, ANNOTATION_NAME): _text(note, ANNOTATION_TEXT) for note in each}
 
 
-def _connect(spans: list[Span]) -> None:
-    """Of the spans of one flow: the first on another thread is what was done, for the last one before it."""
+def _connect(flow: int, spans: list[Span]) -> None:
+    """Of the spans of one flow: the last one before what was done had that done."""
     spans.sort(key=lambda span: span.begin)
-    caller = spans[0]
-    for span in spans[1:]:
-        if (span.pid, span.thread) != (caller.pid, caller.thread):
-            span.caller = caller
-            return
-        caller = span
+    for before, span in pairwise(spans):
+        if span.answers == flow:
+            span.caller = before

@@ -47,11 +47,18 @@ class Trace(Uncopied, instead="its file can be read anywhere"):
             self._clocks = perfetto.clocks()
             recording = base.Recording(base.Log(self._spans), time.monotonic_ns())
             self._recording = recording
-            base.begin(recording)
-        self._ended = threading.Event()
-        self._sampler = threading.Thread(target=self._sample, args=(recording,), name="nnhal-trace", daemon=True)
-        with suppress(RuntimeError):  # no thread to be had: no samples
-            self._sampler.start()
+            self._ended = threading.Event()
+            self._sampler = threading.Thread(target=self._sample, args=(recording,), name="nnhal-trace", daemon=True)
+            try:
+                base.begin(recording)
+                with suppress(RuntimeError):  # no thread to be had: no samples
+                    self._sampler.start()
+            except BaseException:  # interrupted
+                self._recording = None
+                self._ended.set()
+                base.end()
+                os.close(self._file)
+                raise
         return self
 
     def stop(self) -> None:

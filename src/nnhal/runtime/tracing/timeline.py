@@ -31,7 +31,8 @@ class Span(Struct, eq=False):
 
     detail: the device or model that it is about. error: what ended it. ended: whether it had, when the trace did.
     parent: the span around it on its thread. flows: numbers that it shares with what it had done, or did, elsewhere;
-    last: those that end with it. caller: the span that had it done from another thread or process.
+    last: those that end with it. caller: the span that had it done, from another thread or process. answers: the flow
+    between them.
     """
 
     pid: int
@@ -48,6 +49,7 @@ class Span(Struct, eq=False):
     caller: "Span | None" = None
     flows: list[int] = field(default_factory=list)
     last: list[int] = field(default_factory=list)
+    answers: int = 0
 
     @property
     def root(self) -> "Span":
@@ -55,6 +57,14 @@ class Span(Struct, eq=False):
         found = self
         while found.parent is not None:
             found = found.parent
+        return found
+
+    @property
+    def origin(self) -> "Span":
+        """The outermost span that it is done for, on whatever thread: the application's call."""
+        found = self.root
+        while found.caller is not None:
+            found = found.caller.root
         return found
 
 
@@ -195,8 +205,9 @@ def _connected(
         caller = callers[place - 1]
         if key[0] > LOCAL and caller.end < span.begin:  # of another call on the same lane, which the log has lost
             continue
-        flow, span.caller = next(numbers), caller
-        for each in {id(each): each for each in (caller.root, caller, span)}.values():
+        flow = span.answers = next(numbers)
+        span.caller = caller
+        for each in {id(each): each for each in (caller.origin, caller, span)}.values():
             each.flows.append(flow)
         track = caller.pid, caller.thread
         after = bisect_right(begins[track], max(caller.end - 1, caller.begin))
