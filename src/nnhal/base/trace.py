@@ -223,12 +223,12 @@ def contents(memory: Any, slots: int, since: int, until: int) -> Contents:
     since, until: monotonic nanoseconds; what began later is left out, and what ended later has not ended.
     """
     data = bytes(memoryview(memory).cast("B"))
-    entries, wrong = [], 0
+    entries, wrong, now = [], 0, _now()
     for slot in _SLOT.iter_unpack(data[_FIRST : size_of(slots)]):
         begin, end, number, amount, thread, name, detail, error, group, kind, layer, phase, direction = slot
-        if not (begin or kind) or begin > until:  # never used, or not yet; or later
+        if not (begin or kind) or until < begin <= now:  # never used, or not yet; or later
             continue
-        true = since <= begin and (end == 0 or begin <= end) and SPAN <= kind <= MARK
+        true = since <= begin <= now and (end == 0 or begin <= end) and SPAN <= kind <= MARK
         if not true or layer >= len(LAYERS) or phase > AROUND or direction > IN or thread >= 1 << 31:
             wrong += 1
             continue

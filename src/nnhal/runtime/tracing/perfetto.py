@@ -10,7 +10,7 @@ from typing import Any
 
 from nnhal.base.errors import BadFile
 from nnhal.base.trace import LAYERS, PHASES
-from nnhal.runtime.tracing.timeline import Instant, Span, Timeline
+from nnhal.runtime.tracing.timeline import Instant, Span, Timeline, called
 
 PACKET = 1
 CLOCKS, TIMESTAMP, SEQUENCE, EVENT, CLOCK, DESCRIPTOR = 6, 8, 10, 11, 58, 60  # of a TracePacket
@@ -313,4 +313,4 @@ def _connect(flow: int, spans: list[Span]) -> None:
     spans.sort(key=lambda span: span.begin)
     for before, span in pairwise(spans):
         if span.answers == flow:
-            span.caller = before
+            called(span, before)

@@ -80,14 +80,16 @@ def summary(timeline: Timeline) -> TraceSummary:
 
 def _device(span: Span, known: dict[int, str]) -> str:
     """The device that a span is about: its own, or that of what it is done for."""
-    found = known.get(id(span))
-    if found is None:
-        by = span.parent or span.caller
-        if span.detail.startswith(DEVICE):
-            found = span.detail.removeprefix(DEVICE)
-        else:
-            found = "" if by is None else _device(by, known)
-        known[id(span)] = found
+    passed: list[Span] = []
+    around: Span | None = span
+    found = ""
+    while around is not None:
+        if around.detail.startswith(DEVICE) or id(around) in known:
+            found = known.get(id(around), around.detail.removeprefix(DEVICE))
+            break
+        passed.append(around)
+        around = around.parent or around.caller
+    known.update((id(each), found) for each in passed)
     return found
 
 

@@ -68,6 +68,17 @@ class Span(Struct, eq=False):
         return found
 
 
+def called(span: Span, caller: Span) -> bool:
+    """Note who had a span done, unless that one was done for it: a log may say anything."""
+    around: Span | None = caller.root
+    while around is not None:
+        if around is span.root:
+            return False
+        around = None if around.caller is None else around.caller.root
+    span.caller = caller
+    return True
+
+
 class Instant(Record, frozen=True):
     """Something that took no time."""
 
@@ -205,8 +216,9 @@ def _connected(
         caller = callers[place - 1]
         if key[0] > LOCAL and caller.end < span.begin:  # of another call on the same lane, which the log has lost
             continue
+        if not called(span, caller):
+            continue
         flow = span.answers = next(numbers)
-        span.caller = caller
         for each in {id(each): each for each in (caller.origin, caller, span)}.values():
             each.flows.append(flow)
         track = caller.pid, caller.thread
