@@ -39,6 +39,8 @@ OUT, IN = 1, 2  # what a span does with its number: it has something done elsewh
 LOCAL = 0  # the group of numbers of this process
 SESSION = 1  # in a driver's process: those of its client's session, which has a group of its own in the client
 AROUND = len(PHASES)  # the phase of the span around it
+LAYER = {name: number for number, name in enumerate(LAYERS)}
+PHASE = {name: number for number, name in enumerate(PHASES)} | {"": AROUND}
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -147,6 +149,19 @@ class Log:
             *(self.memory, at, begin, end or begin, number, amount, _here.tid, *ids, 0, LOCAL, kind, layer, phase),
             direction,
         )
+
+    def add(self, layer: int, phase: int, name: str, begin: int, end: int) -> None:
+        """A span that has ended, by two points on the monotonic clock, within what this thread does."""
+        place = next(self._next)
+        if place >= self.slots:
+            self._drop(place)
+            return
+        if _here.known is not self:
+            self._enter()
+        texts = self._texts
+        what = texts[name] if name in texts else self._text(name)
+        at = _FIRST + place * _SLOT.size
+        _SLOT.pack_into(self.memory, at, begin, end, 0, 0, _here.tid, what, 0, 0, LOCAL, SPAN, layer, phase, 0)
 
     def _enter(self) -> None:
         """The name of this thread, ahead of what it does first."""
@@ -338,7 +353,7 @@ def end() -> None:
 
 def open_scope(scope: Scope, into: Log, since: int) -> None:
     """A client's calls are traced from now on. since: what this process did before that is not for it."""
-    driver, initialisation = LAYERS.index("driver"), PHASES.index("initialisation")
+    driver, initialisation = LAYER["driver"], PHASE["initialisation"]
     for name, detail, begun, ended in process.early:
         if begun >= since:
             into.write(SPAN, name, begin=begun, end=ended, layer=driver, phase=initialisation, detail=detail)
@@ -421,7 +436,7 @@ def span(
     into = _here.log or process.log
     if into is None:
         return _NOTHING
-    return _Span(into, (LAYERS.index(layer), _phase(phase), name, detail, key, direction))
+    return _Span(into, (LAYER[layer], PHASE[phase], name, detail, key, direction))
 
 
 def spanning(
@@ -480,7 +495,7 @@ def _traced(
     key: Callable[..., Key] | None,
     direction: int,
 ) -> Any:
-    of_layer, of_phase = LAYERS.index(layer), _phase(phase)
+    of_layer, of_phase = LAYER[layer], PHASE[phase]
 
     @wraps(function)
     def traced(*args: Any, **kwargs: Any) -> Any:
@@ -506,14 +521,10 @@ def _traced(
     return traced
 
 
-def _phase(name: str) -> int:
-    return PHASES.index(name) if name else AROUND
-
-
 @contextmanager
 def answering(into: Log, number: int) -> Iterator[None]:
     """In a driver's process, a block that answers one call of a client, by the number that it has in the session."""
-    at = into.begin(LAYERS.index("ipc"), AROUND, "call", "", (SESSION, number), IN)
+    at = into.begin(LAYER["ipc"], AROUND, "call", "", (SESSION, number), IN)
     before, _here.call = _here.call, at
     try:
         with inside(into):
@@ -526,7 +537,7 @@ def answering(into: Log, number: int) -> Iterator[None]:
 def called(name: str, phase: str) -> None:
     """What the call is that this thread answers."""
     if _here.log is not None:
-        _here.log.renamed(_here.call, name, PHASES.index(phase))
+        _here.log.renamed(_here.call, name, PHASE[phase])
 
 
 def notified(number: int) -> None:
@@ -564,14 +575,6 @@ def serving() -> bool:
     return _here.log is not None
 
 
-def operation(name: str, begin_ns: int, end_ns: int) -> None:
-    """What a driver tells of a part of its execution: two points on the monotonic clock."""
-    into = _here.log or process.log
-    if into is not None:
-        run = LAYERS.index("driver"), PHASES.index("execution")
-        into.write(SPAN, name, begin=begin_ns, end=end_ns, layer=run[0], phase=run[1])
-
-
 def counter(name: str, value: int, pid: int = 0) -> None:
     """A value that changes over time. pid: of the process that it is about, this one by default."""
     into = _here.log or process.log
@@ -583,4 +586,4 @@ def instant(layer: str, phase: str, name: str, detail: str = "") -> None:
     """Something that takes no time."""
     into = _here.log or process.log
     if into is not None:
-        into.write(INSTANT, name, layer=LAYERS.index(layer), phase=_phase(phase), detail=detail)
+        into.write(INSTANT, name, layer=LAYER[layer], phase=PHASE[phase], detail=detail)

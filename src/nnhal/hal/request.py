@@ -188,32 +188,55 @@ Run = Callable[["Request", Control], Timing | None]
 _COPYING: Any = "being copied"  # in place of a shape
 
 
+_STEP = trace.LAYER["runtime"], trace.PHASE["execution"], "step"
+_RUN = trace.LAYER["driver"], trace.PHASE["execution"]
+
+
 def _stepwise(execute: Any) -> Any:
     """`Request.execute` where something is traced: a span for it, and one for the driver, whose operations are told apart
     where it can tell. In a driver's own process the first one is the client's.
     """
 
     def traced(request: "Request", run: Run, control: Control) -> Timing | None:
-        where = request.signature.where
-        owner = _owner(run)
-        if getattr(owner, "timely", False) is True:  # another process does it
-            inner = run
-        else:
-
-            def inner(request: "Request", control: Control) -> Timing | None:
-                with trace.span("driver", "execution", "run", where):
-                    return run(
-                        request, _telling(control, owner) if getattr(owner, "profiles", False) is True else control
-                    )
-
-        if trace.serving():
-            timing: Timing | None = execute(request, inner, control)
+        log = trace.current()
+        if log is None:
+            timing: Timing | None = execute(request, run, control)
             return timing
-        with trace.span("runtime", "execution", "step", where):
+        owner = _owner(run)
+        inner = (
+            run if getattr(owner, "timely", False) is True else _driven(log, run, owner)
+        )  # else another process does it
+        if trace.serving():
             timing = execute(request, inner, control)
             return timing
+        at = log.begin(*_STEP, request.signature.where)
+        try:
+            timing = execute(request, inner, control)
+            return timing
+        except BaseException as error:
+            log.fail(at, error)
+            raise
+        finally:
+            log.end(at)
 
     return traced
+
+
+def _driven(log: trace.Log, run: Run, owner: Any) -> Run:
+    """A driver's way to run, with a span."""
+    tells = getattr(owner, "profiles", False) is True
+
+    def driven(request: Request, control: Control) -> Timing | None:
+        at = log.begin(*_RUN, "run", request.signature.where)
+        try:
+            return run(request, _telling(log, control, owner) if tells else control)
+        except BaseException as error:
+            log.fail(at, error)
+            raise
+        finally:
+            log.end(at)
+
+    return driven
 
 
 def _owner(run: Any) -> Any:
@@ -224,9 +247,10 @@ def _owner(run: Any) -> Any:
     return getattr(found, "of", None) or found
 
 
-def _telling(control: Control, owner: Any) -> Control:
+def _telling(log: trace.Log, control: Control, owner: Any) -> Control:
     """The control with a profile that writes a span for each operation, and tells who asked for one as well."""
-    asked, operations = control.profile, getattr(getattr(owner, "model", None), "main", None)
+    asked, model = control.profile, getattr(owner, "model", None)
+    operations = () if model is None else model.main.operations
     since = time.monotonic_ns()
 
     def profile(operation: int, begin_ns: int, end_ns: int) -> None:
@@ -234,10 +258,9 @@ def _telling(control: Control, owner: Any) -> Control:
             asked(operation, begin_ns, end_ns)
         if not since <= begin_ns <= end_ns <= time.monotonic_ns():
             return
-        name = f"operation {operation}"
-        if operations is not None and operation in range(len(operations.operations)):
-            name = operation_name(operations.operations[operation].type)
-        trace.operation(name, begin_ns, end_ns)
+        known = 0 <= operation < len(operations)
+        name = operation_name(operations[operation].type) if known else f"operation {operation}"
+        log.add(*_RUN, name, begin_ns, end_ns)
 
     return control._replace(profile=profile)
 

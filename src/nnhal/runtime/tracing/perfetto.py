@@ -5,6 +5,7 @@ The messages are those of https://perfetto.dev/docs/reference/trace-packet-proto
 
 import time
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from itertools import count, pairwise
 from typing import Any
 
@@ -23,6 +24,7 @@ BEGIN, END, INSTANT, COUNT = 1, 2, 3, 4
 MONOTONIC, BOOTTIME, REALTIME = 3, 6, 1
 UNITS = {"memory": 3}  # bytes; everything else is counted
 _VARINT, _FIXED, _BYTES, _FIXED32 = 0, 1, 2, 5
+_REMEMBERED = 4096  # parts of messages that are alike
 OF_TRACE = "trace"  # the category of what is about the trace itself
 
 
@@ -39,21 +41,29 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
+@lru_cache(_REMEMBERED)
+def _key(number: int, kind: int) -> bytes:
+    return _varint(number << 3 | kind)
+
+
 def _number(number: int, value: int) -> bytes:
-    return _varint(number << 3 | _VARINT) + _varint(value)
+    return _key(number, _VARINT) + _varint(value)
 
 
 def _fixed(number: int, value: int) -> bytes:
-    return _varint(number << 3 | _FIXED) + value.to_bytes(8, "little")
+    return _key(number, _FIXED) + value.to_bytes(8, "little")
 
 
 def _data(number: int, value: bytes | str) -> bytes:
     data = value.encode(errors="replace") if isinstance(value, str) else value
-    return _varint(number << 3 | _BYTES) + _varint(len(data)) + data
+    return _key(number, _BYTES) + _varint(len(data)) + data
+
+
+_MONOTONIC, _IN_SEQUENCE = _number(CLOCK, MONOTONIC), _number(SEQUENCE, 1)
 
 
 def _packet(*fields: bytes) -> bytes:
-    return _data(PACKET, b"".join(fields) + _number(SEQUENCE, 1))
+    return _data(PACKET, b"".join(fields) + _IN_SEQUENCE)
 
 
 def clocks() -> dict[int, int]:
@@ -108,12 +118,12 @@ def _track(events: Iterable[Span | Instant], uuid: int) -> Iterator[bytes]:
         while stack and stack[-1] is not parent and (isinstance(event, Span) or stack[-1].end < begin):
             yield _ended(stack.pop(), uuid)
         if isinstance(event, Instant):
-            notes = {"detail": event.detail}
-            about = _event(INSTANT, uuid, event.name, (event.layer, event.phase), notes)
+            about = _event(INSTANT, uuid, event.name, (event.layer, event.phase), (("detail", event.detail),))
         else:
-            notes = {"detail": event.detail, "error": event.error, "unfinished": "" if event.ended else "yes"}
-            notes["done for flow"] = str(event.answers or "")
+            notes = ("detail", event.detail), ("error", event.error), ("unfinished", "" if event.ended else "yes")
             about = _event(BEGIN, uuid, event.name, (event.layer, event.phase), notes)
+            if event.answers:
+                about += _note("done for flow", str(event.answers))
             about += b"".join(_fixed(FLOW, flow) for flow in event.flows)
             about += b"".join(_fixed(LAST_FLOW, flow) for flow in event.last)
             stack.append(event)
@@ -123,20 +133,33 @@ def _track(events: Iterable[Span | Instant], uuid: int) -> Iterator[bytes]:
 
 
 def _ended(span: Span, uuid: int) -> bytes:
-    return _packet(*_at(span.end), _data(EVENT, _number(TYPE, END) + _number(TRACK, uuid)))
+    return _packet(*_at(span.end), _end(uuid))
+
+
+@lru_cache(_REMEMBERED)
+def _end(uuid: int) -> bytes:
+    return _data(EVENT, _number(TYPE, END) + _number(TRACK, uuid))
 
 
 def _at(point: int) -> tuple[bytes, bytes]:
-    return _number(TIMESTAMP, point), _number(CLOCK, MONOTONIC)
+    return _number(TIMESTAMP, point), _MONOTONIC
 
 
-def _event(kind: int, track: int, name: str, categories: Iterable[str], notes: dict[str, str] | None = None) -> bytes:
+@lru_cache(_REMEMBERED)
+def _event(
+    kind: int, track: int, name: str, categories: tuple[str, ...], notes: tuple[tuple[str, str], ...] = ()
+) -> bytes:
+    """An event without what is its own alone; notes that say nothing are left out."""
     about = _number(TYPE, kind) + _number(TRACK, track) + _data(EVENT_NAME, name)
     about += b"".join(_data(CATEGORY, category) for category in categories)
-    for what, text in (notes or {}).items():
+    for what, text in notes:
         if text:
-            about += _data(ANNOTATION, _data(ANNOTATION_NAME, what) + _data(ANNOTATION_TEXT, text))
+            about += _note(what, text)
     return about
+
+
+def _note(what: str, text: str) -> bytes:
+    return _data(ANNOTATION, _data(ANNOTATION_NAME, what) + _data(ANNOTATION_TEXT, text))
 
 
 # --------------------------------------------------------------------------------------------------------------- reading
