@@ -284,6 +284,24 @@ class Recording(Struct):
     since: int
     remotes: list[Remote] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    memory: dict[int, int] = field(default_factory=dict)  # by process, as it was seen last
+
+    def look(self) -> None:
+        """Count the memory that each process has, where that has changed."""
+        for pid in (os.getpid(), *(remote.pid for remote in list(self.remotes))):
+            held = _resident(pid)
+            if held is not None and held != self.memory.get(pid):
+                self.memory[pid] = held
+                self.log.write(COUNTER, "memory", held, amount=pid)
+
+
+def _resident(pid: int) -> int | None:
+    """Bytes that a process has in memory; None where it has ended."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb", buffering=0) as file:
+            return int(file.read(100).split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return None
 
 
 class Follower(Protocol):

@@ -648,6 +648,7 @@ class Session:
         recording.remotes.append(
             trace.Remote(self.where.removeprefix("device "), self.welcome.pid, self.group, memory.bytes(), slots)
         )
+        recording.look()
         end = time.monotonic() + TRACED_SECONDS
         while not trace.taken(memory.bytes()):
             if time.monotonic() > end or self.dead is not None:

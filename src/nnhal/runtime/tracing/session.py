@@ -73,6 +73,7 @@ class Trace(Uncopied, instead="its file can be read anywhere"):
             recording, self._recording = self._recording, None
             if recording is None or os.getpid() != self._pid:
                 return
+            recording.look()
             base.end()
         until = time.monotonic_ns()
         self._ended.set()
@@ -96,15 +97,8 @@ class Trace(Uncopied, instead="its file can be read anywhere"):
 
     def _sample(self, recording: base.Recording) -> None:
         """Memory of all processes, now and then, where it has changed."""
-        before: dict[int, int] = {}
-        while True:
-            for pid in (os.getpid(), *(remote.pid for remote in list(recording.remotes))):
-                held = _resident(pid)
-                if held is not None and held != before.get(pid):
-                    before[pid] = held
-                    recording.log.write(base.COUNTER, "memory", held, amount=pid)
-            if self._ended.wait(SAMPLES):
-                return
+        while not self._ended.wait(SAMPLES):
+            recording.look()
 
     def __enter__(self) -> "Trace":
         return self.start()
@@ -159,15 +153,6 @@ def _opened(path: Path) -> int:
         os.close(fd)
         raise InvalidArgument(f"trace {path}: is no file, must be one that can be written")
     return fd
-
-
-def _resident(pid: int) -> int | None:
-    """Bytes that a process has in memory; None where it has ended."""
-    try:
-        with open(f"/proc/{pid}/statm", "rb", buffering=0) as file:
-            return int(file.read(100).split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError):
-        return None
 
 
 def _remember(recording: base.Recording) -> None:
