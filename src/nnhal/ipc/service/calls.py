@@ -182,6 +182,8 @@ class CallHandler:
 
     def _write_trace(self, call: wire.WriteTrace, fds: Descriptors) -> Answer:
         memory = self._pools.accept(call.pool, fds)
+        if memory.readonly:
+            raise InvalidArgument("trace: its memory is for reading only, must be for writing")
         slots = trace.slots_in(memory.size)
         if not 0 < slots <= trace.SLOTS_OF_DRIVERS:
             raise InvalidArgument(f"trace: its memory has {slots} slots, must have 1 to {trace.SLOTS_OF_DRIVERS}")
