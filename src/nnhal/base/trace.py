@@ -150,8 +150,8 @@ class Log:
             direction,
         )
 
-    def add(self, layer: int, phase: int, name: str, begin: int, end: int) -> None:
-        """A span that has ended, by two points on the monotonic clock, within what this thread does."""
+    def add(self, layer: int, phase: int, name: str, begin: int, end: int, operation: int) -> None:
+        """A span of an operation that has ended, by two points on the monotonic clock, within what this thread does."""
         place = next(self._next)
         if place >= self.slots:
             self._drop(place)
@@ -161,7 +161,8 @@ class Log:
         texts = self._texts
         what = texts[name] if name in texts else self._text(name)
         at = _FIRST + place * _SLOT.size
-        _SLOT.pack_into(self.memory, at, begin, end, 0, 0, _here.tid, what, 0, 0, LOCAL, SPAN, layer, phase, 0)
+        kind = LOCAL, SPAN, layer, phase, 0
+        _SLOT.pack_into(self.memory, at, begin, end, 0, operation + 1, _here.tid, what, 0, 0, *kind)
 
     def _enter(self) -> None:
         """The name of this thread, ahead of what it does first."""
@@ -191,7 +192,8 @@ class Log:
 class LogEntry(Record, frozen=True):
     """What stands in one slot of a log, looked at. begin, end: monotonic nanoseconds; end 0: it has not ended.
 
-    number: of what passes between threads or processes, or the value of a counter. thread: its number in the system.
+    number: of what passes between threads or processes, or the value of a counter. amount: the process that a counter is
+    about; of an operation its number and one. thread: its number in the system.
     """
 
     kind: int

@@ -260,7 +260,7 @@ def _telling(log: trace.Log, control: Control, owner: Any) -> Control:
             return
         known = 0 <= operation < len(operations)
         name = operation_name(operations[operation].type) if known else f"operation {operation}"
-        log.add(*_RUN, name, begin_ns, end_ns)
+        log.add(*_RUN, name, begin_ns, end_ns, operation)
 
     return control._replace(profile=profile)
 

@@ -6,15 +6,20 @@ import stat
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from nnhal.base import trace as base
 from nnhal.base.answers import shown
 from nnhal.base.errors import BadState, InvalidArgument, ResourceExhausted
 from nnhal.base.log import logger
 from nnhal.base.uncopied import Uncopied
+
+if TYPE_CHECKING:
+    from nnhal.runtime.tracing.timeline import Timeline
 
 VARIABLE = "NNHAL_TRACE"
 MOST_SLOTS = 1 << 24
@@ -67,7 +72,6 @@ class Trace(Uncopied, instead="its file can be read anywhere"):
         What still runs then ends with the trace. ResourceExhausted where the file cannot be written.
         """
         from nnhal.runtime.tracing import perfetto
-        from nnhal.runtime.tracing.timeline import ProcessLog, merged
 
         with _beginning:
             recording, self._recording = self._recording, None
@@ -80,13 +84,7 @@ class Trace(Uncopied, instead="its file can be read anywhere"):
         if self._sampler.is_alive():
             self._sampler.join()
         _remember(recording)
-        log = recording.log
-        own = ProcessLog(os.getpid(), "application", base.contents(log.memory, log.slots, recording.since, until))
-        parts = [own]
-        for remote in recording.remotes:
-            held = base.contents(remote.memory, remote.slots, recording.since, until)
-            parts.append(ProcessLog(remote.pid, remote.name, held, remote.group))
-        timeline = merged(parts, recording.since, until, recording.notes)
+        timeline = _gathered(recording, until)
         try:
             with suppress(OSError):  # what cannot be made shorter is no ordinary file
                 os.ftruncate(self._file, 0)
@@ -140,6 +138,32 @@ def _stop_at_exit(running: Trace) -> None:
         running.stop()
     except ResourceExhausted as error:
         print(f"nnhal: {error}", file=sys.stderr)
+
+
+@contextmanager
+def in_memory() -> "Iterator[Callable[[], Timeline]]":
+    """Trace what happens within, to no file: what comes can be called once for it. BadState where a trace is running."""
+    with _beginning:
+        if base.process.recording is not None:
+            raise BadState("trace: another one is running in this process, must be ended first")
+        recording = base.Recording(base.Log(base.SLOTS), time.monotonic_ns())
+        base.begin(recording)
+    try:
+        yield lambda: _gathered(recording, time.monotonic_ns())
+    finally:
+        base.end()
+
+
+def _gathered(recording: base.Recording, until: int) -> "Timeline":
+    """All that was written until then, in whichever process."""
+    from nnhal.runtime.tracing.timeline import ProcessLog, merged
+
+    log = recording.log
+    parts = [ProcessLog(os.getpid(), "application", base.contents(log.memory, log.slots, recording.since, until))]
+    for remote in recording.remotes:
+        held = base.contents(remote.memory, remote.slots, recording.since, until)
+        parts.append(ProcessLog(remote.pid, remote.name, held, remote.group))
+    return merged(parts, recording.since, until, recording.notes)
 
 
 def _opened(path: Path) -> int:

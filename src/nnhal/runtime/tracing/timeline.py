@@ -32,7 +32,7 @@ class Span(Struct, eq=False):
     detail: the device or model that it is about. error: what ended it. ended: whether it had, when the trace did.
     parent: the span around it on its thread. flows: numbers that it shares with what it had done, or did, elsewhere;
     last: those that end with it. caller: the span that had it done, from another thread or process. answers: the flow
-    between them.
+    between them. operation: its number in what the driver has prepared, -1 for what is none; not in files.
     """
 
     pid: int
@@ -50,6 +50,7 @@ class Span(Struct, eq=False):
     flows: list[int] = field(default_factory=list)
     last: list[int] = field(default_factory=list)
     answers: int = 0
+    operation: int = -1
 
     @property
     def root(self) -> "Span":
@@ -182,6 +183,7 @@ def _nested(
                 error=entry.error,
                 ended=bool(entry.end),
                 parent=parent,
+                operation=entry.amount - 1,
             )
             found.spans.append(span)
             around.append(span)
