@@ -49,6 +49,7 @@ PUBLIC = [
     "Rule",
     "Stream",
     "Tensor",
+    "Trace",
     "Unmappable",
     "UnsupportedModel",
     "allocate",
@@ -60,6 +61,7 @@ PUBLIC = [
     "load_driver",
     "load_extension",
     "register_custom_operator",
+    "trace",
     "validate",
 ]
 FUNCTIONS = [name for name in PUBLIC if inspect.isfunction(getattr(nnhal, name))]

@@ -19,6 +19,8 @@ _EXPORTS = {
     "load_driver": "nnhal.runtime.discovery",
     "load_extension": "nnhal.runtime.discovery",
     "register_custom_operator": "nnhal.base.custom_operators",
+    "trace": "nnhal.runtime.tracing.session",
+    "Trace": "nnhal.runtime.tracing.session",
     "allocate": "nnhal.runtime.allocate",
     "Allocation": "nnhal.runtime.allocation",
     "level_of": "nnhal.model.validate",
@@ -114,6 +116,7 @@ if TYPE_CHECKING:
     from nnhal.runtime.placement import Placement
     from nnhal.runtime.strategies import Rule
     from nnhal.runtime.stream import Stream
+    from nnhal.runtime.tracing.session import Trace, trace
 
 __all__ = [  # written out for type checkers
     "Allocation",
@@ -153,6 +156,7 @@ __all__ = [  # written out for type checkers
     "Rule",
     "Stream",
     "Tensor",
+    "Trace",
     "Unmappable",
     "UnsupportedModel",
     "allocate",
@@ -164,6 +168,7 @@ __all__ = [  # written out for type checkers
     "load_driver",
     "load_extension",
     "register_custom_operator",
+    "trace",
     "validate",
 ]
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, get_args
 
+from nnhal.base import trace
 from nnhal.base.answers import shown
 from nnhal.base.codes import Preference, Priority
 from nnhal.base.errors import InvalidArgument
@@ -51,6 +52,7 @@ def load(
     return _read(path, Caching.wanted(cache_dir, None), signature, shapes, progress)[0]
 
 
+@trace.spanning("application", "preparation", "load")
 def _read(
     source: Source,
     caching: Caching,
@@ -89,6 +91,7 @@ def _read(
     return imported_in(caching.folder, caching.most, label, memory, (signature, shapes), read, folder)
 
 
+@trace.spanning("application", "compilation", "compile")
 def compile(
     model: Model | Source,
     *,
@@ -204,3 +207,9 @@ def _options(given: Mapping[str, Mapping[str, Any]] | None, chosen: Sequence[Dev
 def devices() -> list[Found]:
     """Every device there is, and every driver that does not load, with the reason."""
     return discovery.found()
+
+
+if os.environ.get("NNHAL_TRACE"):
+    from nnhal.runtime.tracing.session import from_environment
+
+    from_environment()

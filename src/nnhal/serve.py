@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -241,10 +242,13 @@ def service_name(driver: str, name: str = "") -> str:
 
 def load(driver: str, level: str = "") -> "Device":
     """The device of a driver's name or path, at a lower level where asked for."""
+    from nnhal.base import trace
     from nnhal.base.names import is_path
     from nnhal.runtime import discovery
 
+    begin = time.monotonic_ns()
     device = discovery.load_driver(driver) if is_path(driver) else discovery.load_one(driver)
+    trace.process.early.append(("load driver", f"device {device.name}", begin, time.monotonic_ns()))
     if level:
         from nnhal.base.values import parsed_level
         from nnhal.hal.wrappers import AtLevel

@@ -48,7 +48,7 @@ def test_operations_have_the_numbers_and_devices_of_the_whole_model():
 
 @pytest.mark.parametrize(
     ("devices", "isolation", "count"),
-    [("litert", "none", 3), ("reference", "process", 2), ("reference", "process", 1)],
+    [("litert", "none", 3), ("litert", "process", 2), ("litert", "process", 1)],
 )
 def test_of_what_does_not_tell_the_whole_step_is_shown(devices, isolation, count):
     compiled = nnhal.compile(sums(count), devices=devices, isolation=isolation)
@@ -69,3 +69,18 @@ def test_of_runs_that_fell_back_as_a_whole_there_are_the_steps_before(monkeypatc
     monkeypatch.setattr(Runner, "_step_on_cpu", broken)
     (share,) = each_operation(compiled, [X, B], 2)
     assert (share.operations, share.device) == ((0,), "reference")
+
+
+def test_a_driver_in_another_process_tells_of_its_operations_as_well():
+    compiled = nnhal.compile(sums(5), devices="reference", isolation="process")
+    shares = each_operation(compiled, [X, B], 3)
+    where = [(s.operations, s.label, s.device, s.whole_step) for s in shares]
+    assert where == [((n,), f"ADD #{n}", "reference", False) for n in range(5)]
+    assert all(0 < s.spent < 1e9 for s in shares)
+
+
+def test_while_a_trace_is_running_the_whole_step_of_another_process_is_shown(tmp_path):
+    compiled = nnhal.compile(sums(2), devices="reference", isolation="process")
+    with nnhal.trace(tmp_path / "trace"):
+        (share,) = each_operation(compiled, [X, B], 3)
+    assert share.whole_step and share.operations == (0, 1)

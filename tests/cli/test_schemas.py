@@ -29,9 +29,11 @@ CALLS = {
     "bench": [
         ["bench", "tiny_conv", "--iterations", "5"],
         ["bench", "tiny_conv", "--each", "--iterations", "5"],
+        ["bench", "add4", "--profile", "--device", "reference", "--iterations", "5"],
         ["bench", "tiny_conv", "--vs", "litert", "--iterations", "10"],
     ],
     "serve": [["serve"]],
+    "trace": [["trace", "summary"]],
     "models": [["models"], ["models", "tiny_conv"]],
     "prove": [["prove"], ["prove", "litert"]],
     "calibrate": [["calibrate", "--show"]],
@@ -60,6 +62,9 @@ def test_what_a_verb_prints_is_as_its_schema_says(
     if verb == "cache":
         monkeypatch.setenv("NNHAL_CACHE_DIR", str(tmp_path / "cache"))
         nnhal("run", "add4", "--device", "litert")
+    if verb == "trace":
+        nnhal("run", "add4", "--isolate", "--device", "reference", "--trace", str(tmp_path / "a.pftrace"))
+        words = [*words, str(tmp_path / "a.pftrace")]
     fits(json.loads(nnhal(*words, "--json")), verb)
 
 

@@ -27,7 +27,7 @@ NUMBERS: dict[str, str] = {
     "roles": "model",
     "object": NEW,
 }
-AMOUNTS = {"cpus", "size", "offset", "length", "location", "deadline", "loop_timeout", "after"}
+AMOUNTS = {"cpus", "size", "offset", "length", "location", "deadline", "loop_timeout", "after", "begun"}
 AMOUNTS |= {"on_device", "in_driver", "value"}
 
 

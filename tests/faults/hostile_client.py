@@ -17,6 +17,7 @@ from typing import Any, get_args
 
 import msgspec
 
+from nnhal.base import trace
 from nnhal.base.codes import OperandType, OperationType
 from nnhal.base.errors import DeadObject
 from nnhal.base.levels import V1_3
@@ -32,6 +33,7 @@ from tests.faults import broken
 from tests.faults.support import LIMIT, Hostile, X, doubling, wait_until
 
 ROOM = 4096
+LOG = trace.size_of(64)
 F_ADD_SEALS, SEAL_SHRINK = 1033, 2
 TWICE = (X + X).tobytes()
 OBJECTS = {
@@ -94,6 +96,7 @@ GOOD: list[tuple[wire.ClientCall, tuple[str, ...]]] = [
     (wire.PrepareConsidered(NEW, OBJECTS["considered"], (0,)), ()),
     (wire.GetNumberOfCacheFiles(), ()),
     (wire.HoldFiles(NEW, TOKEN, 1, 0), ("a file",)),
+    (wire.WriteTrace(NEW, pool(LOG), 0), ("a log",)),
     (wire.PrepareModelFromCache(NEW, V1_3, _OUTLINE, 1, 1, 0, 2, b"{}", OBJECTS["files"]), ()),
     (
         wire.Bind(
@@ -151,6 +154,7 @@ RIGHT: dict[type[wire.ClientCall], type[wire.Reply]] = {
     wire.PrepareConsidered: wire.Acknowledged,
     wire.GetNumberOfCacheFiles: wire.CacheFileCounts,
     wire.HoldFiles: wire.Acknowledged,
+    wire.WriteTrace: wire.Acknowledged,
     wire.PrepareModelFromCache: wire.Acknowledged,
     wire.Bind: wire.Acknowledged,
     wire.Execute: wire.Acknowledged,
@@ -268,6 +272,7 @@ def _listening(stack: contextlib.ExitStack) -> int:
 SLOWLY_CLOSED = "a socket that lingers"
 DESCRIPTORS: dict[str, Maker] = {
     "a memory": lambda _: memfd(),
+    "a log": lambda _: memfd(LOG),
     "a lane": lambda s: _half(_pair(socket.SOCK_SEQPACKET), 0, s, closed=False),
     "a fence": _fence,
     "queues": lambda _: _native.create_queues(64, 64),
@@ -292,11 +297,12 @@ DESCRIPTORS: dict[str, Maker] = {
     SLOWLY_CLOSED: _lingering,
 }
 FITS: dict[str, set[str]] = {  # what may stand for what, as far as the receiver can tell
-    "a memory": {"a memory", "a memory with holes", "a memory of huge pages", "queues"},
+    "a log": {"a log", "a memory of huge pages"},
+    "a memory": {"a memory", "a log", "a memory with holes", "a memory of huge pages", "queues"},
     "a lane": {"a lane", "a lane whose end is closed", "a listening socket"},
     "a fence": {"a fence", "the reading end of a pipe", "the reading end of a closed pipe"},
     "queues": {"queues"},
-    "a file": {name for name in DESCRIPTORS if "memory" in name} | {"a file", "queues"},
+    "a file": {name for name in DESCRIPTORS if "memory" in name} | {"a file", "a log", "queues"},
 }
 
 
@@ -327,6 +333,7 @@ OF_WHAT_GOES_ON = wire.AttachLane, wire.Execute, wire.ExecuteFenced
 OF_OBJECTS = (
     wire.Hold, wire.PrepareModel, wire.Consider, wire.PrepareConsidered, wire.Bind, wire.ExecuteFenced,
     wire.ConfigureExecutionBurst, wire.Allocate, wire.HoldFiles, wire.PrepareModelFromCache,
+    wire.WriteTrace,
 )  # fmt: skip
 PREPARATIONS = wire.PrepareModel, wire.PrepareConsidered, wire.PrepareModelFromCache
 

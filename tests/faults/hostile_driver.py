@@ -101,8 +101,9 @@ ANSWERS: dict[str, tuple[type, Any, bool]] = {
     FOR_CALLS: (wire.AttachLane, None, False),
     "Release": (wire.Release, None, False),
     "Cancel": (wire.Cancel, None, False),
+    "WriteTrace": (wire.WriteTrace, None, False),
 }
-ONE_WAY = wire.AttachLane, wire.Release, wire.Cancel
+ONE_WAY = wire.AttachLane, wire.Release, wire.Cancel, wire.WriteTrace
 CARRIES = {
     "ExecuteSynchronously provided by memory": "a memory",
     "ExecuteFenced": "a fence",

@@ -16,6 +16,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
+import nnhal
 from nnhal.base.errors import Cancelled, DriverFailed, NnhalError, OutputInsufficientSize
 from nnhal.base.memory import Memory
 from nnhal.frontends.python import Builder
@@ -49,6 +50,7 @@ from nnhal.ipc.client.session import Session
 from nnhal.ipc.protocol import wire
 from nnhal.model.graph import Model
 from nnhal.model.parts import outline
+from nnhal.runtime.tracing.perfetto import read
 from tests import requests
 from tests.faults.conftest import _threads
 from tests.faults.hostile_driver import ANSWERS, CASES, NEVER, Case
@@ -235,7 +237,17 @@ def keeps(device: RemoteDevice, control: Control) -> bool:
     return right(saved) and right(restored)
 
 
+def traces(device: RemoteDevice, control: Control) -> bool:
+    """A trace, and its file."""
+    with tempfile.TemporaryDirectory() as folder:
+        with nnhal.trace(Path(folder, "trace")):
+            done = right(prepared(device, control))
+        assert read(Path(folder, "trace").read_bytes(), "trace").spans
+    return done
+
+
 OPERATIONS: dict[str, Operation] = {
+    "WriteTrace": traces,
     "GetNumberOfCacheFiles": keeps,
     "HoldFiles": keeps,
     "PrepareModelFromCache": keeps,

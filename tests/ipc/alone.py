@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from nnhal.base import trace
 from nnhal.base.codes import DeviceStatus, DeviceType, Priority
 from nnhal.base.errors import (
     ResourceExhausted,
@@ -120,7 +121,7 @@ class Alone:
     watch, tally = -1, None
 
     def __init__(self) -> None:
-        self.wanted, self.share = Wanted(), a_share()
+        self.wanted, self.share, self.scope = Wanted(), a_share(), trace.Scope()
         self.works: list[Work] = []
         self.refuses = False
 

@@ -73,6 +73,7 @@ CALLS: list[tuple[Any, str]] = [
         wire.PrepareModelFromCache(9, 4, _MODEL, 1, 100, 2**40, 2, b"{}", 6),
         f"9a 29 09 04 {_MODEL_HEX} 01 64 cf 0000010000000000 02 c4 02 7b7d 06",
     ),
+    (wire.WriteTrace(6, _HELD, 500), f"94 2b 06 {_HELD_HEX} cd 01f4"),
     (wire.HoldFiles(6, bytes(range(32)), 2, 1), f"95 2a 06 c4 20 {bytes(range(32)).hex()} 02 01"),
 ]
 

@@ -266,7 +266,7 @@ LATER_FIELDS: dict[str, dict[str, Level]] = {
 VERSIONED = {type(m): m for m, _ in CALLS if m.method}
 OWN = {
     "Hello", "AttachLane", "Release", "Cancel", "GetUsage", "Hold", "Bind", "GetShape", "GetRelaxations", "GetMemoryUse",
-    "Reconfigure", "HoldFiles",
+    "Reconfigure", "HoldFiles", "WriteTrace",
 }  # fmt: skip
 
 

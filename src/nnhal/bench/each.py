@@ -2,12 +2,16 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 
 from nnhal.base.records import Record
+from nnhal.base.trace import process
 from nnhal.runtime.compiled import Compiled
+from nnhal.runtime.tracing.session import in_memory
+from nnhal.runtime.tracing.timeline import Timeline
 
 
 class TimeSpent(Record, frozen=True):
@@ -21,16 +25,28 @@ class TimeSpent(Record, frozen=True):
 
 
 def each_operation(compiled: Compiled, inputs: Sequence[Any], runs: int) -> list[TimeSpent]:
-    """Run so often, one at a time, and measure; in the order of execution."""
+    """Run so often, one at a time, and measure; in the order of execution.
+
+    What a driver in another process tells of its operations is read off a trace, unless one is running already.
+    """
     found: dict[tuple[int, str, tuple[int, ...], bool], list[int]] = defaultdict(list)
-    plans = compiled.placement.steps
-    for _ in range(runs):
-        _, report = compiled.run(*inputs, measure=True)
-        assert report is not None
+    plans, lines = compiled.placement.steps, compiled._caller.lines
+    elsewhere = any(line.timely for line in lines) and process.recording is None
+    reports, told = [], dict[tuple[int, int], dict[int, int]]()
+    with in_memory() if elsewhere else nullcontext(lambda: None) as gather:
+        for _ in range(runs):
+            _, report = compiled.run(*inputs, measure=True)
+            assert report is not None
+            reports.append(report)
+        timeline = gather()
+    if timeline is not None:
+        told = _told_elsewhere(timeline, [line.step.laid.serves for line in lines])
+    for run, report in enumerate(reports):
         for number, (plan, step) in enumerate(zip(plans, report.steps, strict=False)):  # fewer where all fell back
-            for place, nanoseconds in step.each.items():
+            each = step.each or told.get((run, number), {})
+            for place, nanoseconds in each.items():
                 found[number, step.device, (plan.operations[place],), False].append(nanoseconds)
-            if not step.each:
+            if not each:
                 found[number, step.device, plan.operations, True].append(step.total)
     labels = {choice.operation: choice.label for choice in compiled.placement.choices}
     shares = []
@@ -40,3 +56,32 @@ def each_operation(compiled: Compiled, inputs: Sequence[Any], runs: int) -> list
             label += f" and {len(chosen) - 1} more"
         shares.append(TimeSpent(chosen, label, device, float(np.median(spent)), whole))
     return shares
+
+
+def _told_elsewhere(timeline: Timeline, serves: Sequence[Sequence[int]]) -> dict[tuple[int, int], dict[int, int]]:
+    """Nanoseconds of the operations that run in other processes, by place in their step, by the run and the step.
+
+    serves: for each step, the operation of it that each operation counts for which its driver has.
+    """
+    runs = {
+        id(span): n for n, span in enumerate(s for s in timeline.spans if (s.layer, s.name) == ("application", "run"))
+    }
+    steps: dict[int, tuple[int, int]] = {}  # by the step's span
+    count: dict[int, int] = defaultdict(int)
+    for span in timeline.spans:
+        if span.name == "step" and id(span.origin) in runs:
+            run = runs[id(span.origin)]
+            steps[id(span)] = run, count[run]
+            count[run] += 1
+    found: dict[tuple[int, int], dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    for span in timeline.spans:
+        around = span.root.caller if span.operation >= 0 else None
+        while around is not None and id(around) not in steps:
+            around = around.parent
+        if around is None:
+            continue
+        key = steps[id(around)]
+        known = serves[key[1]] if key[1] < len(serves) else ()
+        if span.operation < len(known):
+            found[key][known[span.operation]] += span.end - span.begin
+    return found

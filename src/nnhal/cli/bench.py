@@ -45,8 +45,15 @@ CORES = usable_cores()
     "--duration", type=click.FloatRange(0), default=2.0, show_default=True, help="Seconds, without --iterations."
 )
 @click.option("--streams", type=click.IntRange(1), default=1, show_default=True, help="Runs in flight at once.")
-@click.option("--each", is_flag=True, help="Show what each operation took, of engines that tell.")
+@click.option(
+    "--each",
+    "--profile",
+    "each",
+    is_flag=True,
+    help="Show what each operation took, the hottest first, of engines that tell.",
+)
 @click.option("--seed", default=0, help="Seed of random inputs.")
+@common.trace_option
 @common.json_option
 def command(model: str, peer_name: str | None, streams: int, seed: int, **options: Any) -> None:
     """Measure MODEL: load, compile, first run, then latency (percentiles, histogram) and throughput.
@@ -104,10 +111,7 @@ def command(model: str, peer_name: str | None, streams: int, seed: int, **option
         document = _document(model, threads, streams, latencies, compared, peer_name) | {"memory": memory}
         document["cache"] = [outcome._asdict() for outcome in compiled.cache]
         if shares is not None:
-            document["each"] = [
-                {"operations": s.operations, "label": s.label, "device": s.device, "p50_ns": round(s.spent)}
-                for s in shares
-            ]
+            document["each"] = _each(shares)
         common.emit(document)
         return
     for line in placement_lines(compiled.placement):
@@ -210,6 +214,20 @@ def _print_memory(memory: Mapping[str, Any]) -> None:
     known = [f"{size(held)} {where}" for where, held in measured.items() if held is not None]
     if known:
         common.console.print(f"measured, private: {', '.join(known)}")
+
+
+def _each(shares: Sequence[TimeSpent]) -> list[dict[str, Any]]:
+    total = max(sum(share.spent for share in shares), 1)
+    return [
+        {
+            "operations": s.operations,
+            "label": s.label,
+            "device": s.device,
+            "p50_ns": round(s.spent),
+            "share": s.spent / total,
+        }
+        for s in shares
+    ]
 
 
 def _print_each(shares: Sequence[TimeSpent]) -> None:

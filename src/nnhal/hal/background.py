@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
+from nnhal.base import trace
 from nnhal.base.codes import ErrorStatus
 from nnhal.base.errors import (
     InvalidArgument,
@@ -186,6 +187,7 @@ def hand_over(work: Work) -> Gate | None:
 
     None where it has begun already. ResourceExhausted where no thread is to be had.
     """
+    work = trace.carried(work, "in the background")
     try:
         while (worker := _idle.pop()).given.setdefault("work", work) is not work:
             pass

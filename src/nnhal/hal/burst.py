@@ -26,9 +26,11 @@ class Bursts(Runs, Protocol):
 class Burst(ABC):
     """A series of executions; a context manager.
 
-    ended: it is of no use any more, though nobody closed it. plain: why executions were plain calls, and how often.
+    of: the prepared model, where it is known. ended: it is of no use any more, though nobody closed it. plain: why
+    executions were plain calls, and how often.
     """
 
+    of: Runs | None = None
     ended = False
     plain: Mapping[str, int] = MappingProxyType({})
 

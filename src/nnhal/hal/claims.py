@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
+from nnhal.base import trace
 from nnhal.base.answers import answering, shown
 from nnhal.base.errors import ContractBroken, InvalidArgument, clipped
 from nnhal.base.records import replace
@@ -17,6 +18,7 @@ from nnhal.hal.device import (
     Verdict,
     WorkedOut,
     checked_performance,
+    layer_of,
     layout_of,
     where_of,
     within_the_machine,
@@ -79,7 +81,8 @@ def considered_by(device: Device, model: Model, hints: Hints, *, as_is: bool = F
     """
     laid = laid_out(model, None if as_is else layout_of(device))
     query, count = _query(device), len(laid.model.main.operations)
-    with answering(where_of(device), query):
+    where = where_of(device)
+    with trace.span(layer_of(device), "preparation", "ask what it supports", where), answering(where, query):
         given = device.consider(laid.model, within_the_machine(hints))
         if not isinstance(given, Considered):
             raise ContractBroken(f"{query} gave {shown(given)}, must be Considered")

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from nnhal.base import trace
 from nnhal.base.answers import answering, shown
 from nnhal.base.codes import DeviceStatus, DeviceType, OperandType, Preference, Priority, type_name
 from nnhal.base.cores import usable_cores
@@ -167,7 +168,8 @@ class Prepared(ABC):
     as it does where the engine is in another process. one_at_a_time: no two executions of it run at once, who comes
     meanwhile waits in order of arrival; where it has `execute` or `execute_fenced` of its own, those see to that themselves.
     weights_consumed: it asks for the model's constants no more once it is prepared, so whoever holds them only for it may
-    let them go: asking is ContractBroken then. changeable: the options of its device's that `reconfigure` can change.
+    let them go: asking is ContractBroken then. profiles: whether `run` tells `control.profile` of its operations.
+    changeable: the options of its device's that `reconfigure` can change.
     trimmable: it has memory that only executions need, which `trim` gives back; what `one_at_a_time` says of drivers with
     ways to execute of their own holds here too. All methods but `run` have defaults that any driver can keep.
     """
@@ -176,6 +178,7 @@ class Prepared(ABC):
     timely = False
     one_at_a_time: bool = False
     weights_consumed: bool = False
+    profiles: bool = False
     changeable: Collection[str] = ()
     trimmable: bool = False
 
@@ -444,6 +447,11 @@ def _texts(values: Any, what: str) -> tuple[str, ...]:
     return tuple(_text(text, f"{what}[{n}]") for n, text in enumerate(texts))
 
 
+def layer_of(device: Device) -> str:
+    """The layer of a trace that calls of a device are in."""
+    return "ipc" if device.timely is True else "driver"
+
+
 def layout_of(device: Device) -> Layout | None:
     """The layout that models for the device get: operations can say theirs since 1.2."""
     own = identity_of(device)
@@ -514,7 +522,7 @@ def prepared_by(device: Device, model: Model, hints: Hints, *, as_is: bool = Fal
 
 def _prepared_by(device: Device, model: Model, hints: Hints, client: Client) -> Prepared:
     where = where_of(device)
-    with answering(where, "prepare()"):
+    with trace.span(layer_of(device), "compilation", "prepare", where), answering(where, "prepare()"):
         hints = within_the_machine(hints)
         prepared = _in_its_turn(device, where, hints, client, lambda: device.prepare(model, hints))
         _taken(device, prepared, "prepare()", model, where, hints, client)
@@ -531,7 +539,7 @@ def _prepared_by(device: Device, model: Model, hints: Hints, client: Client) -> 
 def restored_by(device: Device, outline: Model, hints: Hints, *, client: Client = OWN) -> Prepared:
     """What the device prepares from `hints.cache`, as `prepared_by`. Any NnhalError is a miss, and says why."""
     where = where_of(device)
-    with answering(where, "prepare_from_cache()"):
+    with trace.span(layer_of(device), "compilation", "restore", where), answering(where, "prepare_from_cache()"):
         hints = within_the_machine(hints)
         prepared = _in_its_turn(device, where, hints, client, lambda: device.prepare_from_cache(outline, hints))
         return _taken(device, prepared, "prepare_from_cache()", outline, where, hints, client)

@@ -241,7 +241,7 @@ class LocalBurst(Burst):
     """A burst in the driver's own process."""
 
     def __init__(self, prepared: Bursts) -> None:
-        self._prepared = prepared
+        self.of = self._prepared = prepared
         self._run: Run = prepared.run
         self._turn = Turn()
         self._end: Callable[[], object] | None = None

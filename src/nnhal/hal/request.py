@@ -13,12 +13,14 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from nnhal.base import trace
 from nnhal.base.answers import may_be_own, named, shown
-from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS
+from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS, operation_name
 from nnhal.base.errors import (
     Cancelled,
     Closed,
@@ -185,6 +187,83 @@ class Runs(Of, Protocol):
 
 Run = Callable[["Request", Control], Timing | None]
 _COPYING: Any = "being copied"  # in place of a shape
+
+
+_STEP = trace.LAYER["runtime"], trace.PHASE["execution"], "step"
+_RUN = trace.LAYER["driver"], trace.PHASE["execution"]
+
+
+def _stepwise(execute: Any) -> Any:
+    """`Request.execute` where something is traced: a span for it, and one for the driver, whose operations are told apart
+    where it can tell. In a driver's own process the first one is the client's.
+    """
+
+    def traced(request: "Request", run: Run, control: Control) -> Timing | None:
+        log = trace.current()
+        if log is None:
+            timing: Timing | None = execute(request, run, control)
+            return timing
+        owner = _owner(run)
+        inner = (
+            run if getattr(owner, "timely", False) is True else _driven(log, run, owner)
+        )  # else another process does it
+        if trace.serving():
+            timing = execute(request, inner, control)
+            return timing
+        at = log.begin(*_STEP, request.signature.where)
+        try:
+            timing = execute(request, inner, control)
+            return timing
+        except BaseException as error:
+            log.fail(at, error)
+            raise
+        finally:
+            log.end(at)
+
+    return traced
+
+
+def _driven(log: trace.Log, run: Run, owner: Any) -> Run:
+    """A driver's way to run, with a span."""
+    tells = getattr(owner, "profiles", False) is True
+
+    def driven(request: Request, control: Control) -> Timing | None:
+        at = log.begin(*_RUN, "run", request.signature.where)
+        try:
+            return run(request, _telling(log, control, owner) if tells else control)
+        except BaseException as error:
+            log.fail(at, error)
+            raise
+        finally:
+            log.end(at)
+
+    return driven
+
+
+def _owner(run: Any) -> Any:
+    """The prepared model, or what stands for it, whose way to run this is; None where that cannot be seen."""
+    if isinstance(run, partial):
+        run = run.args[0] if run.args and hasattr(run.args[0], "run") else run.func
+    found = getattr(run, "__self__", None) or (run if hasattr(run, "run") else None)
+    return getattr(found, "of", None) or found
+
+
+def _telling(log: trace.Log, control: Control, owner: Any) -> Control:
+    """The control with a profile that writes a span for each operation, and tells who asked for one as well."""
+    asked, model = control.profile, getattr(owner, "model", None)
+    operations = () if model is None else model.main.operations
+    since = time.monotonic_ns()
+
+    def profile(operation: int, begin_ns: int, end_ns: int) -> None:
+        if asked is not None:
+            asked(operation, begin_ns, end_ns)
+        if not since <= begin_ns <= end_ns <= time.monotonic_ns():
+            return
+        known = 0 <= operation < len(operations)
+        name = operation_name(operations[operation].type) if known else f"operation {operation}"
+        log.add(*_RUN, name, begin_ns, end_ns, operation)
+
+    return control._replace(profile=profile)
 
 
 class Request:
@@ -409,6 +488,7 @@ class Request:
 
     # ------------------------------------------------------------------------------------------- from begin to end
 
+    @trace.instead(_stepwise)
     def execute(self, run: Run, control: Control) -> Timing | None:
         """Have it executed, and end it. `small` tells of room that was too small.
 
@@ -470,6 +550,7 @@ class Request:
         while _COPYING in self.shapes:  # by another thread of the driver's, and soon done
             time.sleep(0)
 
+    @trace.seam("runtime", "results", "take outputs")
     def _take_own(self) -> None:
         """What was filled in place, as if it had been written."""
         own, self._own = self._own or {}, None

@@ -87,7 +87,7 @@ class PreparedWrapper(Prepared):
 
     def __init__(self, inner: Prepared, model: Model) -> None:
         self.inner, self.model, self.timely = inner, model, inner.timely
-        self.one_at_a_time = inner.one_at_a_time
+        self.one_at_a_time, self.profiles = inner.one_at_a_time, inner.profiles
         self.weights_consumed, self.changeable = inner.weights_consumed, inner.changeable
         self.trimmable = inner.trimmable
         inner.model = model

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from nnhal.base import trace
 from nnhal.base.brief import brief
 from nnhal.base.errors import BadState
 from nnhal.base.uncopied import Uncopied
@@ -23,6 +24,7 @@ class Binding(Uncopied, instead="another process gets the model and compiles it 
     def __repr__(self) -> str:
         return brief(f"Binding of {self._caller.label}")
 
+    @trace.seam("application", "execution", "run binding", detail=lambda self: self._caller.plan.model.name)
     def __call__(self) -> Any:
         """Run once; returns the outputs as of `Compiled.__call__`.
 

@@ -9,6 +9,7 @@ from typing import Any, NoReturn, cast
 
 from numpy import ndarray
 
+from nnhal.base import trace
 from nnhal.base.brief import brief, named, tensor
 from nnhal.base.errors import Closed, InvalidRequest
 from nnhal.runtime.allocation import Allocation
@@ -82,6 +83,7 @@ class Caller:
         self._runner, self._calls, self._advice, self._under = runner, use.calls, advice, under
         self._plain, self._room = edge.plain, edge.room
 
+    @trace.seam("application", "input/output", "check arguments")
     def job(self, inputs: tuple[Any, ...], out: Any) -> Job:
         """What an application gave, checked; at once where that is nothing but arrays that fit."""
         plain = self._plain
@@ -103,6 +105,7 @@ class Caller:
                 return self.edge.job(inputs, out)
         return Job(inputs, (out,), True)
 
+    @trace.seam("runtime", "execution", "execute")
     def execute(self, job: Job) -> Any:
         """Run a job that was checked; returns what the application gets."""
         calls = self._calls
@@ -199,6 +202,7 @@ class ModelCallable:
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
 
+    @trace.seam("application", "execution", "call", detail=lambda self: self._caller.plan.model.name)
     def __call__(self, *inputs: Any, out: Any = None) -> Any:
         """Run once and wait.
 
@@ -211,6 +215,7 @@ class ModelCallable:
         caller = self._caller
         return caller.execute(caller.job(inputs, out))
 
+    @trace.seam("application", "execution", "run", detail=lambda self: self._caller.plan.model.name)
     def run(
         self,
         *inputs: Any,

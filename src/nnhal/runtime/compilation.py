@@ -10,6 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
+from nnhal.base import trace
 from nnhal.base.codes import OperationType, Preference, Priority
 from nnhal.base.errors import (
     DeadObject,
@@ -212,6 +213,7 @@ Attempt = Callable[[Judge, ExitStack], "Plan | Failure"]  # prepares a partition
 Tune = Callable[[Model, Sequence[Offer], Judge, Attempt], Judge]  # measures, and gives a judge who knows
 
 
+@trace.spanning("runtime", "compilation", "compile", lambda model: model.name)
 def compile_plan(model: Model, wishes: Wishes, undo: ExitStack, tune: Tune | None = None) -> Plan:
     """Partition and prepare. undo: closes what was prepared, until whoever gets the plan does. tune: measures before.
 
@@ -451,6 +453,7 @@ def _kept(model: Model, caching: Caching) -> Keeping:
     return ModelCache(caching, model)
 
 
+@trace.spanning("runtime", "preparation", "place operations")
 def placed(
     model: Model, wishes: Wishes, by_label: Mapping[str, Candidate], offers: Sequence[Offer], judge: Judge
 ) -> tuple[Partition, list[Part]]:
@@ -508,6 +511,7 @@ def is_callers(error: Exception) -> bool:
     return isinstance(error, InvalidArgument) and not isinstance(error, InvalidModel)
 
 
+@trace.spanning("runtime", "compilation", "prepare step", lambda device: f"device {identity_of(device).name}")
 def prepare(
     device: Device,
     part: Part,

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nnhal.base import trace
 from nnhal.base.errors import InvalidRequest
 from nnhal.base.time import nanoseconds
 from nnhal.base.uncopied import Uncopied
@@ -70,6 +71,7 @@ class Compiled(
                 raise InvalidRequest(f"input {place}: must be a contiguous numpy array of the input's type to be bound")
         return Binding(self, caller, job)
 
+    @trace.seam("application", "execution", "submit", detail=lambda self: self._caller.plan.model.name)
     def submit(
         self, *inputs: Any, out: Any = None, deadline: float | None = None, loop_timeout: float | None = None
     ) -> Execution:
@@ -94,6 +96,7 @@ class Compiled(
                 caller.use.leave(job)
             raise
 
+    @trace.seam("application", "execution", "launch", detail=lambda self: self._caller.plan.model.name)
     def execute_fenced(
         self,
         *inputs: Any,
@@ -181,6 +184,7 @@ class Compiled(
         """Where each operation runs, and why."""
         return self._caller.plan.placement
 
+    @trace.seam("application", "termination", "close", detail=lambda self: self._caller.plan.model.name)
     def close(self) -> None:
         """Wait for executions in flight, then give everything back. Later uses raise Closed; closing twice does nothing.
 

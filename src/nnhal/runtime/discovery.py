@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
+from nnhal.base import trace
 from nnhal.base.answers import answering, may_be_own, shown
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument, clipped, told
 from nnhal.base.log import logger
@@ -139,6 +140,7 @@ def cpu() -> Device:
     return _from_entry(_installed()[CPU]).loaded()
 
 
+@trace.spanning("driver", "initialisation", "load driver", lambda name: f"device {name}")
 def _load(name: str, origin: str, load: Callable[[], Callable[[], object]]) -> Found:
     try:
         made = load()()

@@ -12,6 +12,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
+from nnhal.base import trace
 from nnhal.base.brief import brief
 from nnhal.base.codes import ErrorStatus
 from nnhal.base.errors import (
@@ -90,6 +91,7 @@ class Fenced(Uncopied, instead="another process gets its `result()`"):
         on_device, in_driver = summed(i.fenced.on_device for i in infos), summed(i.fenced.in_driver for i in infos)
         return ExecutionInfo(Timing(on_device, launched), Timing(on_device, in_driver))
 
+    @trace.seam("application", "results", "wait for the result")
     def result(self, timeout: float | None = None) -> Any:
         """Wait at most `timeout` seconds; the outputs as of `Compiled.__call__`, or what the execution raised.
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from nnhal.base import trace
 from nnhal.base.brief import brief
 from nnhal.base.descriptors import Owner
 from nnhal.base.errors import Cancelled, Closed, MissedDeadline, NnhalError, ResourceExhausted
@@ -49,6 +50,7 @@ class Execution(Uncopied, instead="another process gets its `result()`"):
         self._home.check("execution")
         return self._own
 
+    @trace.seam("application", "results", "wait for the result")
     def result(self, timeout: float | None = None) -> Any:
         """Wait at most `timeout` seconds, and not past the deadline; the outputs, or the error raised."""
         if self._overdue:
@@ -154,7 +156,7 @@ class Queue:
 
     def submit(self, who: object, work: Callable[[], Any], leave: Callable[[], object], control: Control) -> Execution:
         """Have `work` done for `who`; `leave` is called when it has ended, or will never begin."""
-        item = _Item(who, work, leave)
+        item = _Item(who, trace.carried(work, "submitted"), leave)
         with self._lock:
             if len(self._waiting) >= MOST_WAITING:
                 raise ResourceExhausted(
@@ -163,6 +165,7 @@ class Queue:
                 )
             self._waiting.append(item)
             more = len(self._threads) < self._most
+        trace.counter("queue depth", len(self._waiting))
         if more:
             try:
                 start(self._run)
@@ -195,6 +198,7 @@ class Queue:
                 return False
             item = self._waiting.popleft()
             self._at_work.add(item.who)
+        trace.counter("queue depth", len(self._waiting))
         for step in (item.run, partial(self._left, item.who), item.leave):
             try:
                 step()

@@ -3,6 +3,7 @@
 import threading
 from typing import Any
 
+from nnhal.base import trace
 from nnhal.base.answers import answering, let_go, shown
 from nnhal.base.errors import Closed, ContractBroken, NnhalError, as_error
 from nnhal.base.log import logger
@@ -131,4 +132,5 @@ class Lane:
             if self._inside or self._closed or not hasattr(self, "prepared"):
                 return
             self._closed = True
-        let_go(self.where, "close() of a prepared model", self.prepared.close)
+        with trace.span("runtime" if self.prepared.timely else "driver", "termination", "close", self.where):
+            let_go(self.where, "close() of a prepared model", self.prepared.close)

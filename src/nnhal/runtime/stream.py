@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from nnhal.base import trace
 from nnhal.base.brief import brief, counted
 from nnhal.base.errors import Closed, DeadObject
 from nnhal.base.uncopied import Uncopied
@@ -77,6 +78,7 @@ class Stream(Uncopied, instead="another process gets the model and compiles it t
         _close(before)
         return self._turns
 
+    @trace.seam("application", "execution", "step of a stream", detail=lambda self: self._compiled.plan.model.name)
     def __call__(self, *inputs: Any) -> Any:
         """Run one step; inputs and outputs as of `Compiled.__call__`. A step that fails leaves the state as it was.
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from nnhal.base import trace
 from nnhal.base.errors import Closed, ContractBroken, InvalidArgument, again
 from nnhal.base.memory import Memory
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
@@ -46,6 +47,7 @@ class RemoteBuffer(Buffer):
             raise ContractBroken(f"{where}: says that a buffer has shape {show(shape)}, must be {show(declared)}")
         return shape
 
+    @trace.seam("ipc", "transfers", "copy out of a buffer")
     def copy_to(self, memory: Memory) -> None:
         """Copy the contents to a memory."""
         packing = self._session.packing()
@@ -54,6 +56,7 @@ class RemoteBuffer(Buffer):
         if shared is not memory:
             memory.writable()[:] = shared.bytes()[: memory.size]
 
+    @trace.seam("ipc", "transfers", "copy into a buffer")
     def copy_from(self, memory: Memory, dimensions: tuple[int, ...] = ()) -> None:
         """Copy contents in."""
         packing = self._session.packing()

@@ -4,6 +4,7 @@ import os
 import threading
 from typing import Any
 
+from nnhal.base import trace
 from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS
 from nnhal.base.errors import BadState, Closed, DeadObject, NnhalError, ResourceExhausted
 from nnhal.base.log import logger
@@ -24,7 +25,8 @@ class RemoteBurst(Burst):
     """Executions of one prepared model (a `RemotePrepared`) over two fast message queues; one at a time."""
 
     def __init__(self, prepared: Any) -> None:
-        self._prepared, self._session, self._frames = prepared, prepared.session, prepared.frames
+        self.of = self._prepared = prepared
+        self._session, self._frames = prepared.session, prepared.frames
         self._number = self._session.number()
         try:
             fd = _native.create_queues(CHANNEL_LENGTH, CHANNEL_LENGTH)
@@ -66,7 +68,8 @@ class RemoteBurst(Burst):
             if packet is None:
                 packet = binding.packets[control.measure] = pack(binding.call(control, self._prepared.form))
             try:
-                reply = self._queues.exchange(packet, -1)
+                untraced = trace.process.log is None
+                reply = self._queues.exchange(packet, -1) if untraced else self._traced_exchange(packet)
             except BaseException:  # interrupted: nobody may take the result for the next one's
                 try:
                     left = frame.direct and self._queues.awaiting  # else it had answered, or was not asked
@@ -93,6 +96,12 @@ class RemoteBurst(Burst):
             return timing
         finally:
             self._busy.release()
+
+    def _traced_exchange(self, packet: bytes) -> Any:
+        with trace.span(
+            "ipc", "execution", "exchange packets", self._session.where, (self._session.group, self._number), trace.OUT
+        ):
+            return self._queues.exchange(packet, -1)
 
     def _plainly(self, why: str, request: Request, control: Control) -> Timing | None:
         self.plain[why] = self.plain.get(why, 0) + 1

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from nnhal.base import trace
 from nnhal.base.errors import ContractBroken, InvalidRequest
 from nnhal.base.memory import ALIGNMENT, Memory, aligned
 from nnhal.base.operands import Array, typed
@@ -188,6 +189,7 @@ class Frame:
         for index, view in self._in:
             view[...] = given[index]
 
+    @trace.seam("ipc", "results", "take outputs")
     def collect(self, request: Request, shapes: Sequence[tuple[int, ...]] = ()) -> None:
         """Give the request its outputs; ContractBroken where the driver wrote past one of them.
 
@@ -244,6 +246,7 @@ class Frames:
         self._last: tuple[Key, deque[Frame]] | None = None
         self._in_pools: weakref.WeakKeyDictionary[Memory, set[Key]] = weakref.WeakKeyDictionary()
 
+    @trace.seam("ipc", "transfers", "stage inputs")
     def take(self, request: Request, apart: bool = False) -> tuple[Frame, deque[Frame]]:
         """A frame for this request alone, filled with its inputs, and where to append it afterwards."""
         last = self._last

@@ -221,13 +221,15 @@ class RemotePrepared(Prepared):
         frame, home, binding = self.bound(request, control, apart=True)
         pending = self._launch(binding, control)
 
-        def collect(request: Request, control: Control) -> Timing | None:
-            result, fds = self.session.outcome(pending, control.deadline, control.cancelled)
-            timing = self.finish(request, frame, result, fds)
-            home.append(frame)
-            return timing
+        notify_of(partial(self._notified, pending, frame, home), request, control, notify)
 
-        notify_of(collect, request, control, notify)
+    def _notified(
+        self, pending: Pending, frame: Frame, home: deque[Frame], request: Request, control: Control
+    ) -> Timing | None:
+        result, fds = self.session.outcome(pending, control.deadline, control.cancelled)
+        timing = self.finish(request, frame, result, fds)
+        home.append(frame)
+        return timing
 
     def execute_fenced(
         self, request: Request, control: Control, wait_for: Sequence[Fence] = (), after: int | None = None
@@ -286,6 +288,8 @@ class RemoteBinding:
 
 class RemoteExecution(FencedExecution):
     """A fenced execution in the driver's process."""
+
+    timely = True
 
     def __init__(self, prepared: RemotePrepared, request: Request, frame: Frame, home: deque[Frame]) -> None:
         super().__init__(None)

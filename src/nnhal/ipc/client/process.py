@@ -15,10 +15,12 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from nnhal.base import trace
 from nnhal.base.codes import DeviceStatus
 from nnhal.base.errors import Closed, DeviceUnavailable, again
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
+from nnhal.base.names import name_of
 from nnhal.base.records import Struct, field, replace
 from nnhal.base.time import by
 from nnhal.hal.background import FencedExecution, Notify
@@ -53,6 +55,8 @@ class Health(Struct):
         """Note a death."""
         self.deaths.append((self.clock(), why))
         self.total += 1
+        trace.counter(f"deaths of {self.name}", self.total)
+        trace.instant("ipc", "termination", f"the process of {self.name} died", why)
 
     @property
     def quarantined_ns(self) -> int:
@@ -88,6 +92,7 @@ class Health(Struct):
         return f"died {self.total} times, {state}; last: {self.deaths[-1][1] if self.deaths else 'some time ago'}"
 
 
+@trace.spanning("ipc", "initialisation", "start driver process", lambda driver: f"device {name_of(driver)}")
 def start(driver: str, *, level: str = "", options: Sequence[str] = ()) -> Session:
     """Start a driver's process, for this client alone, and connect. driver: a name, or the path of a file or package."""
     transport.require()
@@ -326,7 +331,7 @@ class ResilientBurst(Burst):
     """A burst that is opened again when the process that held it has died, or its queues came to an end."""
 
     def __init__(self, prepared: ResilientPrepared) -> None:
-        self._prepared = prepared
+        self.of = self._prepared = prepared
         self._target = prepared.remote
         self._inner = self._target.burst()
         self._closed = False

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from nnhal.base import trace
 from nnhal.base.descriptors import Owner
 from nnhal.base.errors import (
     Cancelled,
@@ -53,9 +54,20 @@ KEPT_LANES = 4  # of them, that executions of each lower priority leave to those
 _PLACED = 60  # descriptors that go along with a message
 _BATCH_SECONDS = 0.002
 _WANT = 0.005  # seconds between looks for a lane
+TRACED_SECONDS = 1.0  # that a service may take to begin with a trace
 _WISH_MS = 20  # between looks at whether what goes on is still wanted
 _log = logger("driver")
 T = TypeVar("T", bound=wire.Reply)
+
+
+def _by_its_name(answer_to: Any) -> Any:
+    """`Session.answer_to` where something is traced: a span of the method's name."""
+
+    def traced(session: "Session", name: str, *args: Any, **kwargs: Any) -> Any:
+        with trace.span("ipc", wire.phase_of(name), name, session.where):
+            return answer_to(session, name, *args, **kwargs)
+
+    return traced
 
 
 class OpenBurst(Protocol):
@@ -109,12 +121,18 @@ class Session:
         self._on_death: list[Callable[[NnhalError], None]] = []
         self.watch = self._wake = -1
         self._own = Owner()  # of both: whoever holds the session may use them
+        self.group = next(trace.groups)
+        self._followed: trace.Recording | None = None
+        self._log = 0  # the number of what the service writes a trace to
         try:
             self._start()
         except BaseException:
             self._abandon()
             raise
         _sessions.add(self)
+        trace.followers.add(self)
+        if trace.process.recording is not None:
+            self.follow(trace.process.recording)
 
     def _start(self) -> None:
         """Greet, attach the callback lane, start the thread."""
@@ -150,6 +168,7 @@ class Session:
             self.process.wait()
         self._own.close()
 
+    @trace.seam("ipc", "initialisation", "greet", detail=lambda self: self.where)
     def _greet(self) -> wire.Welcome:
         try:
             data, _ = self._control.call(wire.encode(wire.Hello(wire.VERSION, _native.cpus())), (), self._patience)
@@ -227,6 +246,7 @@ class Session:
             raise self._died(DeadObject(f"{self.where}: answered {wire.hal_name(message)} with {type(reply).__name__}"))
         return reply, received
 
+    @trace.instead(_by_its_name)
     def answer_to(
         self,
         name: str,
@@ -298,6 +318,9 @@ class Session:
             else:
                 self._keep(channel)
 
+    @trace.seam(
+        "ipc", "", "wait for the answer", key=lambda _, lane, *__: (lane.group, lane.number), direction=trace.OUT
+    )
     def _patient_call(
         self,
         channel: Channel,
@@ -340,6 +363,12 @@ class Session:
             pending.set(self.dead)
         return pending
 
+    @trace.seam(
+        *("ipc", "", "wait for the notification"),
+        detail=lambda self: self.where,
+        key=lambda self, pending, *_: (self.group, pending.number),
+        direction=trace.OUT,
+    )
     def outcome(
         self, pending: Pending, deadline: int | None, cancelled: threading.Event | None = None
     ) -> tuple[Any, Descriptors]:
@@ -406,6 +435,7 @@ class Session:
         except OSError as error:
             raise ResourceExhausted(f"{self.where}: no lane can be opened: {error.strerror}") from None
         channel = Channel(ours, -1, self.welcome.cpus, number)
+        channel.group = self.group
         with theirs, self._attaching:  # nobody closes the lane meanwhile
             if self.dead is not None:
                 channel.close()
@@ -621,6 +651,42 @@ class Session:
         """End a session whose service does not answer; its own process is killed."""
         self._died(DeadObject(why))
 
+    # ---------------------------------------------------------------------------------------------------------- traces
+
+    def follow(self, recording: trace.Recording) -> None:
+        """Have the service write to a log of this recording: never longer than `TRACED_SECONDS`, whatever it is at."""
+        if self.dead is not None or self._followed is recording:
+            return
+        self._followed = recording
+        slots = trace.SLOTS_OF_DRIVERS
+        try:
+            memory = Memory.allocate(trace.size_of(slots), "nnhal-trace")
+            number, packing = self.number(), self.packing()
+            message = wire.WriteTrace(number, packing.pool(memory), recording.since)
+            with self._attaching:  # nobody closes the lane meanwhile
+                self._control.send(wire.encode(message), packing.fds)
+        except NnhalError as error:
+            recording.notes.append(f"{self.where}: its process is not traced: {error}")
+            return
+        self._log = number
+        recording.remotes.append(
+            trace.Remote(self.where.removeprefix("device "), self.welcome.pid, self.group, memory.bytes(), slots)
+        )
+        recording.look()
+        end = time.monotonic() + TRACED_SECONDS
+        while not trace.taken(memory.bytes()):
+            if time.monotonic() > end or self.dead is not None:
+                recording.notes.append(f"{self.where}: did not take the trace up in time, spans are missing")
+                return
+            time.sleep(0.0005)
+
+    def unfollow(self) -> None:
+        """The service need not write any more."""
+        self._followed = None
+        if self._log:
+            self.release(self._log)
+            self._log = 0
+
     # ------------------------------------------------------------------------------------------------------------- end
 
     def _fate(self) -> str:
@@ -659,6 +725,7 @@ class Session:
             self.dead = Closed(f"{self.where}: the connection was closed")
             os.eventfd_write(self._wake, 1)
 
+    @trace.seam("ipc", "termination", "end the connection", detail=lambda self: self.where)
     def close(self) -> None:
         """As `end`, and wait for it."""
         self.end()

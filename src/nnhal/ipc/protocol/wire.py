@@ -8,7 +8,7 @@ Longer than other files: it is one table, and a protocol wants to be read in one
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, get_args
 
 import msgspec
 from msgspec import Meta
@@ -154,9 +154,13 @@ class WireGroup(Struct, frozen=True):
 
 
 class ClientCall(msgspec.Struct, array_like=True, frozen=True, gc=False, tag_field="t"):
-    """A call from the client. method: its HAL name. forms: the levels that have a form of it, "" for nnhal's own."""
+    """A call from the client. method: its HAL name. forms: the levels that have a form of it, "" for nnhal's own.
+
+    phase: what it belongs to, in a trace.
+    """
 
     method: ClassVar[str] = ""
+    phase: ClassVar[str] = "initialisation"
     forms: ClassVar[tuple[Level, ...]] = (V1_0,)
     since: ClassVar[dict[str, Level]] = {}  # fields that later forms added
 
@@ -186,27 +190,40 @@ class AttachLane(MakingCall, tag=1, frozen=True):
 class Release(ClientCall, tag=2, frozen=True):
     """The client holds these objects no longer. Wants no answer; one that is asked for comes when they have ended."""
 
+    phase: ClassVar[str] = "termination"
     objects: Annotated[tuple[Id, ...], Meta(max_length=1 << 16)]
 
 
 class Cancel(ClientCall, tag=4, frozen=True):
     """Nobody waits any more: for what these executions give, for the call on these lanes. Wants no answer."""
 
+    phase: ClassVar[str] = "termination"
     objects: Annotated[tuple[Id, ...], Meta(max_length=1 << 16)]
 
 
 class Hold(MakingCall, tag=3, frozen=True):
     """Hold pools whose descriptors come along, for messages that have more than fit one; an object until it is released."""
 
+    phase: ClassVar[str] = "transfers"
     pools: Annotated[tuple[Pool, ...], Meta(max_length=MAX_DESCRIPTORS)]
 
 
 class HoldFiles(MakingCall, tag=42, frozen=True):
     """Hold cache files whose descriptors come along, those of the model first; an object until it is released."""
 
+    phase: ClassVar[str] = "transfers"
     token: Annotated[bytes, Meta(min_length=32, max_length=32)]
     model_files: Annotated[int, Meta(ge=0, le=32)]
     data_files: Annotated[int, Meta(ge=0, le=32)]
+
+
+class WriteTrace(MakingCall, tag=43, frozen=True):
+    """Write what is done for this client to the log in this memory, until it is released. Wants no answer: the log says that
+    it was taken. begun: on the monotonic clock; what was before is not for it.
+    """
+
+    pool: Pool
+    begun: U64
 
 
 class GetCapabilities(ClientCall, tag=10, frozen=True):
@@ -258,6 +275,7 @@ class GetRelaxations(ClientCall, tag=34, frozen=True):
 class GetSupportedOperations(ClientCall, tag=15, frozen=True):
     """A verdict for each operation of the main subgraph."""
 
+    phase: ClassVar[str] = "preparation"
     method: ClassVar[str] = "getSupportedOperations"
     forms: ClassVar[tuple[Level, ...]] = (V1_0, V1_1, V1_2, V1_3)
     form: U32
@@ -271,6 +289,7 @@ class PreparingCall(MakingCall, frozen=True):
     `HoldFiles` to save to or prepare from, 0 for none.
     """
 
+    phase: ClassVar[str] = "compilation"
     form: U32
     model: WireModel
     preference: U32 | None = None
@@ -308,6 +327,7 @@ class Consider(MakingCall, tag=38, frozen=True):
     The model, the hints and what the driver works out are kept, where the answer says so, until the number is released.
     """
 
+    phase: ClassVar[str] = "preparation"
     method: ClassVar[str] = "getSupportedOperations_1_3"
     forms: ClassVar[tuple[Level, ...]] = (V1_3,)
     model: WireModel
@@ -324,6 +344,7 @@ class PrepareConsidered(MakingCall, tag=39, frozen=True):
     operations: none for the whole model.
     """
 
+    phase: ClassVar[str] = "compilation"
     method: ClassVar[str] = "prepareModel_1_3"
     forms: ClassVar[tuple[Level, ...]] = (V1_3,)
     considered: Id
@@ -334,6 +355,7 @@ class PrepareConsidered(MakingCall, tag=39, frozen=True):
 class Bind(MakingCall, tag=19, frozen=True):
     """Check a request against a prepared model and map its memories; what it gives is executed any number of times."""
 
+    phase: ClassVar[str] = "transfers"
     prepared: Id
     request: WireRequest
 
@@ -341,6 +363,7 @@ class Bind(MakingCall, tag=19, frozen=True):
 class Execute(MakingCall, tag=20, frozen=True):
     """Execute in the background; `NotifyExecuted` with its number follows on the callback lane, exactly once."""
 
+    phase: ClassVar[str] = "execution"
     method: ClassVar[str] = "execute"
     forms: ClassVar[tuple[Level, ...]] = (V1_0, V1_2, V1_3)
     since: ClassVar[dict[str, Level]] = {"measure": V1_2, "deadline": V1_3, "loop_timeout": V1_3}
@@ -358,6 +381,7 @@ class ExecuteSynchronously(ClientCall, tag=21, frozen=True):
     and nothing was measured; else `Executed` or `Failed`.
     """
 
+    phase: ClassVar[str] = "execution"
     method: ClassVar[str] = "executeSynchronously"
     forms: ClassVar[tuple[Level, ...]] = (V1_2, V1_3)
     since: ClassVar[dict[str, Level]] = {"deadline": V1_3, "loop_timeout": V1_3}
@@ -374,6 +398,7 @@ class ExecuteFenced(MakingCall, tag=22, frozen=True):
     The fence of its end comes with the answer, unless it has ended already.
     """
 
+    phase: ClassVar[str] = "execution"
     method: ClassVar[str] = "executeFenced"
     forms: ClassVar[tuple[Level, ...]] = (V1_3,)
     binding: Id
@@ -387,6 +412,7 @@ class ExecuteFenced(MakingCall, tag=22, frozen=True):
 class GetExecutionInfo(ClientCall, tag=23, frozen=True):
     """What became of a fenced execution."""
 
+    phase: ClassVar[str] = "results"
     method: ClassVar[str] = "getExecutionInfo"
     forms: ClassVar[tuple[Level, ...]] = (V1_3,)
     execution: Id
@@ -395,6 +421,7 @@ class GetExecutionInfo(ClientCall, tag=23, frozen=True):
 class ConfigureExecutionBurst(MakingCall, tag=24, frozen=True):
     """Open a burst over the queues whose descriptor comes along."""
 
+    phase: ClassVar[str] = "preparation"
     method: ClassVar[str] = "configureExecutionBurst"
     forms: ClassVar[tuple[Level, ...]] = (V1_2,)
     prepared: Id
@@ -403,6 +430,7 @@ class ConfigureExecutionBurst(MakingCall, tag=24, frozen=True):
 class Allocate(MakingCall, tag=30, frozen=True):
     """Allocate a driver buffer. roles: prepared model, index, whether output, frequency."""
 
+    phase: ClassVar[str] = "transfers"
     method: ClassVar[str] = "allocate"
     forms: ClassVar[tuple[Level, ...]] = (V1_3,)
     dimensions: Dims
@@ -412,6 +440,7 @@ class Allocate(MakingCall, tag=30, frozen=True):
 class CopyTo(ClientCall, tag=31, frozen=True):
     """Copy a driver buffer to a memory."""
 
+    phase: ClassVar[str] = "transfers"
     method: ClassVar[str] = "copyTo"
     forms: ClassVar[tuple[Level, ...]] = (V1_3,)
     buffer: Id
@@ -421,6 +450,7 @@ class CopyTo(ClientCall, tag=31, frozen=True):
 class CopyFrom(ClientCall, tag=32, frozen=True):
     """Copy a memory to a driver buffer."""
 
+    phase: ClassVar[str] = "transfers"
     method: ClassVar[str] = "copyFrom"
     forms: ClassVar[tuple[Level, ...]] = (V1_3,)
     buffer: Id
@@ -431,6 +461,7 @@ class CopyFrom(ClientCall, tag=32, frozen=True):
 class GetShape(ClientCall, tag=33, frozen=True):
     """The shape of a driver buffer's contents."""
 
+    phase: ClassVar[str] = "transfers"
     buffer: Id
 
 
@@ -447,6 +478,7 @@ class GetMemoryUse(ClientCall, tag=36, frozen=True):
 class Reconfigure(ClientCall, tag=37, frozen=True):
     """Change a prepared model's options, when no execution of it runs. options: all of them, as JSON."""
 
+    phase: ClassVar[str] = "preparation"
     prepared: Id
     options: Annotated[bytes, Meta(max_length=1 << 20)]
 
@@ -621,7 +653,7 @@ ClientCalls = (
     | GetSupportedExtensions | GetSupportedOperations | PrepareModel | Bind | Execute | ExecuteSynchronously
     | ExecuteFenced | GetExecutionInfo | ConfigureExecutionBurst | Allocate | CopyTo | CopyFrom | GetShape
     | GetRelaxations | GetUsage | GetMemoryUse | Reconfigure | Consider | PrepareConsidered | GetNumberOfCacheFiles
-    | PrepareModelFromCache | HoldFiles
+    | PrepareModelFromCache | HoldFiles | WriteTrace
 )  # fmt: skip
 Replies = (
     Acknowledged | Failed | Welcome | Stated | Word | Names | Verdicts | Executed | Info | Shape | Usage | WireMemoryUse
@@ -664,6 +696,14 @@ def hal_name(call: ClientCall) -> str:
     if not call.method:
         return type(call).__name__
     return call.method if form == call.forms[0] else f"{call.method}_1_{form - 1}"
+
+
+def phase_of(name: str) -> str:
+    """The phase of what `hal_name` calls so."""
+    return _PHASES.get(name.partition("_1_")[0], "initialisation")
+
+
+_PHASES = {call.method or call.__name__: call.phase for call in get_args(ClientCalls)}
 
 
 def refusal(call: ClientCall, level: Level) -> str:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from nnhal.base import trace
 from nnhal.base.answers import answering, let_go
 from nnhal.base.errors import InvalidArgument, OperationFailed, ResourceExhausted
 from nnhal.base.levels import Level
@@ -36,11 +37,19 @@ class ServiceBurst:
     """One burst."""
 
     def __init__(
-        self, entry: Export, fd: int, binding: Callable[[int], ServiceBinding], level: Level, watch: int, claim: Claim
+        self,
+        entry: Export,
+        fd: int,
+        binding: Callable[[int], ServiceBinding],
+        level: Level,
+        watch: int,
+        claim: Claim,
+        scope: trace.Scope | None = None,
+        number: int = 0,
     ) -> None:
         """binding: gives one of the client's by its number. level: the service's. watch: a pidfd of the client, or -1.
 
-        claim: what it counts for, until the listener has ended.
+        claim: what it counts for, until the listener has ended. scope: where spans go. number: its own in the session.
         """
         try:
             self._queues = _native.Queues(fd, _native.SERVICE)
@@ -48,6 +57,7 @@ class ServiceBurst:
             raise InvalidArgument(f"burst: {error}") from None
         self._queues.watch = watch
         self._entry, self._binding, self._level = entry, binding, level
+        self._scope, self._number = scope or trace.Scope(), number
         self._held = threading.Event()
         self._unwanted = threading.Event()
         self._plain, self._measured = Control(cancelled=self._unwanted), Control(measure=True, cancelled=self._unwanted)
@@ -96,7 +106,8 @@ class ServiceBurst:
                 if isinstance(packet, int):
                     _log.debug("burst of %s ends: %s", self._entry.signature.where, _ENDS.get(packet, packet))
                     break
-                if queues.send(self._answer(packet)) == _native.FULL:
+                answer = self._answer if self._scope.log is None else self._answer_traced
+                if queues.send(answer(packet)) == _native.FULL:
                     queues.send(_TOO_LONG)
         except BaseException:
             _log.exception("burst of %s: the listener failed", self._entry.signature.where)
@@ -113,6 +124,14 @@ class ServiceBurst:
         self._call = self._slots = None
         self._entry.__exit__()
         self._claim.give()
+
+    def _answer_traced(self, packet: bytes) -> bytes:
+        log = self._scope.log
+        if log is None:
+            return self._answer(packet)
+        with trace.answering(log, self._number):
+            trace.called("execute in a burst", "execution")
+            return self._answer(packet)
 
     def _answer(self, packet: bytes) -> bytes:
         try:

@@ -11,6 +11,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol
 
+from nnhal.base import trace
 from nnhal.base.answers import let_go
 from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS, LOOP_TIMEOUT_MAXIMUM_NS, Preference, Priority
 from nnhal.base.errors import Cancelled, InvalidArgument, ResourceExhausted
@@ -76,7 +77,8 @@ class Client(Protocol):
     """What calls need of the connection that they came by, which owns their handler and outlives each of them.
 
     watch: a pidfd of the client's process, or -1. wanted: tells what is not, any more. ends: has an object's end done,
-    elsewhere. share: what the client holds. tally: counts its executions, where anybody wants to know.
+    elsewhere. share: what the client holds. tally: counts its executions, where anybody wants to know. scope: where spans
+    of its calls go.
     """
 
     watch: int
@@ -84,6 +86,7 @@ class Client(Protocol):
     ends: Ends
     share: Share
     tally: Tally | None
+    scope: trace.Scope
 
     def in_background(self, work: Work, priority: Priority) -> None:
         """Do work on another thread and send its notification, exactly once; of what waits the highest priority first."""
@@ -98,7 +101,8 @@ class CallHandler:
         self._client: Client = weakref.proxy(client)  # no circle: what a client had goes when its connection does
         self._wanted, self._share, self._tally = client.wanted, client.share, client.tally
         self._process = client_of(client.share.pid)
-        self._exports = exports = Exports(client.ends, self._share)
+        self._scope, ends = client.scope, client.ends
+        self._exports = exports = Exports(lambda end: ends(trace.carried(end, "end", "termination")), self._share)
         self._pools = ServicePools(
             lambda number: exports.get(number, Held, "Hold").memories, self._share, shared=shared
         )
@@ -182,6 +186,19 @@ class CallHandler:
     def _cancel(self, call: wire.Cancel, _: Descriptors) -> Answer:
         for number in call.objects:
             self._wanted.cancel(number)
+        return DONE
+
+    def _write_trace(self, call: wire.WriteTrace, fds: Descriptors) -> Answer:
+        memory = self._pools.accept(call.pool, fds)
+        if memory.readonly:
+            raise InvalidArgument("trace: its memory is for reading only, must be for writing")
+        slots = trace.slots_in(memory.size)
+        if not 0 < slots <= trace.SLOTS_OF_DRIVERS:
+            raise InvalidArgument(f"trace: its memory has {slots} slots, must have 1 to {trace.SLOTS_OF_DRIVERS}")
+        log = trace.Log(slots, memory.bytes())
+        held = memory, log
+        self._exports.add(call.object, held, partial(trace.close_scope, self._scope, log))
+        trace.open_scope(self._scope, log, call.begun)
         return DONE
 
     # --------------------------------------------------------------------------------------------------- compilation
@@ -440,7 +457,8 @@ class CallHandler:
                     raise InvalidArgument(
                         "configureExecutionBurst: the queues are in no memfd of ordinary pages, must be"
                     )
-                burst = ServiceBurst(entry, fd, self.binding, self._level, self._client.watch, claim)
+                told = self._level, self._client.watch, claim, self._scope, call.object
+                burst = ServiceBurst(entry, fd, self.binding, *told)
         finally:
             os.close(fd)
         burst.start()  # first: who cannot add it closes it, and then the listener does the rest
@@ -499,6 +517,7 @@ _HANDLERS: dict[type[wire.ClientCall], Callable[[Any, Any, Descriptors], Any]] =
     wire.GetMemoryUse: CallHandler._memory_use,
     wire.GetNumberOfCacheFiles: CallHandler._number_of_cache_files,
     wire.HoldFiles: CallHandler._hold_files,
+    wire.WriteTrace: CallHandler._write_trace,
     wire.Execute: CallHandler._execute,
     wire.ExecuteFenced: CallHandler._execute_fenced,
     wire.GetExecutionInfo: CallHandler._execution_info,

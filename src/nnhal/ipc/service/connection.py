@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from logging import DEBUG
 
+from nnhal.base import trace
 from nnhal.base.codes import Priority
 from nnhal.base.descriptors import Owner
 from nnhal.base.errors import DeadObject, InvalidArgument, NnhalError, OperationFailed, ResourceExhausted
@@ -85,7 +86,7 @@ class Connection:
         metrics: Metrics | None = None,
     ) -> None:
         self._device, self._shared, self._confinement = device, shared, confinement
-        self.share = share
+        self.share, self.scope = share, trace.Scope()
         self._own = identity_of(device)
         self._level = min(self._own.level, V1_3)
         self.watch = watch_peer(sock)
@@ -152,7 +153,8 @@ class Connection:
             except (InvalidArgument, ResourceExhausted, MemoryError, OSError) as error:  # refused; the lane is sound
                 channel.answer(wire.encode(error_to_wire(error)))
                 continue
-            reply, given = self._answer(data, fds, plain, channel)
+            answer = self._answer if self.scope.log is None else self._answer_traced
+            reply, given = answer(data, fds, plain, channel)
             try:
                 channel.answer(wire.ENCODED_DONE if reply is wire.DONE else _encoded(reply), given)
             finally:
@@ -160,6 +162,13 @@ class Connection:
                     Owner(*given).close()
                 del data, reply
                 long.over()
+
+    def _answer_traced(self, data: bytes, fds: Descriptors, plain: Control, channel: Channel) -> Answer:
+        log = self.scope.log
+        if log is None:
+            return self._answer(data, fds, plain, channel)
+        with trace.answering(log, channel.number):
+            return self._answer(data, fds, plain, channel)
 
     def _answer(self, data: bytes, fds: Descriptors, plain: Control, channel: Channel) -> Answer:
         try:
@@ -169,6 +178,8 @@ class Connection:
                 raise InvalidArgument(why)
             if _log.isEnabledFor(DEBUG):
                 _log.debug("%s", wire.hal_name(call))
+            if self.scope.log is not None:
+                trace.called(wire.hal_name(call), type(call).phase)
             if isinstance(call, wire.AttachLane):
                 return self._attach(call, fds)
             answer = self._calls.answer(call, fds, plain, len(data))
@@ -192,7 +203,7 @@ class Connection:
         if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_SEQPACKET:
             sock.close()
             raise InvalidArgument("AttachLane: the descriptor is no SEQPACKET socket of the Unix family, must be")
-        channel = Channel(sock, peer_cpus=self._peer_cpus)
+        channel = Channel(sock, peer_cpus=self._peer_cpus, number=call.object)
         try:
             self._take_lane(channel, call)
         except BaseException as error:
@@ -275,7 +286,7 @@ class Connection:
 
         def notify() -> None:
             try:
-                message, given = work()
+                message, given = self._worked(work)
                 try:
                     self._call_back(message, given)
                 finally:
@@ -287,6 +298,18 @@ class Connection:
                 claim.give()
 
         self._background.submit(notify, priority)
+
+    def _worked(self, work: Work) -> tuple[wire.ServiceCall, Sequence[int]]:
+        log = self.scope.log
+        if log is None:
+            return work()
+        with trace.answering(log, 0):
+            message, given = work()
+            if isinstance(message, wire.NotifyPrepared | wire.NotifyExecuted):
+                prepares = isinstance(message, wire.NotifyPrepared)
+                trace.called("prepare" if prepares else "execute", "compilation" if prepares else "execution")
+                trace.notified(message.object)
+            return message, given
 
     def _call_back(self, message: wire.ServiceCall, fds: Sequence[int] = ()) -> None:
         with self._callback_lock:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
+from nnhal.base import trace
 from nnhal.base.answers import let_go
 from nnhal.base.codes import Priority
 from nnhal.base.descriptors import Owner
@@ -98,7 +99,8 @@ class Export:
             if self._users or self._closed:
                 return
             self._closed = True
-        with self._claim:
+        where = self.signature.where
+        with self._claim, trace.span("driver", "termination", "close", where):
             let_go(self.signature.where, "close() of a prepared model", self.prepared.close)
 
 

@@ -9,6 +9,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+from nnhal.base import trace
 from nnhal.base.descriptors import Owner
 from nnhal.base.errors import DeadObject, InvalidArgument, MissedDeadline, NnhalError, ResourceExhausted
 from nnhal.base.memory import SEALS, first_bytes, seals
@@ -40,6 +41,7 @@ class Channel:
         sock.setblocking(True)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _LOOK_UP)
         self.socket, self.number = sock, number
+        self.group = 0  # of its number, in a trace
         self.lane = _native.Lane(sock.fileno(), watch)
         self.lane.peer_cpus = peer_cpus
         self.admit: Callable[[int], object] | None = None  # is told the length of a long message before it is read in
@@ -66,6 +68,7 @@ class Channel:
         """The next message and the owner of its descriptors."""
         return whole(self.lane.receive(timeout_ns), self.admit)
 
+    @trace.seam("ipc", "", "wait for the answer", key=lambda lane, *_: (lane.group, lane.number), direction=trace.OUT)
     def call(self, data: bytes, fds: Sequence[int] = (), timeout_ns: int = -1) -> Message:
         """Send and wait for the reply."""
         if len(data) <= INLINE:

@@ -1,0 +1,156 @@
+"""What traces cost: nothing where there is none, against the same of another checkout; and a span where there is one.
+
+One ADD of four floats on the reference, in processes that take turns in blocks of calls, the order of each round drawn by
+chance: this checkout, the other one twice (the second is the A/A control). Then, in this process, calls that are traced, and
+spans alone. The last line is JSON.
+
+    python benchmarks/trace_cost.py [--against SRC] [--rounds N] [--json]
+"""
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+BLOCK = 200  # calls that make one duration
+SERVER = """
+import sys, time
+import numpy as np, nnhal
+b = nnhal.Builder()
+x = b.input((4,))
+call = nnhal.compile(b.finish([x], [b.add(x, x)]), devices="reference")
+a = np.ones(4, np.float32)
+for _ in range(5000): call(a)
+print("ready", flush=True)
+for line in sys.stdin:
+    count = int(line)
+    begin = time.perf_counter_ns()
+    for _ in range(count): call(a)
+    print(time.perf_counter_ns() - begin, flush=True)
+"""
+
+
+class Side:
+    """A process that times blocks of calls with the package that lies in a folder."""
+
+    def __init__(self, source: Path) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(source)}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        assert self._process.stdout is not None and self._process.stdout.readline() == "ready\n"
+
+    def block(self) -> float:
+        """Nanoseconds of a call."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(f"{BLOCK}\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline()) / BLOCK
+
+    def close(self) -> None:
+        """End it."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def compare(ours: Path, other: Path, rounds: int) -> dict:
+    """Medians of ratios by rounds, with 95 % intervals by bootstrap."""
+    from nnhal.bench.latency import ratio
+
+    sides = {"ours": Side(ours), "other": Side(other), "control": Side(other)}
+    draw, found = random.Random(0), {name: [] for name in sides}
+    for _ in range(rounds):
+        for name in draw.sample(list(sides), len(sides)):
+            found[name].append(sides[name].block())
+    for side in sides.values():
+        side.close()
+    return {
+        "ours_us": float(np.median(found["ours"])) / 1e3,
+        "other_us": float(np.median(found["other"])) / 1e3,
+        "ratio": ratio(list(zip(found["ours"], found["other"], strict=True))),
+        "control": ratio(list(zip(found["control"], found["other"], strict=True))),
+    }
+
+
+def traced() -> dict:
+    """Microseconds of a call without and with a trace, of a span alone, and of the end of a full trace."""
+    import nnhal
+    from nnhal.base import trace
+
+    b = nnhal.Builder()
+    x = b.input((4,))
+    a = np.ones(4, np.float32)
+
+    def timed(call, count) -> float:
+        begin = time.perf_counter_ns()
+        for _ in range(count):
+            call()
+        return (time.perf_counter_ns() - begin) / count / 1e3
+
+    class One:
+        @trace.seam("runtime", "execution", "one", detail=lambda _: "device a")
+        def call(self) -> None:
+            pass
+
+    one = One()
+    with tempfile.TemporaryDirectory() as folder, nnhal.compile(b.finish([x], [b.add(x, x)]), devices="reference") as c:
+        timed(lambda: c(a), 5000)
+        off, on, bare, span = [], [], [], []
+        for n in range(7):
+            off.append(timed(lambda: c(a), 3000))
+            bare.append(timed(one.call, 20000))
+            running = nnhal.trace(Path(folder, str(n))).start()
+            on.append(timed(lambda: c(a), 3000))
+            span.append(timed(one.call, 20000))
+            recording = running._recording
+            begin = time.perf_counter()
+            running.stop()
+            end = time.perf_counter() - begin
+        spans = (
+            sum(
+                1
+                for e in trace.contents(
+                    recording.log.memory, recording.log.slots, recording.since, time.monotonic_ns()
+                ).entries
+                if e.kind == trace.SPAN and e.name != "one"
+            )
+            / 3000
+        )
+    return {
+        "off_us": float(np.median(off)),
+        "on_us": float(np.median(on)),
+        "spans_a_call": spans,
+        "span_us": float(np.median(span) - np.median(bare)),
+        "end_ms": end * 1e3,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--against", type=Path, help="the src folder of another checkout, with its extensions built")
+    parser.add_argument("--rounds", type=int, default=1000)
+    parser.add_argument("--json", action="store_true", help="print the last line only")
+    given = parser.parse_args()
+    found: dict = traced()
+    if given.against is not None:
+        found |= compare(Path(__file__).parents[1] / "src", given.against, given.rounds)
+    if not given.json:
+        print(f"a call {found['off_us']:.2f} us, traced {found['on_us']:.2f} us with {found['spans_a_call']:.0f} spans")
+        print(f"a span alone {found['span_us']:.2f} us; the end of a trace {found['end_ms']:.0f} ms")
+        if "ratio" in found:
+            print(f"not traced {found['ours_us']:.3f} us, the other {found['other_us']:.3f} us")
+            print(f"  ours / other {found['ratio']}, other / other {found['control']}")
+    plain = {k: v._asdict() if hasattr(v, "_asdict") else v for k, v in found.items()}
+    print(json.dumps(plain, default=str))
+
+
+if __name__ == "__main__":
+    main()

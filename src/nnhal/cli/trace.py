@@ -1,0 +1,58 @@
+"""`nnhal trace`: what traces say."""
+
+from pathlib import Path
+
+import click
+
+from nnhal.base.errors import BadFile
+from nnhal.base.records import as_dict
+from nnhal.cli import common
+from nnhal.runtime.tracing.perfetto import read
+from nnhal.runtime.tracing.summary import TimeOf, TraceSummary, summary
+
+
+@click.group("trace")
+def command() -> None:
+    """Look at traces, which `run --trace`, `bench --trace`, NNHAL_TRACE and `nnhal.trace` write."""
+
+
+@command.command("summary")
+@click.argument("file", type=click.Path(path_type=Path))
+@common.json_option
+def show_summary(file: Path, as_json: bool) -> None:
+    """Show where the time in FILE went: by layer, phase and device, each moment of a thread counted once."""
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise BadFile(f"trace {file}: cannot be read: {error.strerror}") from None
+    found = summary(read(data, f"trace {file}"))
+    if as_json:
+        document = as_dict(found)
+        document["errors"] = [{"error": error, "spans": spans} for error, spans in found.errors]
+        common.emit({"trace": str(file), **document})
+    else:
+        _print(found)
+
+
+def _print(found: TraceSummary) -> None:
+    total = sum(row.self_ns for row in found.rows)
+    columns = ["layer", "phase", "device", ">spans", ">threads", ">self time", ">share", ">wall time", ">errors"]
+    common.table(columns, [_cells(row, total) for row in found.rows])
+    for process in found.processes:
+        memory = "" if process.memory is None else f", {common.size(process.memory)} at most"
+        threads = f"{process.spans} spans on {process.threads} threads"
+        common.console.print(f"process {process.pid} {process.name}: {threads}{memory}", markup=False)
+    common.console.print(f"{common.milliseconds(found.duration_ns)} in all", markup=False)
+    for error, count in found.errors:
+        common.console.print(f"error  {count} times: {error}", markup=False)
+    what = {"spans had not ended": found.unfinished, "processes died": found.deaths}
+    for words, count in what.items():
+        if count:
+            common.console.print(f"{count} {words}", markup=False)
+    for note in found.notes:
+        common.console.print(f"note   {note}", markup=False)
+
+
+def _cells(row: TimeOf, total: int) -> list[object]:
+    times = common.milliseconds(row.self_ns), f"{row.self_ns / max(total, 1):.1%}", common.milliseconds(row.wall_ns)
+    return [row.layer, row.phase, row.device, row.spans, row.threads, *times, row.errors or ""]

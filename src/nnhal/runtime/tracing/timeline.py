@@ -1,0 +1,233 @@
+"""A trace as it is looked at: spans of all processes in one time, which nest on each thread, and the flows between them."""
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import count
+
+from nnhal.base.records import Record, Struct, field
+from nnhal.base.trace import (
+    AROUND,
+    COUNTER,
+    IN,
+    INSTANT,
+    LAYERS,
+    LOCAL,
+    MARK,
+    OUT,
+    PHASES,
+    SESSION,
+    SPAN,
+    THREAD,
+    Contents,
+    LogEntry,
+)
+
+RESULTS, EXECUTION = PHASES.index("results"), PHASES.index("execution")
+
+
+class Span(Struct, eq=False):
+    """Something that a thread did. begin, end: nanoseconds on the monotonic clock, which all processes have in common.
+
+    detail: the device or model that it is about. error: what ended it. ended: whether it had, when the trace did.
+    parent: the span around it on its thread. flows: numbers that it shares with what it had done, or did, elsewhere;
+    last: those that end with it. caller: the span that had it done, from another thread or process. answers: the flow
+    between them. operation: its number in what the driver has prepared, -1 for what is none; not in files.
+    """
+
+    pid: int
+    thread: int
+    begin: int
+    end: int
+    layer: str
+    phase: str
+    name: str
+    detail: str = ""
+    error: str = ""
+    ended: bool = True
+    parent: "Span | None" = None
+    caller: "Span | None" = None
+    flows: list[int] = field(default_factory=list)
+    last: list[int] = field(default_factory=list)
+    answers: int = 0
+    operation: int = -1
+
+    @property
+    def root(self) -> "Span":
+        """The outermost span around it on its thread."""
+        found = self
+        while found.parent is not None:
+            found = found.parent
+        return found
+
+    @property
+    def origin(self) -> "Span":
+        """The outermost span that it is done for, on whatever thread: the application's call."""
+        found = self.root
+        while found.caller is not None:
+            found = found.caller.root
+        return found
+
+
+def called(span: Span, caller: Span) -> bool:
+    """Note who had a span done, unless that one was done for it: a log may say anything."""
+    around: Span | None = caller.root
+    while around is not None:
+        if around is span.root:
+            return False
+        around = None if around.caller is None else around.caller.root
+    span.caller = caller
+    return True
+
+
+class Instant(Record, frozen=True):
+    """Something that took no time."""
+
+    pid: int
+    thread: int
+    at: int
+    layer: str
+    phase: str
+    name: str
+    detail: str = ""
+
+
+class Timeline(Struct):
+    """A whole trace. processes, threads: their names. counters: points by process and name. notes: what is missing."""
+
+    since: int
+    until: int
+    processes: dict[int, str] = field(default_factory=dict)
+    threads: dict[tuple[int, int], str] = field(default_factory=dict)
+    spans: list[Span] = field(default_factory=list)
+    instants: list[Instant] = field(default_factory=list)
+    counters: dict[tuple[int, str], list[tuple[int, int]]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+class ProcessLog(Record, frozen=True):
+    """What one process wrote. group: of the numbers of its client's calls, in a driver's process."""
+
+    pid: int
+    name: str
+    contents: Contents
+    group: int = LOCAL
+
+    @property
+    def groups(self) -> dict[int, int]:
+        """By the groups that it has written those that they are among all processes."""
+        return {LOCAL: -self.group, SESSION: self.group} if self.group else {}
+
+
+DROPPED = "dropped spans"
+
+
+def merged(parts: Sequence[ProcessLog], since: int, until: int, notes: Iterable[str] = ()) -> Timeline:
+    """One timeline of all: the first part is the application's, the others are of drivers' processes."""
+    found = Timeline(since, until, notes=list(notes))
+    out: dict[tuple[int, int], list[Span]] = defaultdict(list)
+    come: list[tuple[tuple[int, int], Span]] = []
+    for part in parts:
+        found.processes[part.pid] = part.name
+        lost = part.contents.dropped + part.contents.wrong
+        if lost:
+            found.counters.setdefault((part.pid, DROPPED), []).append((until, lost))
+            found.notes.append(f"{part.name} ({part.pid}): {lost} spans were dropped, its log was full or damaged")
+        by_thread: dict[int, list[LogEntry]] = defaultdict(list)
+        for entry in part.contents.entries:
+            by_thread[entry.thread].append(entry)
+        for thread, entries in by_thread.items():
+            found.threads.setdefault((part.pid, thread), "")
+            _nested(found, part, entries, out, come)
+    _connected(out, come, found.spans)
+    for points in found.counters.values():
+        points.sort()
+    found.spans.sort(key=lambda span: span.begin)
+    return found
+
+
+def _nested(
+    found: Timeline,
+    part: ProcessLog,
+    entries: list[LogEntry],
+    out: dict[tuple[int, int], list[Span]],
+    come: list[tuple[tuple[int, int], Span]],
+) -> None:
+    """The entries of one thread: spans inside one another, whatever a log says; one that has not ended ends with the one
+    around it.
+    """
+    around: list[Span] = []
+    for entry in sorted(entries, key=lambda entry: entry.begin):
+        while around and around[-1].end <= entry.begin and (around[-1].end < entry.begin or around[-1].ended):
+            around.pop()
+        parent = around[-1] if around else None
+        key, words = (part.groups.get(entry.group, entry.group), entry.number), (entry.name, entry.detail)
+        if entry.kind == THREAD:
+            found.threads[part.pid, entry.thread] = entry.name
+        elif entry.kind == COUNTER:
+            found.counters.setdefault((entry.amount or part.pid, entry.name), []).append((entry.begin, entry.number))
+        elif entry.kind == INSTANT:
+            found.instants.append(
+                Instant(part.pid, entry.thread, entry.begin, LAYERS[entry.layer], PHASES[_phase(entry, parent)], *words)
+            )
+        elif entry.kind == MARK and parent is not None:
+            out[key].append(parent)
+        elif entry.kind == SPAN:
+            limit = found.until if parent is None else parent.end
+            end = min(entry.end or limit, limit)
+            where = LAYERS[entry.layer], PHASES[_phase(entry, parent)]
+            span = Span(
+                *(part.pid, entry.thread, entry.begin, end),
+                *where,
+                *words,
+                error=entry.error,
+                ended=bool(entry.end),
+                parent=parent,
+                operation=entry.amount - 1,
+            )
+            found.spans.append(span)
+            around.append(span)
+            if entry.direction == OUT:
+                out[key].append(span)
+            elif entry.direction == IN:
+                come.append((key, span))
+
+
+def _phase(entry: LogEntry, parent: Span | None) -> int:
+    if entry.phase != AROUND:
+        return entry.phase
+    return EXECUTION if parent is None else PHASES.index(parent.phase)
+
+
+def _connected(
+    out: dict[tuple[int, int], list[Span]], come: list[tuple[tuple[int, int], Span]], spans: list[Span]
+) -> None:
+    """A flow for each span that was done for another: from the application's call on, and back to what takes its results."""
+    numbers = count(1)
+    for spans_out in out.values():
+        spans_out.sort(key=lambda span: span.begin)
+    following: dict[tuple[int, int], list[Span]] = defaultdict(list)
+    for span in sorted(spans, key=lambda span: span.begin):
+        following[span.pid, span.thread].append(span)
+    begins = {track: [span.begin for span in each] for track, each in following.items()}
+    for key, span in sorted(come, key=lambda each: each[1].begin):
+        callers = out.get(key, [])
+        place = bisect_right([caller.begin for caller in callers], span.begin)
+        if not place:
+            continue
+        caller = callers[place - 1]
+        if key[0] > LOCAL and caller.end < span.begin:  # of another call on the same lane, which the log has lost
+            continue
+        if not called(span, caller):
+            continue
+        flow = span.answers = next(numbers)
+        for each in {id(each): each for each in (caller.origin, caller, span)}.values():
+            each.flows.append(flow)
+        track = caller.pid, caller.thread
+        after = bisect_right(begins[track], max(caller.end - 1, caller.begin))
+        back = following[track][after] if after < len(following[track]) else None
+        if back is not None and back.phase == "results" and back.begin >= span.begin and back.root is caller.root:
+            back.last.append(flow)
+        else:
+            span.flows.remove(flow)
+            span.last.append(flow)

@@ -1,0 +1,330 @@
+"""A trace from its begin to its file, whatever happens meanwhile; and nothing of it where there is none."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.base import trace as base
+from nnhal.hal.device import Prepared
+from nnhal.hal.request import Control, Request, Timing
+from nnhal.hal.wrappers import Wrapper
+from nnhal.runtime import discovery
+from nnhal.runtime.caller import ModelCallable
+from nnhal.runtime.compiled import Compiled
+from nnhal.runtime.tracing.perfetto import read
+from nnhal.runtime.tracing.timeline import Timeline
+from tests.ipc.support import doubling
+from tests.trace.opened import ALWAYS, decoded, opened, wrong
+
+X = np.arange(4, dtype=np.float32)
+
+
+def seen(path: Path) -> Timeline:
+    """A trace, judged by what holds of every one."""
+    assert wrong(opened(decoded(path)), ALWAYS) == {}
+    return read(path.read_bytes(), str(path))
+
+
+def named(timeline: Timeline, name: str) -> list[Any]:
+    return [span for span in timeline.spans if span.name == name]
+
+
+class _ThatPrepared(Prepared):
+    def __init__(self, inner: Prepared, first: Any) -> None:
+        self._inner, self._first = inner, first
+
+    def run(self, request: Request, control: Control) -> Timing | None:
+        self._first()
+        return self._inner.run(request, control)
+
+
+class That(Wrapper):
+    """The reference, after something else."""
+
+    def __init__(self, first: Any) -> None:
+        super().__init__(discovery.cpu())
+        self.name, self._first = "that", first
+
+    def prepare(self, model: Any, hints: Any) -> Prepared:
+        return _ThatPrepared(self.inner.prepare(model, hints), self._first)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "a.pftrace"
+
+
+# --------------------------------------------------------------------------------------------------------- at no cost
+
+
+def plain(owner: type, name: str) -> bool:
+    """Whether a class has the method that was written, and nothing around it."""
+    return (
+        not hasattr(vars(owner)[name], "__wrapped__") and vars(owner)[name].__qualname__ == f"{owner.__name__}.{name}"
+    )
+
+
+SEAMS = [(ModelCallable, "__call__"), (Request, "execute"), (Compiled, "submit"), (Compiled, "close")]
+
+
+def test_where_nothing_is_traced_classes_have_the_methods_as_they_were_written(path: Path) -> None:
+    assert all(plain(*seam) for seam in SEAMS)
+    with nnhal.trace(path):
+        assert not any(plain(*seam) for seam in SEAMS)
+    assert all(plain(*seam) for seam in SEAMS)
+    assert base.process.log is None and base.process.users == 0
+    assert len(base._seams) > 20 and all(vars(owner)[name] is method for owner, name, method, _ in base._seams)
+
+
+def test_methods_keep_their_names_and_signatures_while_they_are_traced(path: Path) -> None:
+    import inspect
+
+    before = {name: inspect.signature(getattr(owner, name)) for owner, name in SEAMS if owner is not Request}
+    with nnhal.trace(path):
+        assert before == {
+            name: inspect.signature(getattr(owner, name)) for owner, name in SEAMS if owner is not Request
+        }
+
+
+# ------------------------------------------------------------------------------------------------------------- the file
+
+
+@pytest.mark.parametrize("where", ["none/a", "folder", "fifo"])
+def test_a_file_that_cannot_be_written_is_an_error_at_once(tmp_path: Path, where: str) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(nnhal.InvalidArgument, match=f"trace .*{where}: "), nnhal.trace(tmp_path / where):
+        pytest.fail("it began")
+    assert base.process.recording is None and base.process.users == 0
+
+
+@pytest.mark.parametrize("given", [None, 3, b"a", ""])
+def test_what_is_no_path_is_refused(given: Any) -> None:
+    with pytest.raises(nnhal.InvalidArgument), nnhal.trace(given):
+        pass
+
+
+@pytest.mark.parametrize("spans", [0, -1, 1.5, True, 1 << 40])
+def test_a_number_of_spans_that_cannot_be_is_refused(path: Path, spans: Any) -> None:
+    with pytest.raises(nnhal.InvalidArgument, match="spans"):
+        nnhal.trace(path, spans=spans)
+    assert not path.exists()
+
+
+def test_two_traces_at_once_are_refused_and_the_first_goes_on(path: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    with nnhal.trace(path):
+        with (
+            pytest.raises(nnhal.BadState, match="another one is running in this process, must be ended first"),
+            nnhal.trace(other),
+        ):
+            pytest.fail("it began")
+        nnhal.compile(doubling(), devices="reference").close()
+    assert not other.exists() and named(seen(path), "prepare step")
+
+
+def test_one_trace_after_the_other_has_its_own_spans_only(path: Path, tmp_path: Path) -> None:
+    with nnhal.compile(doubling(), devices="reference") as compiled:
+        with nnhal.trace(path):
+            compiled(X)
+        compiled(X)
+        with nnhal.trace(tmp_path / "b"):
+            compiled(X)
+            compiled(X)
+    assert len(named(seen(path), "call")) == 1 and len(named(seen(tmp_path / "b"), "call")) == 2
+
+
+def test_a_file_keeps_what_is_in_it_until_the_trace_ends(path: Path) -> None:
+    path.write_bytes(b"before" * 10_000)
+    with nnhal.trace(path):
+        assert path.read_bytes() == b"before" * 10_000
+    assert seen(path).processes
+
+
+def test_a_device_without_room_is_told_of_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(nnhal.ResourceExhausted, match="trace /dev/full: cannot be written: No space"):  # noqa: SIM117
+        with nnhal.trace("/dev/full"):
+            pass
+    with pytest.raises(KeyError) as raised, nnhal.trace("/dev/full"):
+        raise KeyError("the application's")
+    assert "cannot be written" in raised.value.__notes__[0]
+
+
+def test_a_trace_that_is_full_says_what_it_dropped(path: Path) -> None:
+    with nnhal.compile(doubling(), devices="reference") as compiled, nnhal.trace(path, spans=50):
+        for _ in range(100):
+            compiled(X)
+    found = seen(path)
+    assert len(found.spans) <= 50 and len(found.notes) == 1 and "spans were dropped" in found.notes[0]
+
+
+# ---------------------------------------------------------------------------------------------------- what goes wrong
+
+
+def test_an_execution_that_fails_has_its_error_in_each_span(path: Path) -> None:
+    def fail() -> None:
+        raise ValueError("no such luck")
+
+    with (
+        nnhal.trace(path),
+        nnhal.compile(doubling(), devices=That(fail)) as compiled,
+        pytest.raises(nnhal.OperationFailed),
+    ):
+        compiled(X)
+    found = seen(path)
+    (run,), (step,), (call,) = named(found, "run"), named(found, "step"), named(found, "call")
+    assert run.error == "ValueError: no such luck"
+    for span in (step, call):
+        assert span.error.startswith("DriverFailed: ") and "no such luck" in span.error and span.ended
+
+
+def test_an_error_of_the_application_ends_the_trace_and_is_passed_on(path: Path) -> None:
+    with pytest.raises(KeyError), nnhal.trace(path), nnhal.compile(doubling(), devices="reference") as compiled:
+        compiled(X)
+        raise KeyError
+    assert named(seen(path), "call") and base.process.log is None
+
+
+def test_an_interrupt_in_a_span_is_passed_on_and_ends_it(path: Path) -> None:
+    def interrupt() -> None:
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(10)
+
+    device = That(interrupt)
+    with nnhal.trace(path), nnhal.compile(doubling(), devices=device) as compiled, pytest.raises(KeyboardInterrupt):
+        compiled(X)
+    found = seen(path)
+    assert {span.error for span in (*named(found, "run"), *named(found, "call"))} == {"KeyboardInterrupt: "}
+    assert all(span.ended for span in found.spans)
+
+
+def test_what_still_runs_when_the_trace_ends_ends_with_it(path: Path) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        inside.set()
+        assert go_on.wait(30)
+
+    with nnhal.compile(doubling(), devices=That(wait)) as compiled:
+        with nnhal.trace(path):
+            execution = compiled.submit(X)
+            assert inside.wait(30)
+        go_on.set()
+        assert (execution.result() == X + X).all()
+    found = seen(path)
+    (run,) = named(found, "run")
+    assert not run.ended and run.end == run.parent.end and not run.error
+    assert path.read_bytes() == path.read_bytes()
+
+
+def test_a_result_of_many_threads_is_the_same_and_each_has_its_track(path: Path) -> None:
+    wrong_results = []
+    with nnhal.trace(path), nnhal.compile(doubling(), devices="reference") as compiled:
+
+        def work() -> None:
+            wrong_results.extend(n for n in range(20) if not (compiled(X + n) == 2 * (X + n)).all())
+
+        threads = [threading.Thread(target=work, name=f"caller {n}") for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    found = seen(path)
+    assert not wrong_results and len(named(found, "call")) == 80
+    assert {f"caller {n}" for n in range(4)} <= set(found.threads.values())
+
+
+def test_traces_that_begin_and_end_among_executions_change_no_result(tmp_path: Path) -> None:
+    stop, errors = threading.Event(), []
+    with nnhal.compile(doubling(), devices="reference") as compiled:
+
+        def work() -> None:
+            while not stop.is_set():
+                try:
+                    assert (compiled(X) == X + X).all() and (compiled.submit(X).result() == X + X).all()
+                except BaseException as error:
+                    errors.append(error)
+                    return
+
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for n in range(15):
+            with nnhal.trace(tmp_path / str(n), spans=5000):
+                time.sleep(0.01)
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert not errors
+    for n in range(15):
+        seen(tmp_path / str(n))
+    assert base.process.users == 0
+
+
+def test_a_forked_child_is_not_traced_and_writes_no_file(path: Path) -> None:
+    with nnhal.trace(path) as running:
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                nnhal.compile(doubling(), devices="reference").close()
+                untraced = base.process.log is None and base.process.users == 0 and all(plain(*seam) for seam in SEAMS)
+                running.stop()
+                code = 0 if untraced and path.stat().st_size == 0 else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        nnhal.compile(doubling(), devices="reference").close()
+    assert len(named(seen(path), "prepare step")) == 1
+
+
+# ---------------------------------------------------------------------------------------------------- the environment
+
+
+def run(code: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        text=True,
+        capture_output=True,
+        timeout=100,
+        env={**os.environ, **environment},
+        check=False,
+    )
+
+
+PROGRAM = """
+import numpy as np, nnhal
+b = nnhal.Builder()
+x = b.input((4,))
+compiled = nnhal.compile(b.finish([x], [b.add(x, x)]), devices="reference", isolation="process")
+compiled(np.ones(4, np.float32))
+"""
+
+
+def test_a_program_is_traced_to_its_end_by_the_environment_and_its_drivers_with_it(tmp_path: Path) -> None:
+    done = run(PROGRAM, NNHAL_TRACE=str(tmp_path / "%p.pftrace"))
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    (file,) = tmp_path.iterdir()
+    found = seen(file)
+    assert named(found, "call") and found.processes[int(file.stem)] == "application" and len(found.processes) == 2
+
+
+def test_a_program_that_fails_is_traced_as_well(tmp_path: Path) -> None:
+    done = run(PROGRAM + "compiled(5)", NNHAL_TRACE=str(tmp_path / "a"))
+    assert done.returncode == 1 and "InvalidRequest" in done.stderr
+    assert any("InvalidRequest" in span.error for span in named(seen(tmp_path / "a"), "call"))
+
+
+def test_a_file_of_the_environment_that_cannot_be_written_is_an_error_at_the_first_call() -> None:
+    done = run(PROGRAM, NNHAL_TRACE="/none/a")
+    assert done.returncode == 1 and "InvalidArgument: trace /none/a: cannot be written" in done.stderr
+    assert run("import nnhal", NNHAL_TRACE="/none/a").returncode == 0

@@ -1,0 +1,77 @@
+"""Where the time went: by hand, and as sums that have to hold of any trace."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+import nnhal
+from nnhal.runtime.tracing.perfetto import read
+from nnhal.runtime.tracing.summary import summary
+from nnhal.runtime.tracing.timeline import Span, Timeline
+from tests.cli.test_cli import nnhal as command
+from tests.ipc.support import doubling
+
+X = np.arange(4, dtype=np.float32)
+
+
+def by_hand() -> Timeline:
+    """A call of 100 that waits 60 for another process, which works 40 of them, and two threads that overlap by 5."""
+    call = Span(1, 1, 0, 100, "application", "execution", "call")
+    step = Span(1, 1, 10, 90, "runtime", "execution", "step", "device d", parent=call)
+    wait = Span(1, 1, 20, 80, "ipc", "execution", "wait", parent=step)
+    work = Span(2, 7, 30, 70, "driver", "execution", "run", caller=wait)
+    first = Span(1, 2, 200, 210, "runtime", "preparation", "a", error="ValueError: no")
+    second = Span(1, 3, 205, 215, "runtime", "preparation", "b", ended=False)
+    return Timeline(0, 300, {1: "application", 2: "d"}, spans=[call, step, wait, work, first, second])
+
+
+def test_the_time_of_a_span_is_without_what_others_did_for_it() -> None:
+    rows = {(row.layer, row.phase): row for row in summary(by_hand()).rows}
+    times = {key: (row.self_ns, row.wall_ns, row.threads, row.device) for key, row in rows.items()}
+    assert times == {
+        ("application", "execution"): (20, 20, 1, ""),
+        ("runtime", "execution"): (20, 20, 1, "d"),
+        ("ipc", "execution"): (20, 20, 1, "d"),
+        ("driver", "execution"): (40, 40, 1, "d"),
+        ("runtime", "preparation"): (20, 15, 2, ""),
+    }
+
+
+def test_what_failed_and_what_had_not_ended_is_told() -> None:
+    found = summary(by_hand())
+    assert (found.errors, found.unfinished, found.duration_ns) == ([("ValueError: no", 1)], 1, 300)
+    assert [row.errors for row in found.rows if row.phase == "preparation"] == [1]
+
+
+def test_self_times_of_a_real_trace_add_up_to_what_the_application_waited(tmp_path: Path) -> None:
+    path = tmp_path / "a.pftrace"
+    with nnhal.compile(doubling(), devices="reference", isolation="process") as compiled:
+        compiled(X)
+        with nnhal.trace(path), compiled.burst() as burst:
+            for _ in range(20):
+                burst(X)
+    timeline = read(path.read_bytes(), "it")
+    calls = [span for span in timeline.spans if span.name == "call"]
+    within = [span for span in timeline.spans if span.origin in calls]
+    assert len(calls) == 20 and {span.layer for span in within} == {"application", "runtime", "ipc", "driver"}
+    rows = summary(Timeline(timeline.since, timeline.until, timeline.processes, spans=within)).rows
+    waited = sum(span.end - span.begin for span in calls)
+    assert abs(sum(row.self_ns for row in rows) - waited) <= waited // 100  # what ends after its caller has its answer
+
+
+def test_the_command_shows_a_table_and_json(tmp_path: Path) -> None:
+    path = tmp_path / "a.pftrace"
+    command("run", "add4", "--device", "reference", "--trace", str(path), "--no-cache")
+    table = command("trace", "summary", str(path))
+    assert "self time" in table and "driver       execution       reference" in table
+    document = json.loads(command("trace", "summary", str(path), "--json"))
+    rows = {(row["layer"], row["phase"]) for row in document["rows"]}
+    assert {("application", "preparation"), ("driver", "execution"), ("runtime", "compilation")} <= rows
+
+
+def test_a_file_that_is_no_trace_is_told_so(tmp_path: Path) -> None:
+    path = tmp_path / "a.pftrace"
+    path.write_bytes(b"\x0a\x03abc")
+    assert "is no trace of nnhal's" in command("trace", "summary", str(path), "--json", code=3)
+    assert "cannot be read" in command("trace", "summary", str(tmp_path / "none"), "--json", code=3)
