@@ -22,7 +22,8 @@ from nnhal.base.names import printable
 LONGEST = 8000  # characters of all
 _LINE, _FIRST, _LAST, _WALKED, _CAUSES = 300, 5, 15, 10_000, 4
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
-_BETWEEN = str(Path(__file__).parents[1] / "runtime" / "sources.py"), "<frozen importlib._bootstrap"
+_PASSED = "runtime/sources.py", "hal/queue.py", "hal/turns.py", "hal/idle.py"  # between a driver and itself
+_BETWEEN = *(_PACKAGE + each.replace("/", os.sep) for each in _PASSED), "<frozen importlib._bootstrap"
 _log = logger("driver")
 
 
