@@ -1,7 +1,7 @@
 """`nnhal devices`: every device, what it is and states; drivers that do not load, and why."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -12,12 +12,13 @@ from nnhal.base.names import is_path
 from nnhal.cli import common
 from nnhal.conformance.probe import probe
 from nnhal.hal.choices import FormChoice
-from nnhal.hal.device import RELAXATIONS, Device, capabilities_by, identity_of, layout_of
+from nnhal.hal.device import RELAXATIONS, Device, Performance, capabilities_by, identity_of, layout_of
 from nnhal.hal.proofs import choices_of
 from nnhal.ipc.names import running
-from nnhal.runtime import discovery
+from nnhal.runtime import discovery, judgement
 from nnhal.runtime.discovery import Found
-from nnhal.runtime.isolation import Confined, confinement
+from nnhal.runtime.isolation import Confined, confinement, key_of
+from nnhal.runtime.measured.record import KeptFailure, failures, profile
 
 SHOWN = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED
 
@@ -72,12 +73,8 @@ def command(drivers: tuple[str, ...], named: tuple[str, ...], listed: bool, bare
         alike.setdefault(_isolation(report), []).append(name)
     for text, names in alike.items():
         common.console.print(f"\nA process of its own for {', '.join(names)}:\n{text}", markup=False)
-    if others := [] if named else discovery.engines():
-        common.console.print(
-            f"\nUsed where they are named: {', '.join(others)} (nnhal devices -d {others[0]}).", markup=False
-        )
-    if services:
-        common.console.print(f"services running: {', '.join(services)}", markup=False)
+    for line in [] if named else _others(services):
+        common.console.print(line, markup=False)
     for entry in found:
         if entry.device is None:
             common.console.print(f"{entry.name} ({entry.origin}) does not load: {entry.problem}", markup=False)
@@ -85,6 +82,17 @@ def command(drivers: tuple[str, ...], named: tuple[str, ...], listed: bool, bare
             for name, verdict in probe(entry.device).items():
                 if not verdict.ok:
                     common.console.print(f"{entry.name} does not take {name}: {verdict.reason}", markup=False)
+
+
+def _others(services: Sequence[str]) -> Iterator[str]:
+    """What there is to know beside the devices that are candidates."""
+    if profile() is None:
+        yield f"\n{judgement.HINT}."
+    candidates = discovery.candidates()
+    if others := [name for name in discovery.engines() if name not in candidates]:
+        yield f"\nUsed where they are named: {', '.join(others)} (nnhal devices -d {others[0]})."
+    if services:
+        yield f"services running: {', '.join(services)}"
 
 
 def _row(device: Device) -> list[str]:
@@ -100,11 +108,31 @@ def _row(device: Device) -> list[str]:
 
 def _facts(entry: Found, device: Device) -> Iterator[str]:
     """What is to be known of a device beside its row."""
+    if measured := _measured(device):
+        figures = ", ".join(f"{kind} {p.exec_time:.2g} / {p.power_usage:.2g}" for kind, p in measured.items())
+        yield f"{entry.name}: measured on this machine: {figures}"
     for relaxation in identity_of(device).relaxations:
         yield f"{entry.name}: {RELAXATIONS.get(relaxation, relaxation)}"
     if layout := layout_of(device):
         yield f"{entry.name}: is given models in {layout}"
     yield from _forms(entry, device)
+    for failure in _failures(device):
+        operations = f"{len(failure.operations)} operations" if len(failure.operations) > 1 else "an operation"
+        again = "not asked for them again until its version changes, or nnhal calibrate --forget"
+        yield f"{device.name}: failed in {failure.phase} of {operations} that it had taken: {failure.why}; {again}"
+
+
+def _failures(device: Device) -> list[KeptFailure]:
+    identity = judgement.identity_of(key_of(device), {})
+    return failures(identity) if identity else []
+
+
+def _measured(device: Device) -> dict[str, Performance]:
+    """What was measured of a device against the CPU reference, by kind of values."""
+    known = profile()
+    if known is None or device.name not in known.devices or discovery.CPU not in known.devices:
+        return {}
+    return known.devices[device.name].against(known.devices[discovery.CPU])
 
 
 def _forms(entry: Found, device: Device) -> Iterator[str]:
@@ -168,6 +196,10 @@ def _document(entry: Found, report: Confined | None) -> dict[str, Any]:
                 "why": "" if choice.found is None else choice.found.why,
             }
             for choice in _choices(device)
+        ],
+        "measured": {k: {"exec_time": p.exec_time, "power_usage": p.power_usage} for k, p in _measured(device).items()},
+        "failures": [
+            {"phase": f.phase, "operations": list(f.operations), "why": f.why, "at": f.at} for f in _failures(device)
         ],
         "isolation": None if report is None else report.problem or dict(report.applied),
     }
