@@ -510,10 +510,11 @@ def kernel(tmp_path: Path) -> Callable[..., None]:
     return tell
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 def test_memory_is_short_where_somebody_waited_for_it_since_the_last_look(
-    tmp_path: Path, kernel: Callable[..., None]
+    tmp_path: Path, kernel: Callable[..., None], ahead: bool
 ) -> None:
-    told = pressure.Pressure(tmp_path)
+    told = pressure.Pressure(tmp_path, ahead=ahead)
     assert told.known and not told.short()
     for name in ("machine", "group"):
         kernel(**{name: 900_000})
