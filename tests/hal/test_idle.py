@@ -273,6 +273,17 @@ def _odd(model: Any) -> Any:
 # ---------------------------------------------------------------------------------------------------- drivers that fail
 
 
+def test_a_model_that_was_restored_is_looked_after_too(device: Trimmable, tmp_path: Path) -> None:
+    b = nnhal.Builder()
+    x = b.input((4,))
+    model = b.finish([x], [b.add(x, x)])
+    for kept in ("miss", "hit"):
+        with nnhal.compile(model, devices=["litert"], cache_dir=tmp_path / "kept") as compiled:
+            assert str(compiled.cache[0]).startswith(kept)
+            assert idle.trimmed(compiled._caller.lines[0].prepared, pressed=True)
+            assert np.array_equal(compiled(numbers()), 2 * numbers())
+
+
 def test_a_trim_that_raises_is_told_and_executions_go_on(device: Trimmable) -> None:
     def fail() -> None:
         raise KeyError("no")

@@ -516,7 +516,7 @@ def _prepared_by(device: Device, model: Model, hints: Hints) -> Prepared:
             hints.cache.settled.set()  # its end may wait for who waits for that
             prepared.close()
             raise
-    return prepared
+    return _watched(prepared, where)  # after it was saved, which is no execution
 
 
 def restored_by(device: Device, outline: Model, hints: Hints) -> Prepared:
@@ -524,7 +524,7 @@ def restored_by(device: Device, outline: Model, hints: Hints) -> Prepared:
     where = where_of(device)
     with answering(where, "prepare_from_cache()"):
         prepared = device.prepare_from_cache(outline, within_the_machine(hints))
-        return _taken(device, prepared, "prepare_from_cache()", outline, where)
+        return _watched(_taken(device, prepared, "prepare_from_cache()", outline, where), where)
 
 
 def cache_files_by(device: Device) -> CacheFiles:
@@ -578,18 +578,20 @@ def _taken(device: Device, prepared: Any, query: str, model: Model, where: str) 
     elif traits.changeable and not prepared.timely:  # elsewhere the engine's own process sees to that
         turns = Turns()
         _queue(prepared, turns, turns.side_by_side)
-    if _trimmable(prepared):
+    return prepared
+
+
+def _watched(prepared: Prepared, where: str) -> Prepared:
+    """The same, trimmed from now on where it can be."""
+    try:
+        trimmable = _member(bool, prepared.trimmable, "trimmable of a Prepared")
+    except InvalidArgument as error:  # none of the application's
+        raise ContractBroken(f"{where}: {error}") from None
+    if trimmable:
         from nnhal.hal import idle
 
         idle.watch(prepared, where)
     return prepared
-
-
-def _trimmable(prepared: Prepared) -> bool:
-    try:
-        return _member(bool, prepared.trimmable, "trimmable of a Prepared")
-    except InvalidArgument as error:  # none of the application's
-        raise ContractBroken(str(error)) from None
 
 
 def _turns_of(device: Device, prepared: Prepared) -> Turns | None:
