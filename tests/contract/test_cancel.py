@@ -96,14 +96,17 @@ def test_it_is_called_once_from_another_thread():
 
 
 def test_what_is_never_cancelled_calls_nothing_and_leaves_no_thread():
-    calls, before = [], threading.active_count()
+    def there():
+        return sum(t.name != "nnhal-idle" for t in threading.enumerate())  # which models of other tests may have
+
+    calls, before = [], there()
     for control in (Control(), Control(cancelled=threading.Event()), Control(deadline=time.monotonic_ns() + 10**10)):
         with control.on_cancel(lambda: calls.append(1)):
             time.sleep(0.05)
     end = time.monotonic() + 5
-    while threading.active_count() > before and time.monotonic() < end:
+    while there() > before and time.monotonic() < end:
         time.sleep(0.01)
-    assert not calls and threading.active_count() == before
+    assert not calls and there() == before
 
 
 def test_the_block_ends_after_a_call_that_has_begun():

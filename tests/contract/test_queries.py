@@ -82,7 +82,7 @@ def test_the_matrix_is_as_large_as_it_is_said_to_be():
 def held() -> tuple[int, set[threading.Thread], set[str]]:
     """Descriptors, threads but for idle ones, children of this process."""
     gc.collect()
-    threads = {t for t in threading.enumerate() if t.name != "nnhal-worker"}
+    threads = {t for t in threading.enumerate() if t.name not in ("nnhal-worker", "nnhal-idle")}
     children = set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
     return len(os.listdir("/proc/self/fd")), threads, children
 

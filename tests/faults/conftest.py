@@ -42,7 +42,7 @@ def shared(runtime_directory: Path) -> Iterator[str]:
 
 
 def _threads() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("nnhal")]
+    return [t.name for t in threading.enumerate() if t.name.startswith("nnhal") and t.name != "nnhal-idle"]
 
 
 def _sessions() -> list[Session]:

@@ -4,10 +4,12 @@ import contextlib
 import gc
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -271,6 +273,17 @@ def _odd(model: Any) -> Any:
 # ---------------------------------------------------------------------------------------------------- drivers that fail
 
 
+def test_a_model_that_was_restored_is_looked_after_too(device: Trimmable, tmp_path: Path) -> None:
+    b = nnhal.Builder()
+    x = b.input((4,))
+    model = b.finish([x], [b.add(x, x)])
+    for kept in ("miss", "hit"):
+        with nnhal.compile(model, devices=["litert"], cache_dir=tmp_path / "kept") as compiled:
+            assert str(compiled.cache[0]).startswith(kept)
+            assert idle.trimmed(compiled._caller.lines[0].prepared, pressed=True)
+            assert np.array_equal(compiled(numbers()), 2 * numbers())
+
+
 def test_a_trim_that_raises_is_told_and_executions_go_on(device: Trimmable) -> None:
     def fail() -> None:
         raise KeyError("no")
@@ -466,6 +479,18 @@ print("done")
     assert done.stdout == "done\n", done.stderr
 
 
+def test_a_forked_child_closes_a_model_that_was_just_being_trimmed(device: Trimmable) -> None:
+    model = prepared(device)
+    with hanging(device, model), model._guard._lock, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads and fork, which this is about
+        pid = os.fork()
+        if not pid:
+            signal.alarm(20)
+            model.close()
+            os._exit(0 if model.closed == 1 else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
 def test_nothing_of_it_is_imported_before_something_can_be_trimmed() -> None:
     body = "import sys, nnhal; b = nnhal.Builder(); x = b.input((2,)); m = b.finish([x], [b.add(x, x)])\n"
     body += "nnhal.compile(m, devices=['reference']); print('nnhal.hal.idle' in sys.modules)"
@@ -496,10 +521,11 @@ def kernel(tmp_path: Path) -> Callable[..., None]:
     return tell
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 def test_memory_is_short_where_somebody_waited_for_it_since_the_last_look(
-    tmp_path: Path, kernel: Callable[..., None]
+    tmp_path: Path, kernel: Callable[..., None], ahead: bool
 ) -> None:
-    told = pressure.Pressure(tmp_path)
+    told = pressure.Pressure(tmp_path, ahead=ahead)
     assert told.known and not told.short()
     for name in ("machine", "group"):
         kernel(**{name: 900_000})
@@ -529,6 +555,19 @@ def test_pressure_trims_at_once_also_what_was_never_executed(
     kernel(group=20_000_000)
     time.sleep(1.5)
     assert all(model.trims == [True] for model in models)  # there is nothing more to give
+
+
+def test_what_is_at_work_is_not_trimmed_again_and_again_while_memory_is_short(
+    device: Trimmable, tmp_path: Path, kernel: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idle, "pressure", lambda: pressure.Pressure(tmp_path))
+    model, still = prepared(device), prepared(device)
+    begin = time.monotonic()
+    while time.monotonic() < begin + 3:
+        kernel(machine=int(1e7 * (time.monotonic() - begin)))
+        assert right(model)
+        time.sleep(0.005)
+    assert model.trims == [] and still.trims == [True]
 
 
 # --------------------------------------------------------------------------------------------------------- processes

@@ -208,6 +208,12 @@ def test_units_for_systemd_start_this_service(tmp_path: Path) -> None:
     ]
 
 
+def test_a_unit_has_the_metrics_where_they_were_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    nnhal("serve", "reference", "--name", "npu", "--metrics", "unix:told", "--systemd", "units")
+    assert f"--metrics unix:{tmp_path}/told" in (tmp_path / "units" / "nnhal-npu.service").read_text()
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd on this machine to ask")
 def test_systemd_takes_the_units(tmp_path: Path) -> None:
     nnhal("serve", "reference", "--systemd", str(tmp_path))

@@ -263,7 +263,7 @@ def test_what_is_refused_for_a_quota_is_counted_by_its_name() -> None:
         samples = scrape(url)
         assert sums(samples, "nnhal_quota_refusals_total", "quota") == {"connections": 2}
         assert value(samples, "nnhal_connections_ended_total", how="refused") == 2
-        assert value(samples, "nnhal_clients") == value(samples, "nnhal_quota_used", quota="connections") == most
+        assert value(samples, "nnhal_connections") == value(samples, "nnhal_quota_used", quota="connections") == most
 
 
 def test_every_limit_that_refuses_counts_it() -> None:

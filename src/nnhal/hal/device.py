@@ -533,7 +533,7 @@ def _prepared_by(device: Device, model: Model, hints: Hints, client: Client) -> 
             hints.cache.settled.set()  # its end may wait for who waits for that
             prepared.close()
             raise
-    return prepared
+    return _watched(prepared, where)  # after it was saved, which is no execution
 
 
 def restored_by(device: Device, outline: Model, hints: Hints, *, client: Client = OWN) -> Prepared:
@@ -542,7 +542,7 @@ def restored_by(device: Device, outline: Model, hints: Hints, *, client: Client 
     with trace.span(layer_of(device), "compilation", "restore", where), answering(where, "prepare_from_cache()"):
         hints = within_the_machine(hints)
         prepared = _in_its_turn(device, where, hints, client, lambda: device.prepare_from_cache(outline, hints))
-        return _taken(device, prepared, "prepare_from_cache()", outline, where, hints, client)
+        return _watched(_taken(device, prepared, "prepare_from_cache()", outline, where, hints, client), where)
 
 
 def _in_its_turn(device: Device, where: str, hints: Hints, client: Client, prepare: Callable[[], T]) -> T:
@@ -603,18 +603,20 @@ def _taken(
     way = _Way(device, prepared, where, hints, client)
     if way.queues or way.turns is not None:
         vars(prepared).update(_way=way, run=way.of(prepared.run))
-    if _trimmable(prepared):
+    return prepared
+
+
+def _watched(prepared: Prepared, where: str) -> Prepared:
+    """The same, trimmed from now on where it can be."""
+    try:
+        trimmable = _member(bool, prepared.trimmable, "trimmable of a Prepared")
+    except InvalidArgument as error:  # none of the application's
+        raise ContractBroken(f"{where}: {error}") from None
+    if trimmable:
         from nnhal.hal import idle
 
         idle.watch(prepared, where)
     return prepared
-
-
-def _trimmable(prepared: Prepared) -> bool:
-    try:
-        return _member(bool, prepared.trimmable, "trimmable of a Prepared")
-    except InvalidArgument as error:  # none of the application's
-        raise ContractBroken(str(error)) from None
 
 
 class _Way:

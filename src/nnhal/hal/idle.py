@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from nnhal.base.answers import answering, let_go
 from nnhal.base.errors import ContractBroken, InvalidArgument, NnhalError
 from nnhal.base.log import logger
-from nnhal.base.pressure import Pressure, pressure
+from nnhal.base.pressure import pressure
 from nnhal.hal.request import Control
 
 T = TypeVar("T")
@@ -50,8 +50,8 @@ class Guard:
     """
 
     __slots__ = (
-        *("__weakref__", "_done", "_inside", "_later", "_lock", "_prepared", "_stuck", "_trimming", "_uses", "_where"),
-        *("over", "quiet"),
+        *("__weakref__", "_done", "_inside", "_later", "_lock", "_pid", "_prepared", "_stuck", "_trimming", "_uses"),
+        *("_where", "over", "quiet"),
     )
 
     def __init__(self, prepared: Any, where: str) -> None:
@@ -60,6 +60,7 @@ class Guard:
         self._inside: deque[None] = deque()  # appends and pops are atomic
         self._uses = 0
         self._trimming = self._stuck = False
+        self._pid = os.getpid()
         self.over = False  # it is trimmed no more
         self._later: Callable[[], object] | None = None
         self._done, self._lock = threading.Event(), threading.Lock()
@@ -109,6 +110,9 @@ class Guard:
         )
 
         def closed() -> None:
+            if os.getpid() != self._pid:  # a child, in which nobody opens the locks that were shut when it was forked
+                held()()  # type: ignore[misc]
+                return
             with self._lock:
                 self.over = True
             _keeper.wake()
@@ -179,6 +183,7 @@ class _Quiet:
         """Whether to trim a model with so many executions, none of which is inside."""
         if uses != self.uses:
             self.uses, self.since = uses, time.monotonic()
+            return False  # to trim what is at work, again and again, would take more than it gives
         if pressed:
             return self.pressed != uses
         return max(self.trimmed, self.pressed) != uses and time.monotonic() - self.since >= seconds
@@ -226,7 +231,7 @@ class _Keeper:
                 _log.info("idle models keep their memory: no thread to look after them: %s", error)
 
     def _work(self, turn: object, seconds: float) -> None:
-        told, look = pressure(), min(_LOOK, seconds / 4)
+        told, look, short = pressure(), min(_LOOK, seconds / 4), False
         while True:
             with suppress(Empty):
                 self._woken.get(timeout=look)
@@ -238,13 +243,14 @@ class _Keeper:
                 if not guards:
                     self._turn = None
                     return
-            if self._look_at(guards, turn, seconds, told):
+            before, short = short, told.short()
+            if self._look_at(guards, turn, seconds, pressed=short or before):
                 _give_back()
             del guards
 
-    def _look_at(self, guards: list[Guard], turn: object, seconds: float, told: Pressure) -> bool:
+    def _look_at(self, guards: list[Guard], turn: object, seconds: float, *, pressed: bool) -> bool:
         """Trim those whose time has come; whether there were any."""
-        pressed, trimmed = told.short(), False
+        trimmed = False
         while guards:
             guard = guards.pop()
             uses, inside = guard.uses()

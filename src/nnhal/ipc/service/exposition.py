@@ -57,7 +57,7 @@ METRICS = {
     "nnhal_connections_ended": _Kind(
         CounterMetricFamily, ("how",), "Connections that have ended, or were refused, by how it came"
     ),
-    "nnhal_clients": _Kind(GaugeMetricFamily, (), "Connections that the service has"),
+    "nnhal_connections": _Kind(GaugeMetricFamily, (), "Connections that the service has"),
     "nnhal_quota_used": _Kind(
         GaugeMetricFamily, ("client", "quota"), "What a client process holds; memory and addresses in bytes"
     ),
@@ -101,7 +101,7 @@ class ServiceCollector(Collector):
         for pid, of_connection in usage:
             for name, amount in of_connection.items():
                 used[str(pid), name] = used.get((str(pid), name), 0) + amount
-        yield _family("nnhal_clients", [((), len(usage))])
+        yield _family("nnhal_connections", [((), len(usage))])
         yield _family("nnhal_quota_used", used.items())
         yield _family("nnhal_quota_most", (((name,), row.most) for name, row in rows.items()))
         yield _family("nnhal_quota_refusals", (((name,), n) for name, n in self._quotas.refusals().items()))
