@@ -34,6 +34,7 @@ from nnhal import zoo
 from nnhal.base.operands import quantised
 from nnhal.base.records import Struct, field
 from nnhal.bench.latency import timed
+from nnhal.bench.workloads import mixed
 from nnhal.cli.common import progress
 from nnhal.cli.inputs import PictureOptions, read_inputs
 from nnhal.runtime import discovery, learning
@@ -41,6 +42,7 @@ from nnhal.runtime.measured import place, record
 from nnhal.zoo import maker
 
 HOW = "first", "learnt", "tuned"
+MADE = "conv_then_lstm"  # what is made for a split: `nnhal.bench.workloads.mixed`
 USES = 16  # executions after which a compiled model has taught what it takes
 COMPILATIONS = 4  # from the first to the learnt one
 SLOW_NS = 400_000_000  # calls that are not measured at all: nobody's fastest
@@ -60,12 +62,15 @@ class PlacedRow(Struct):
 
 def measured(name: str, threads: int, rounds: int, devices: Sequence[str]) -> PlacedRow | None:
     """One model, everybody in turn; None where it does not import whole."""
-    row = PlacedRow(name)
-    path = Path(maker.path(name) if name in maker.names() else zoo.path(name))
-    try:
-        model = nnhal.load(path, shapes=None if name in maker.names() else dict(zoo.entry(name).shapes) or None)
-    except nnhal.UnsupportedModel:
-        return None
+    row, path = PlacedRow(name), None
+    if name == MADE:
+        model = mixed()
+    else:
+        path = Path(maker.path(name) if name in maker.names() else zoo.path(name))
+        try:
+            model = nnhal.load(path, shapes=None if name in maker.names() else dict(zoo.entry(name).shapes) or None)
+        except nnhal.UnsupportedModel:
+            return None
     reference = nnhal.compile(model, devices="reference")
     inputs = [g.array for g in read_inputs(reference.inputs, (), 0, PictureOptions())]
     wanted = outputs_of(reference(*inputs))
@@ -81,7 +86,7 @@ def measured(name: str, threads: int, rounds: int, devices: Sequence[str]) -> Pl
     calls: dict[str, Call] = {}
     held: list[nnhal.Compiled] = []
     for device in devices:
-        engine = directly(device, path, inputs, threads)
+        engine = None if path is None else directly(device, path, inputs, threads)
         if engine is None:
             try:
                 compiled = nnhal.compile(model, devices=device, fallback="forbid", threads=threads, placement="stated")
@@ -199,7 +204,7 @@ def main() -> None:
         raise SystemExit("placement: nothing was measured on this machine, nnhal calibrate does that")
     there = [each.name for each in discovery.found() if each.device is not None]
     devices = given.devices or [name for name in there if name != "reference"]
-    names = given.names or [*zoo.names(), *zoo.onnx_names(), *maker.names()]
+    names = given.names or [*zoo.names(), *zoo.onnx_names(), *maker.names(), MADE]
     rows: list[PlacedRow] = []
     with tempfile.TemporaryDirectory(prefix="nnhal-placement-") as folder:
         known = Path(folder, "state")
