@@ -314,3 +314,9 @@ def test_a_compilation_with_kernels_of_8_bits_is_kept_with_them() -> None:
     assert isinstance(again, OpenVINOModel) and kinds_of(again) == kinds_of(made)
     found = [requests.run(each, [x]).results[0] for each in (made, again)]
     assert np.array_equal(*found)
+
+
+def test_quantised_operations_are_stated_as_fast_as_floats_where_a_fast_form_was_found() -> None:
+    kind = CHOICES[0][1]
+    stated = [device(forms).capabilities().operands[kind] for forms in (Forms(), forms_of(lambda name: name == "ADD"))]
+    assert stated[1].exec_time < stated[0].exec_time
