@@ -52,20 +52,7 @@ class Chain:
         x = self.tensors[-1] if rng.random() < 0.7 else self.tensors[int(rng.integers(len(self.tensors)))]
         others = [t for t in self.tensors if t.value.known == x.value.known]
         other = others[int(rng.integers(len(others)))]
-        kinds = [
-            "conv",
-            "conv",
-            "conv",
-            "depthwise",
-            "depthwise",
-            "pair",
-            "pair",
-            "join",
-            "pool",
-            "move",
-            "curve",
-            "float",
-        ]
+        kinds = ["conv"] * 3 + ["depthwise", "pair", "float", "move"] * 2 + ["join", "pool", "curve", "mean"]
         kind = str(rng.choice(kinds))
         same: dict[str, Any] = {"scale": x.value.scale, "zero_point": x.value.zero_point}
         made: dict[str, Any] = {"scale": self.scale(x.value.scale), "zero_point": self.zero()}
@@ -83,12 +70,41 @@ class Chain:
             name = str(rng.choice(["average_pool_2d", "max_pool_2d"]))
             y = getattr(b, name)(x, padding=str(rng.choice(["same", "valid"])), filter_size=2, **same)
         elif kind == "move":
-            y = self.moved(x, str(rng.choice(["pad", "transpose", "reshape", "resize", "slice"])))
+            y = self.moved(
+                x,
+                str(
+                    rng.choice(
+                        [
+                            "pad",
+                            "transpose",
+                            "reshape",
+                            "resize",
+                            "slice",
+                            "split",
+                            "depth",
+                            "shuffle",
+                            "gather",
+                            "batch",
+                        ]
+                    )
+                ),
+            )
         elif kind == "curve":
             y = self.curve(x, str(rng.choice(["relu", "relu6", "logistic", "tanh"])))
+        elif kind == "mean":
+            spread = b.mean(x, np.array([1, 2], np.int32), True, **same)
+            y = b.sub(x, spread, scale=self.scale(x.value.scale), zero_point=self.zero())
         else:
-            alpha = b.constant(self.stored((x.value.known[3],)), self.kind, scale=0.002, zero_point=self.zero())
-            y = b.prelu(x, alpha, scale=x.value.scale, zero_point=x.value.zero_point)
+            names = [
+                "prelu",
+                "resize_bilinear",
+                "transpose_conv_2d",
+                "softmax",
+                "maximum",
+                "l2_normalization",
+                "reduce_max",
+            ]
+            y = self.unproved(x, other, str(rng.choice(names)))
         if np.prod(y.value.known) < 20_000 and min(y.value.known[1:3]) > 1:
             self.tensors.append(y)
 
@@ -117,6 +133,28 @@ class Chain:
         out = {"scale": self.scale(x.value.scale * 0.3), "zero_point": self.zero()}
         return getattr(self.b, f"{kind}_2d" if kind == "conv" else "depthwise_conv_2d")(x, weights, bias, **more, **out)
 
+    def unproved(self, x: Tensor, other: Tensor, name: str) -> Tensor:
+        """What has no form of 8 bits in most drivers."""
+        b, kind, shape = self.b, self.kind, tuple(x.value.known)
+        made: dict[str, Any] = {"scale": self.scale(x.value.scale), "zero_point": self.zero()}
+        if name == "prelu":
+            return b.prelu(x, b.constant(self.stored((shape[3],)), kind, scale=0.002, zero_point=self.zero()), **made)
+        if name == "resize_bilinear":
+            return b.resize_bilinear(x, out_w=shape[2] + 1, out_h=2 * shape[1])
+        if name == "transpose_conv_2d":
+            w = b.constant(self.stored((5, 2, 2, shape[3])), kind, scale=0.002, zero_point=self.zero())
+            scale = float(np.float32(np.float32(x.value.scale) * np.float32(0.002)))
+            bias = b.constant(np.arange(5, dtype=np.int32), "TENSOR_INT32", scale=scale)
+            return b.transpose_conv_2d(x, w, bias, padding=((0, 0), (0, 0)), nchw=False, **made)
+        if name == "softmax":
+            return b.softmax(x, 1.0, scale=1 / 256, zero_point=self.low)
+        if name == "l2_normalization":
+            return b.l2_normalization(x, scale=1 / 128, zero_point=(self.low + self.high + 1) // 2)
+        if name == "maximum":
+            return b.maximum(x, other, **made)
+        most = b.reduce_max(x, np.array([1], np.int32), True)
+        return b.add(x, most, scale=2 * x.value.scale, zero_point=self.zero())
+
     def moved(self, x: Tensor, kind: str) -> Tensor:
         """The elements elsewhere."""
         b, shape = self.b, tuple(x.value.known)
@@ -125,9 +163,19 @@ class Chain:
         if kind == "transpose":
             return b.transpose(x, np.array([0, 2, 1, 3], np.int32))
         if kind == "reshape":
-            return b.reshape(x, np.array([1, shape[2], shape[1], shape[3]], np.int32))
+            return b.reshape(x, np.array([shape[0], shape[2], shape[1], shape[3]], np.int32))
         if kind == "resize":
             return b.resize_nearest_neighbor(x, out_w=2 * shape[2], out_h=2 * shape[1], nchw=False)
+        if kind == "split" and shape[3] % 2 == 0:
+            return b.split(x, 3, 2, outputs=2)[int(self.rng.integers(2))]
+        if kind == "depth" and shape[3] % 4 == 0:
+            return b.depth_to_space(x, 2)
+        if kind == "shuffle" and shape[3] % 2 == 0:
+            return b.channel_shuffle(x, 2, 3)
+        if kind == "gather":
+            return b.gather(x, 2, np.array([1, 0, 1], np.int32))
+        if kind == "batch" and shape[1] % 2 == 0 and shape[2] % 2 == 0 and shape[0] == 1:
+            return b.space_to_batch_nd(x, np.array([2, 2], np.int32), np.zeros((2, 2), np.int32))
         begin, end = np.array([0, 1, 0, 0], np.int32), np.array(shape, np.int32)
         return b.strided_slice(x, begin, end, np.array([1, 1, 1, 1], np.int32), 0, 0, 0)
 

@@ -35,6 +35,7 @@ from tests.drivers.quantised_chains import KINDS, chain
 FAST, EXACT = Forms(forced="fast"), Forms(forced="exact")
 CHOICES = [(choice.operation, choice.type) for choice in to_prove(OpenVINO())]
 U8, I8 = KINDS
+HALVES = 2  # steps that halves, rounded up here and down there, may add up to in a chain
 SATURATING = platform.machine() == "x86_64" and "vnni" not in Path("/proc/cpuinfo").read_text("ascii", "replace")
 
 
@@ -163,7 +164,7 @@ def test_filters_whose_steps_need_9_bits_are_two_of_8_and_those_that_need_more_s
 
 @pytest.mark.parametrize("seed", range(24))
 def test_each_operation_of_a_chain_is_within_a_step_of_what_it_makes_of_its_own_inputs(seed: int) -> None:
-    """All of them fast, or some; what the chain gives is the same whether somebody looks at what lies between or not."""
+    """All of them fast, or some; what the chain gives hardly depends on whether somebody looks at what lies between."""
     if SATURATING:
         forms = forms_of(lambda name: "CONV" not in name and name != "FULLY_CONNECTED")
     else:
@@ -178,7 +179,7 @@ def test_each_operation_of_a_chain_is_within_a_step_of_what_it_makes_of_its_own_
         for place, wanted in zip(one.outputs, expected(one.model, [known[i] for i in one.inputs]), strict=True):
             name = operation_name(model.main.operations[number].type)
             assert steps(known[place], wanted) <= 1, (number, name)
-    assert np.array_equal(run(forms, model, [x])[0], known[model.main.outputs[0]])
+    assert steps(run(forms, model, [x])[0], known[model.main.outputs[0]]) <= HALVES
 
 
 def two_sums(b: nnhal.Builder, kind: str, size: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -314,3 +315,9 @@ def test_a_compilation_with_kernels_of_8_bits_is_kept_with_them() -> None:
     assert isinstance(again, OpenVINOModel) and kinds_of(again) == kinds_of(made)
     found = [requests.run(each, [x]).results[0] for each in (made, again)]
     assert np.array_equal(*found)
+
+
+def test_quantised_operations_are_stated_as_fast_as_floats_where_a_fast_form_was_found() -> None:
+    kind = CHOICES[0][1]
+    stated = [device(forms).capabilities().operands[kind] for forms in (Forms(), forms_of(lambda name: name == "ADD"))]
+    assert stated[1].exec_time < stated[0].exec_time
