@@ -285,18 +285,19 @@ def looping() -> Model:
 
 
 def mixed(times: int = 20, cells: int = 512) -> Model:
-    """Convolutions on pictures, then LSTM over what is left of them: work that different engines do best."""
-    b, values = Builder("conv_then_lstm"), VALUES["float32"]
-    x = y = b.input((times, 20, 20, 32))
+    """Convolutions of 8 bits on pictures, then float LSTM over what is left of them: work that different engines do best."""
+    b, values, floats = Builder("conv_then_lstm"), VALUES["quant8_signed"], VALUES["float32"]
+    x = y = b.input((times, 20, 20, 32), values.type, SCALE, values.zero_point)
     for _ in range(4):
-        filters = _weights(b, values, (32, 3, 3, 32))
-        y = b.conv_2d(y, filters, _bias(b, values, 32), padding="same", stride=1, activation="relu6")
-    y = b.reshape(b.mean(y, np.array([1, 2], np.int32), 1), np.array([times, 1, 32], np.int32))
+        filters, bias = _weights(b, values, (32, 3, 3, 32)), _bias(b, values, 32)
+        y = b.conv_2d(y, filters, bias, padding="same", stride=1, activation="relu6", **_given(values))
+    y = b.dequantize(b.mean(y, np.array([1, 2], np.int32), 1))
+    y = b.reshape(y, np.array([times, 1, 32], np.int32))
     for width in (32, cells):
         gates = ("input", "forget", "cell", "output")
-        named = {f"input_to_{gate}": _weights(b, values, (cells, width)) for gate in gates}
-        named |= {f"state_to_{gate}": _weights(b, values, (cells, cells)) for gate in gates}
-        named |= {f"bias_{gate}": _bias(b, values, cells) for gate in gates}
+        named = {f"input_to_{gate}": _weights(b, floats, (cells, width)) for gate in gates}
+        named |= {f"state_to_{gate}": _weights(b, floats, (cells, cells)) for gate in gates}
+        named |= {f"bias_{gate}": _bias(b, floats, cells) for gate in gates}
         states = [b.constant(np.zeros((1, cells), np.float32)) for _ in range(2)]
         more: dict[str, Any] = {"activation_kind": "tanh", "cell_clip": 0.0, "projection_clip": 0.0, "time_major": True}
         y = b.operation("UNIDIRECTIONAL_SEQUENCE_LSTM", y, state=states[0], cell_state=states[1], **named, **more)
