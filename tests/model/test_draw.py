@@ -101,6 +101,12 @@ def test_devices_have_colours_and_a_legend_and_what_is_refused_is_marked():
     assert drawn.count(COLOURS[0]) == 2 and REFUSED in drawn and "<title>NNAPI has none</title>" in drawn
 
 
+def test_why_an_operation_is_where_it_is_shows_where_the_pointer_rests():
+    nodes = Node("ADD", "", (0,), (1,)), Node("NEG", "", (1,), (2,))
+    drawn = svg(Outline("m", dict.fromkeys(range(3), PLAIN), (0,), (2,), nodes), {0: "a"}, {0: "a: <best>"})
+    assert drawn.count("; a: &lt;best&gt;</title>") == 1
+
+
 def test_a_shape_stands_once_and_that_of_a_further_output_at_its_arrow():
     shapes = {0: (1, 8), 1: (1, 5), 2: (1, 3), 3: (1, 5), 4: (1, 3)}
     tensors = {n: ShownTensor(f"t{n}", "TENSOR_FLOAT32", shape) for n, shape in shapes.items()}

@@ -61,25 +61,24 @@ def command(model: str, placed: bool, as_dot: bool, as_json: bool, everything: b
     if placed and graph is None:
         common.say("note: NNAPI cannot take the model whole, so no part of it is placed")
     if as_dot or options["svg_path"] or options["png_path"]:
-        _draw(facts, _placing(placement), options["svg_path"], options["png_path"])
+        _draw(facts, placement, options["svg_path"], options["png_path"])
         if as_dot:
             click.echo(dot(facts, colours_of(_placing(placement) or {})[1]), nl=False)
     elif as_json:
         common.emit(_document(facts, graph, placed, placement))
     elif everything:
-        notes = {c.operation: _note(c) for c in placement.choices} if placement else None
-        click.echo(listing(facts) if graph is None else text(graph, notes), nl=False)
+        click.echo(listing(facts) if graph is None else text(graph, _notes(placement)), nl=False)
         if placement:
             click.echo(f"{counted(len(placement.steps), 'step')}, {placement.transfers} tensors cross between devices")
     else:
         _print(facts, graph, placement)
 
 
-def _draw(facts: Outline, placing: Placing | None, svg_path: Path | None, png_path: Path | None) -> None:
+def _draw(facts: Outline, placement: Placement | None, svg_path: Path | None, png_path: Path | None) -> None:
     if svg_path:
-        common.write(svg_path, svg(facts, placing).encode())
+        common.write(svg_path, svg(facts, _placing(placement), _notes(placement)).encode())
     if png_path:
-        common.write(png_path, png(facts, placing))
+        common.write(png_path, png(facts, _placing(placement)))
 
 
 def _placement(graph: Model, names: list[str] | None, options: dict[str, Any]) -> Placement:
@@ -89,6 +88,10 @@ def _placement(graph: Model, names: list[str] | None, options: dict[str, Any]) -
 
 def _placing(placement: Placement | None) -> Placing | None:
     return {c.operation: c.device for c in placement.choices if c.device} if placement else None
+
+
+def _notes(placement: Placement | None) -> dict[int, str] | None:
+    return {c.operation: _note(c) for c in placement.choices} if placement else None
 
 
 def _note(choice: Any) -> str:

@@ -18,6 +18,7 @@ from nnhal.model.layout import Arrangement, Box, arrange
 from nnhal.model.outline import Node, Outline, shape_text
 
 Placing = Mapping[int, str]  # where each operation runs, by its number
+Notes = Mapping[int, str]  # why, by its number
 # Of devices: tints of the colours of Okabe and Ito, which differ for the colour-blind too.
 COLOURS = ("#bfe3f8", "#f6d48f", "#94d6c1", "#ecc9dd", "#faf5ae", "#9dbfe6", "#d9d9d9")
 PLAIN, EDGE, REFUSED, LINE, GREY = "#ffffff", "#eeeeee", "#f4a582", "#444444", "#5a5a5a"
@@ -72,9 +73,9 @@ class Chain(Struct):
     reads: int | None = None  # the tensor of an output
 
 
-def svg(outline: Outline, placing: Placing | None = None) -> str:
-    """The graph as an SVG document, in colours by device."""
-    scene = _scene(outline, placing or {})
+def svg(outline: Outline, placing: Placing | None = None, notes: Notes | None = None) -> str:
+    """The graph as an SVG document, in colours by device. notes: shown where the pointer rests on an operation."""
+    scene = _scene(outline, placing or {}, notes or {})
     width, height = math.ceil(scene.width), math.ceil(scene.height)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">',
@@ -107,7 +108,7 @@ def colours_of(placing: Placing) -> tuple[list[str], dict[int, str]]:
     return devices, {n: COLOURS[devices.index(device) % len(COLOURS)] for n, device in placing.items()}
 
 
-def _scene(outline: Outline, placing: Placing) -> Scene:
+def _scene(outline: Outline, placing: Placing, notes: Notes | None = None) -> Scene:
     chains, writer = _chains(outline)
     boxes = [_box(chain) for chain in chains]
     crossing: dict[tuple[int, int], list[int]] = {}
@@ -136,7 +137,7 @@ def _scene(outline: Outline, placing: Placing) -> Scene:
             side, anchor = (6, "start") if moved[-2][0] <= x else (-6, "end")  # where the line does not come from
             scene.items.append(Label(x + side, y - 4 - 11 * n, text, GREY, anchor))
     for chain, box in zip(chains, boxes, strict=True):
-        scene.items += _chain(outline, chain, box, colours)
+        scene.items += _chain(outline, chain, box, colours, notes or {})
     scene.items += _connectors(chains, boxes, layout)
     return scene
 
@@ -218,14 +219,17 @@ def _box(chain: Chain) -> Box:
     return Box(characters * CHARACTER + 2 * PAD, len(chain.lines) * LINE_HEIGHT + 4, [])
 
 
-def _chain(outline: Outline, chain: Chain, box: Box, colours: Mapping[int, str]) -> Iterator[Rectangle | Label]:
+def _chain(
+    outline: Outline, chain: Chain, box: Box, colours: Mapping[int, str], notes: Notes
+) -> Iterator[Rectangle | Label]:
     left, top = box.x - box.width / 2, box.top
     for n, (text, shape) in enumerate(chain.lines):
         y, fill, note = top + n * LINE_HEIGHT, EDGE, text
         if chain.nodes:
             node = outline.nodes[chain.nodes[n]]
             fill = REFUSED if node.refused else colours.get(chain.nodes[n], PLAIN)
-            note = node.refused or f"{text} → {shape}"
+            said = [f"{text} → {shape}", *([why] if (why := notes.get(chain.nodes[n])) else [])]
+            note = node.refused or "; ".join(said)
         yield Rectangle(left, y, box.width, LINE_HEIGHT + (4 if n + 1 == len(chain.lines) else 0), fill, "", note)
         yield Label(left + PAD, y + 12.5, text)
         yield Label(left + box.width - PAD, y + 12.5, shape, GREY, "end")
