@@ -343,6 +343,25 @@ def test_operations_of_extensions_inside_never_fall_back(whole):
     assert "no reference kernel" in discovery.cpu().supports(model)[0].reason
 
 
+class Consuming(Some):
+    """Says that it needs constants no more."""
+
+    def prepare(self, model: Model, hints: Hints) -> Prepared:
+        prepared = super().prepare(model, hints)
+        prepared.weights_consumed = True
+        return prepared
+
+
+def test_where_all_inside_needs_constants_no_more_the_model_has_none():
+    compiled = nnhal.compile(doubling(), devices=[Consuming("adder", "ADD LESS")])
+    (step,) = compiled._caller.plan.steps
+    assert step.consumed and compiled._caller.plan.model.emptied
+    assert all(inside.plan.model.emptied for inside in step.inside)
+    assert compiled(X, times_of(2)).tolist() == [0, 4, 8, 12]
+    mixed = nnhal.compile(nested(), devices=[Consuming("adder", "ADD LESS"), Some("multiplier", "MUL")])
+    assert not mixed._caller.plan.model.emptied
+
+
 def test_an_argument_of_control_flow_lies_in_a_shared_pool():
     compiled = nnhal.compile(doubling(), devices=two())
     given, taken = allocate([(compiled, "input", "x")]), allocate([(compiled, "output", 0)])

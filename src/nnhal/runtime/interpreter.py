@@ -240,7 +240,7 @@ class _Branch:
         operand, for values that lie in memory of a device's, and that are None among the others.
         """
         for place, (shape, x) in enumerate(zip(self.inside.shapes, values, strict=True)):
-            if x is not None and shape is not None and not agree(shape, x.shape):
+            if x is not None and shape is not None and x.shape != shape and not agree(shape, x.shape):
                 what = f"input {place} of its {self.inside.name} is given {show(x.shape)}"
                 raise OperationFailed(f"operation #{self.inside.operation}: {what}, must be {show(shape)}")
         job = Job([values[place] for place in self.inside.reads], rooms)
