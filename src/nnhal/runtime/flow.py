@@ -131,7 +131,7 @@ def _takes(model: Model, offer: Offer, n: int) -> bool:
     return not offer.barred(n, "", level_needed(model, n))
 
 
-class Subgraph(Record, frozen=True):
+class NamedPart(Record, frozen=True):
     """A subgraph as a model of its own. name: what it is to the operation. number: of it in the whole model."""
 
     name: str
@@ -139,7 +139,7 @@ class Subgraph(Record, frozen=True):
     part: Part
 
 
-def parts_of(model: Model, n: int) -> tuple[Subgraph, Subgraph]:
+def parts_of(model: Model, n: int) -> tuple[NamedPart, NamedPart]:
     """Both subgraphs of an operation of control flow, with the shapes that are known of what they are given.
 
     What a loop carries has the same shape in each turn where the body makes it of that shape if it is given it.
@@ -158,7 +158,7 @@ def parts_of(model: Model, n: int) -> tuple[Subgraph, Subgraph]:
                 validate(part.model)
         except InvalidModel:  # one that never runs, as it seems
             continue
-        first, second = map(Subgraph, NAMES[OperationType(operation.type)], numbers, parts)
+        first, second = map(NamedPart, NAMES[OperationType(operation.type)], numbers, parts)
         return first, second
     raise AssertionError("what subgraphs state of themselves was valid")
 
@@ -190,7 +190,7 @@ def _carried(model: Model, body: int, known: Sequence[Shape | None]) -> list[Sha
 def _asked(
     model: Model,
     n: int,
-    subgraph: Subgraph,
+    subgraph: NamedPart,
     wishes: Wishes,
     candidates: Sequence[Candidate],
     events: list[str],
