@@ -243,6 +243,39 @@ def test_a_subgraph_that_cannot_be_given_what_it_would_be_is_an_error_only_where
         compiled(np.array([False]), X)
 
 
+def test_subgraphs_that_refer_to_one_another_again_and_again_are_left_to_who_takes_them_whole():
+    b = nnhal.Builder()
+    condition, x = b.input((1,), "TENSOR_BOOL8"), b.input((4,))
+    sub = b.subgraph()
+    _, y = sub.input((1,), "TENSOR_BOOL8"), sub.input((4,))
+    last = sub.finish_subgraph([_, y], [sub.add(y, y)])
+    for _ in range(40):
+        sub = b.subgraph()
+        c, y = sub.input((1,), "TENSOR_BOOL8"), sub.input((4,))
+        last = sub.finish_subgraph([c, y], [sub.if_(c, last, last, [c, y], out_type=F32)])
+    model = b.finish([condition, x], [b.if_(condition, last, last, [condition, x], out_type=F32)])
+    device = Some("adder", "ADD")
+    compiled = nnhal.compile(model, devices=[device], fallback="allow")
+    assert where(compiled) == "reference" and len(device.models) == 1
+    assert "subgraphs inside, must be at most 256" in compiled.placement.choices[0].others["runtime"]
+    assert compiled(np.array([True]), X).tolist() == [0, 2, 4, 6]
+    with pytest.raises(UnsupportedModel, match="subgraphs inside"):
+        nnhal.compile(model, devices=[device])
+
+
+def test_control_flow_of_which_nobody_reads_anything_is_not_asked_about():
+    b = nnhal.Builder()
+    x, condition = b.input((4,)), b.input((1,), "TENSOR_BOOL8")
+    then, other = b.subgraph(), b.subgraph()
+    one, two_ = then.input((4,)), other.input((4,))
+    branches = then.finish_subgraph([one], [then.add(one, one)]), other.finish_subgraph([two_], [other.neg(two_)])
+    b.if_(condition, *branches, [x], out_type=F32)
+    model = b.finish([x, condition], [b.add(x, x)])
+    device = Some("adder", "ADD")
+    compiled = nnhal.compile(model, devices=[device])
+    assert len(device.models) == 1 and compiled.placement.devices() == {"adder": 1}
+
+
 def test_a_device_that_failed_to_say_what_it_takes_is_asked_once():
     class Silent(Some):
         def supports(self, model: Model) -> Sequence[Verdict]:
