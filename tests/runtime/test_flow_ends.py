@@ -24,12 +24,13 @@ from nnhal.base.errors import (
     OperationFailed,
 )
 from nnhal.base.extensions import register_extension
+from nnhal.base.levels import V1_1
 from nnhal.drivers.samples.full import FullV1_3
 from nnhal.hal.device import Device, Hints, Prepared
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.hal.utilities import is_extension
-from nnhal.hal.wrappers import Limited
+from nnhal.hal.wrappers import AtLevel, Limited
 from nnhal.ipc.client.buffer import RemoteBuffer
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
@@ -250,6 +251,16 @@ def test_a_burst_is_one_at_a_time_and_of_no_use_once_it_is_closed():
     with pytest.raises(nnhal.Closed):
         burst(X, times_of(2))
     assert compiled(X, times_of(2)).tolist() == [0, 4, 8, 12]
+
+
+def test_a_burst_says_what_steps_inside_are_run_by():
+    with nnhal.compile(nested(), devices=two()).burst() as burst:
+        assert burst.ways == ("step 0 on runtime: burst",)
+    old = AtLevel(Some("old", "ADD MUL LESS"), V1_1)
+    with nnhal.compile(branching(), devices=[old]).burst() as burst:
+        (way,) = burst.ways
+        assert way.startswith("step 0 on runtime: plain calls: ")
+        assert burst(np.array([False]), X).tolist() == (X * X).tolist()
 
 
 def test_a_report_says_how_often_each_subgraph_ran_and_what_its_steps_took():

@@ -27,9 +27,11 @@ class Burst(ABC):
     """A series of executions; a context manager.
 
     ended: it is of no use any more, though nobody closed it. plain: why executions were plain calls, and how often.
+    way: what it is, for people.
     """
 
     ended = False
+    way = "burst"
     plain: Mapping[str, int] = MappingProxyType({})
 
     @abstractmethod

@@ -99,12 +99,20 @@ class PreparedFlow(Composite):
         for each in self._branches:
             yield from each.runner.lines
 
-    def in_bursts(self, bursts: list[Burst]) -> "list[_Branch]":
-        """The same subgraphs, each step in a burst that is put there; one that cannot be in one is called plainly."""
-        return [
-            _Branch(each.inside, self._hear, [opened(line, bursts)[0] for line in each.runner.lines], each.runner)
-            for each in self._branches
-        ]
+    def in_bursts(self, bursts: list[Burst], ways: list[str]) -> "list[_Branch]":
+        """The same subgraphs, each step in a burst that is put there; one that cannot be in one is called plainly.
+
+        ways: get what each step is run by.
+        """
+        found = []
+        for each in self._branches:
+            lines = []
+            for line in each.runner.lines:
+                other, way = opened(line, bursts)
+                lines.append(other)
+                ways.append(way)
+            found.append(_Branch(each.inside, self._hear, lines, each.runner))
+        return found
 
     def memory(self) -> MemoryUse:
         """That of all steps inside."""
@@ -567,11 +575,13 @@ class _Bursts(Burst):
     def __init__(self, interpreter: PreparedFlow) -> None:
         self._interpreter, self._turn, self._closed = interpreter, Turn(), False
         self._bursts: list[Burst] = []
+        ways: list[str] = []
         try:
-            self._branches = interpreter.in_bursts(self._bursts)
+            self._branches = interpreter.in_bursts(self._bursts, ways)
         except BaseException:
             self.close()
             raise
+        self.way = ", ".join(dict.fromkeys(ways))
 
     @property
     def ended(self) -> bool:  # type: ignore[override]
