@@ -1,5 +1,6 @@
 """Control flow that the runtime runs itself: when it does, what it computes, how it ends, what falls back."""
 
+import pickle  # noqa: TID251 (as applications do)
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -200,6 +201,12 @@ def test_the_placement_shows_what_is_inside_below_what_refers_to_it():
     assert (condition["operation"], condition["branch"], body["branch"]) == (0, "condition", "body")
     assert [each["branch"] for each in body["inside"]] == ["then", "else"]
     assert body["inside"][0]["inside"][1]["operations"][1]["device"] == "multiplier"
+
+
+def test_a_placement_with_what_is_inside_can_be_sent():
+    placement = nnhal.compile(nested(), devices=two()).placement
+    there = pickle.loads(pickle.dumps(placement))
+    assert str(there) == str(placement) and there.to_dict() == placement.to_dict()
 
 
 def test_devices_are_asked_about_a_subgraph_as_a_model_of_its_own_of_the_level_that_it_needs():
