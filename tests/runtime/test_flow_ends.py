@@ -162,6 +162,40 @@ def test_a_subgraph_that_does_not_prepare_is_placed_elsewhere_by_itself():
     assert compiled(X, times_of(2)).tolist() == [0, 4, 8, 12]
 
 
+def test_where_the_runtime_cannot_prepare_what_is_inside_the_cpu_has_it_whole(monkeypatch):
+    cpu = discovery.cpu()
+    prepare = type(cpu).prepare
+
+    def whole_only(self: Any, model: Model, hints: Hints) -> Prepared:
+        if not model.referenced:
+            raise OperationFailed("of parts it has had enough")
+        return prepare(self, model, hints)
+
+    device = adder(on_prepare=failing(OperationFailed("out of order")))
+    compiled = nnhal.compile(doubling(), devices=[device, Some("multiplier", "MUL")], fallback="allow")
+    assert [step.device for step in compiled.placement.steps] == ["runtime"]
+    assert compiled.placement.inside[0].placement.devices() == {"reference": 1}
+    monkeypatch.setattr(type(cpu), "prepare", whole_only)
+    compiled = nnhal.compile(doubling(), devices=[device, Some("multiplier", "MUL")], fallback="allow")
+    assert where(compiled) == "reference" and compiled.placement.inside == ()
+    *_, last = compiled.placement.events
+    assert last.startswith("runtime failed to prepare operations #0") and last.endswith("placing them elsewhere")
+    assert compiled(X, times_of(2)).tolist() == [0, 4, 8, 12]
+
+
+def test_what_fails_everywhere_is_tried_where_it_was_on_the_cpu_alone_and_as_a_whole(monkeypatch):
+    compiled = nnhal.compile(
+        branching(), devices=[Some("adder", "ADD", on_run=failing(OperationFailed("worn out")))], fallback="allow"
+    )
+    assert compiled(np.array([True]), X).tolist() == [0, 2, 4, 6]
+    spares = compiled._caller.lines[0].prepared._branches[0].runner.spares  # type: ignore[attr-defined]
+    monkeypatch.setattr(spares.get(0).prepared, "run", lambda *_: failing(OperationFailed("of the CPU"))())
+    _, report = compiled.run(np.array([True]), X, measure=True)
+    inside, whole = report.fallbacks
+    assert inside.startswith("then of operation #0: step 0 failed on adder") and "worn out" in inside
+    assert whole.startswith("step 0 failed on runtime") and "of the CPU" in whole
+
+
 def test_what_was_prepared_inside_is_closed_where_the_rest_does_not_prepare():
     device = adder(on_prepare=nth(2, failing(OperationFailed("out of order"))))
     with pytest.raises(OperationFailed, match="out of order"):

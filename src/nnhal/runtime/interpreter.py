@@ -67,7 +67,7 @@ class PreparedFlow(Composite):
     def run_on(self, branches: "Sequence[_Branch]", request: Request, control: Control) -> Timing | None:
         """Run, each subgraph in one of its ways."""
         inner = control if control.profile is None else control._replace(profile=None)
-        spent = _Spent() if control.measure else None
+        spent = _Spent(control.profile) if control.measure else None
         values: dict[int, Any] = {**self._constants, **dict(zip(self._inputs, request.given, strict=True))}
         rooms = {i: request.room(n) for n, i in enumerate(self._outputs)}
         ended: list[Callable[[], None]] = []
@@ -88,7 +88,7 @@ class PreparedFlow(Composite):
                 request.write(n, result)
         for call in ended:  # what lies in memory that is used again has been taken over
             call()
-        return None if spent is None else spent.told(control.profile)
+        return None if spent is None else spent.told()
 
     def burst(self) -> Burst:
         """Each step inside in a burst of its driver."""
@@ -139,11 +139,17 @@ def _nobody(text: str) -> None:
 class _Spent:
     """What the steps of subgraphs took in one execution, added up."""
 
-    def __init__(self) -> None:
+    def __init__(self, profile: Any) -> None:
+        """profile: whoever asked for one hears of each step."""
         self._runs: dict[tuple[int, str], int] = {}
         self._steps: dict[tuple[int, str], dict[tuple[int, str], StepTiming]] = {}
         self._timings: list[Timing | None] = []
-        self._fallbacks: list[str] = []
+        self._profile = profile if isinstance(profile, Profile) else None
+        self._fallbacks: list[str] = [] if self._profile is None else self._profile.fallbacks
+
+    def report(self) -> Report:
+        """For one run of a subgraph; what falls back in it is heard of also where it fails."""
+        return Report(fallbacks=self._fallbacks)
 
     def add(self, inside: Inside, report: Report) -> None:
         """One run of a subgraph."""
@@ -154,16 +160,14 @@ class _Spent:
             before = steps.get((n, step.device))
             steps[n, step.device] = step if before is None else _both(before, step)
             self._timings.append(step.driver)
-        self._fallbacks += report.fallbacks
 
-    def told(self, profile: Any) -> Timing:
-        """All together; whoever asked for a profile hears of each."""
-        if isinstance(profile, Profile):
-            profile.inside = tuple(
+    def told(self) -> Timing:
+        """All together."""
+        if self._profile is not None:
+            self._profile.inside = tuple(
                 BranchTiming(operation, name, runs, tuple(self._steps[operation, name].values()))
                 for (operation, name), runs in self._runs.items()
             )
-            profile.fallbacks += self._fallbacks
         return _sum(self._timings)
 
 
@@ -256,7 +260,7 @@ class _Branch:
         if buffers:
             job.buffers = buffers
         if spent is not None:
-            job.report = Report()
+            job.report = spent.report()
         self.runner.run(job)
         if spent is not None and job.report is not None:
             spent.add(self.inside, job.report)
