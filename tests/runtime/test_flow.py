@@ -185,6 +185,13 @@ def test_a_model_without_control_flow_knows_nothing_of_the_runtime():
     assert "runtime" not in compiled.placement.keys
 
 
+def test_of_what_is_no_control_flow_the_runtime_says_nothing():
+    compiled = nnhal.compile(nested(), devices=two())
+    body = compiled.placement.inside[1].placement
+    assert [(c.device, "runtime" in c.others) for c in body] == [("adder", False), ("runtime", False), ("adder", False)]
+    assert {c.device: list(c.others) for c in body}["runtime"] == ["adder", "multiplier"]
+
+
 def test_what_nobody_takes_inside_is_refused_by_name():
     with pytest.raises(UnsupportedModel, match=r"WHILE #0: .*runtime: condition: no device takes .*LESS #0"):
         nnhal.compile(doubling(), devices=[Some("adder", "ADD")])
