@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -188,6 +189,8 @@ def test_what_fails_everywhere_is_tried_where_it_was_on_the_cpu_alone_and_as_a_w
         branching(), devices=[Some("adder", "ADD", on_run=failing(OperationFailed("worn out")))], fallback="allow"
     )
     assert compiled(np.array([True]), X).tolist() == [0, 2, 4, 6]
+    (fell,) = compiled.placement.live
+    assert fell.why.startswith("then of operation #0: step 0 failed on adder")
     spares = compiled._caller.lines[0].prepared._branches[0].runner.spares  # type: ignore[attr-defined]
     monkeypatch.setattr(spares.get(0).prepared, "run", lambda *_: failing(OperationFailed("of the CPU"))())
     _, report = compiled.run(np.array([True]), X, measure=True)
@@ -502,6 +505,35 @@ def test_what_lies_on_two_devices_or_changes_its_shape_is_carried_in_arrays(devi
     assert not copies
 
 
+def test_after_a_death_between_executions_what_a_loop_carries_stays_on_the_device_again(device, copies):
+    x = np.arange(2048, dtype=np.float32)
+    compiled = nnhal.compile(doubling(x.shape), devices=[device])
+    assert compiled(x, times_of(2)).tolist() == (x * 4).tolist()
+    os.kill(device.inner.pid, signal.SIGKILL)
+    for _ in range(2):
+        with suppress(DeadObject):
+            compiled(x, times_of(3))
+    copies.clear()
+    assert compiled(x, times_of(4)).tolist() == (x * 16).tolist()
+    assert copies == {"copy_from": 1, "copy_to": 1} and device.inner.restarts == 1
+    compiled.close()
+
+
+def test_a_value_that_may_change_its_shape_is_not_carried_in_a_buffer(device, copies, monkeypatch):
+    monkeypatch.setattr(interpreter, "LARGE", 1)
+    device.takes = lambda m, n: operation_name(m.main.operations[n].type) in ("TILE", "MAXIMUM", "MINIMUM")
+    once_or_twice = doubling(
+        more=lambda b, y: b.tile(
+            y, b.minimum(b.maximum(b.reshape(b.cast(b.slice(y, [1], [1]), out_type="TENSOR_INT32"), [1]), [1]), [2])
+        )
+    )
+    compiled = nnhal.compile(once_or_twice, devices=[device, Some("rest", "ADD LESS RESHAPE CAST SLICE")])
+    assert compiled(X, times_of(3)).tolist() == X.tolist()
+    with pytest.raises(OperationFailed, match=r"is given \[8\], must be \[4\]"):
+        compiled(X + 1, times_of(3))
+    assert not copies
+
+
 def test_threads_have_buffers_of_their_own(device, copies):
     x = np.arange(2048, dtype=np.float32)
     compiled = nnhal.compile(doubling(x.shape), devices=[device])
@@ -587,6 +619,11 @@ def test_what_is_compiled_inside_is_kept_by_what_it_is_and_where_it_stands(tmp_p
     assert outcomes(tripled, X * 27) == ["hit", "hit"]
     assert outcomes(nested(), X * 64) == ["miss"] * 5
     assert outcomes(nested(), X * 64) == ["hit"] * 5
+    for _ in range(2):
+        with nnhal.compile(branching(), devices=[Kept()], cache_dir=tmp_path / "cache") as compiled:
+            assert compiled(np.array([True]), X).tolist() == (X + X).tolist()
+            assert compiled(np.array([False]), X).tolist() == (X * X).tolist()
+    assert [each.state for each in compiled.cache] == ["hit", "hit"]
     token = bytes(32)
     assert outcomes(doubling(), X * 8, token=token) == ["miss", "miss"]
     assert outcomes(doubling(), X * 8, token=token) == ["hit", "hit"]

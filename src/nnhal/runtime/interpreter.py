@@ -413,7 +413,6 @@ class _Carrying:
         same = [n for n in large if n >= self.changed or outputs[n].fixed == read[n].fixed]
         self._held = {n: held for n in same if (held := self._where(n)) is not None}
         self._free: deque[_State] = deque()
-        self._closed = False
 
     def _where(self, n: int) -> _Held | None:
         """The one device that all steps lie on which read or write value `n`; None where there is none."""
@@ -484,16 +483,13 @@ class _Carrying:
     def end(self, state: "_State") -> None:
         """It has gone well: the next execution may have it."""
         self._free.append(state)
-        if self._closed:
-            self.close()
 
     def kept(self) -> int:
         """Bytes of arrays that are free."""
         return sum(state.size for state in tuple(self._free))
 
     def close(self) -> None:
-        """Give back what is kept; what is in use goes at its end."""
-        self._closed = True
+        """Give back what is kept."""
         with suppress(IndexError):
             while True:
                 self._free.pop().close()
