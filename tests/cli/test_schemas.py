@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+import nnhal as nnhal_library
 from nnhal.cli.main import VERBS
 from nnhal.runtime.measured import record
 from tests.cli.test_cli import EXAMPLE, nnhal
+from tests.runtime.test_flow import nested, two
 from tests.runtime.test_record import mine
 
 SCHEMAS = json.loads((Path(__file__).parents[2] / "docs" / "schemas.json").read_text())
@@ -105,3 +107,13 @@ def test_a_field_too_many_too_few_or_of_another_type_does_not_fit() -> None:
     for bad in ({**good, "more": 1}, {k: v for k, v in good.items() if k != "there"}, {**good, "there": "yes"}):
         with pytest.raises(AssertionError):
             fits([bad], "doctor")
+
+
+def test_the_placement_of_control_flow_is_as_its_schema_says() -> None:
+    compiled = nnhal_library.compile(nested(), devices=two())
+    document = compiled.placement.to_dict()
+    assert document["inside"][1]["inside"]
+    fits(json.loads(json.dumps(document)), "placement")
+    document["inside"][1]["inside"][0]["branch"] = "neither"
+    with pytest.raises(AssertionError, match="neither"):
+        fits(document, "placement")

@@ -1,5 +1,6 @@
 """Control flow that the runtime runs itself: when it does, what it computes, how it ends, what falls back."""
 
+import pickle  # noqa: TID251 (as applications do)
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -184,6 +185,13 @@ def test_a_model_without_control_flow_knows_nothing_of_the_runtime():
     assert "runtime" not in compiled.placement.keys
 
 
+def test_of_what_is_no_control_flow_the_runtime_says_nothing():
+    compiled = nnhal.compile(nested(), devices=two())
+    body = compiled.placement.inside[1].placement
+    assert [(c.device, "runtime" in c.others) for c in body] == [("adder", False), ("runtime", False), ("adder", False)]
+    assert {c.device: list(c.others) for c in body}["runtime"] == ["adder", "multiplier"]
+
+
 def test_what_nobody_takes_inside_is_refused_by_name():
     with pytest.raises(UnsupportedModel, match=r"WHILE #0: .*runtime: condition: no device takes .*LESS #0"):
         nnhal.compile(doubling(), devices=[Some("adder", "ADD")])
@@ -200,6 +208,12 @@ def test_the_placement_shows_what_is_inside_below_what_refers_to_it():
     assert (condition["operation"], condition["branch"], body["branch"]) == (0, "condition", "body")
     assert [each["branch"] for each in body["inside"]] == ["then", "else"]
     assert body["inside"][0]["inside"][1]["operations"][1]["device"] == "multiplier"
+
+
+def test_a_placement_with_what_is_inside_can_be_sent():
+    placement = nnhal.compile(nested(), devices=two()).placement
+    there = pickle.loads(pickle.dumps(placement))
+    assert str(there) == str(placement) and there.to_dict() == placement.to_dict()
 
 
 def test_devices_are_asked_about_a_subgraph_as_a_model_of_its_own_of_the_level_that_it_needs():
@@ -241,6 +255,39 @@ def test_a_subgraph_that_cannot_be_given_what_it_would_be_is_an_error_only_where
     assert compiled(np.array([True]), X).tolist() == [0, 2, 4, 6]
     with pytest.raises(OperationFailed, match="RESHAPE #0"):
         compiled(np.array([False]), X)
+
+
+def test_subgraphs_that_refer_to_one_another_again_and_again_are_left_to_who_takes_them_whole():
+    b = nnhal.Builder()
+    condition, x = b.input((1,), "TENSOR_BOOL8"), b.input((4,))
+    sub = b.subgraph()
+    _, y = sub.input((1,), "TENSOR_BOOL8"), sub.input((4,))
+    last = sub.finish_subgraph([_, y], [sub.add(y, y)])
+    for _ in range(40):
+        sub = b.subgraph()
+        c, y = sub.input((1,), "TENSOR_BOOL8"), sub.input((4,))
+        last = sub.finish_subgraph([c, y], [sub.if_(c, last, last, [c, y], out_type=F32)])
+    model = b.finish([condition, x], [b.if_(condition, last, last, [condition, x], out_type=F32)])
+    device = Some("adder", "ADD")
+    compiled = nnhal.compile(model, devices=[device], fallback="allow")
+    assert where(compiled) == "reference" and len(device.models) == 1
+    assert "subgraphs inside, must be at most 256" in compiled.placement.choices[0].others["runtime"]
+    assert compiled(np.array([True]), X).tolist() == [0, 2, 4, 6]
+    with pytest.raises(UnsupportedModel, match="subgraphs inside"):
+        nnhal.compile(model, devices=[device])
+
+
+def test_control_flow_of_which_nobody_reads_anything_is_not_asked_about():
+    b = nnhal.Builder()
+    x, condition = b.input((4,)), b.input((1,), "TENSOR_BOOL8")
+    then, other = b.subgraph(), b.subgraph()
+    one, two_ = then.input((4,)), other.input((4,))
+    branches = then.finish_subgraph([one], [then.add(one, one)]), other.finish_subgraph([two_], [other.neg(two_)])
+    b.if_(condition, *branches, [x], out_type=F32)
+    model = b.finish([x, condition], [b.add(x, x)])
+    device = Some("adder", "ADD")
+    compiled = nnhal.compile(model, devices=[device])
+    assert len(device.models) == 1 and compiled.placement.devices() == {"adder": 1}
 
 
 def test_a_device_that_failed_to_say_what_it_takes_is_asked_once():

@@ -24,12 +24,13 @@ from nnhal.base.errors import (
     OperationFailed,
 )
 from nnhal.base.extensions import register_extension
+from nnhal.base.levels import V1_1
 from nnhal.drivers.samples.full import FullV1_3
 from nnhal.hal.device import Device, Hints, Prepared
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.hal.utilities import is_extension
-from nnhal.hal.wrappers import Limited
+from nnhal.hal.wrappers import AtLevel, Limited
 from nnhal.ipc.client.buffer import RemoteBuffer
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
@@ -161,6 +162,42 @@ def test_a_subgraph_that_does_not_prepare_is_placed_elsewhere_by_itself():
     assert compiled(X, times_of(2)).tolist() == [0, 4, 8, 12]
 
 
+def test_where_the_runtime_cannot_prepare_what_is_inside_the_cpu_has_it_whole(monkeypatch):
+    cpu = discovery.cpu()
+    prepare = type(cpu).prepare
+
+    def whole_only(self: Any, model: Model, hints: Hints) -> Prepared:
+        if not model.referenced:
+            raise OperationFailed("of parts it has had enough")
+        return prepare(self, model, hints)
+
+    device = adder(on_prepare=failing(OperationFailed("out of order")))
+    compiled = nnhal.compile(doubling(), devices=[device, Some("multiplier", "MUL")], fallback="allow")
+    assert [step.device for step in compiled.placement.steps] == ["runtime"]
+    assert compiled.placement.inside[0].placement.devices() == {"reference": 1}
+    monkeypatch.setattr(type(cpu), "prepare", whole_only)
+    compiled = nnhal.compile(doubling(), devices=[device, Some("multiplier", "MUL")], fallback="allow")
+    assert where(compiled) == "reference" and compiled.placement.inside == ()
+    *_, last = compiled.placement.events
+    assert last.startswith("runtime failed to prepare operations #0") and last.endswith("placing them elsewhere")
+    assert compiled(X, times_of(2)).tolist() == [0, 4, 8, 12]
+
+
+def test_what_fails_everywhere_is_tried_where_it_was_on_the_cpu_alone_and_as_a_whole(monkeypatch):
+    compiled = nnhal.compile(
+        branching(), devices=[Some("adder", "ADD", on_run=failing(OperationFailed("worn out")))], fallback="allow"
+    )
+    assert compiled(np.array([True]), X).tolist() == [0, 2, 4, 6]
+    (fell,) = compiled.placement.live
+    assert fell.why.startswith("then of operation #0: step 0 failed on adder")
+    spares = compiled._caller.lines[0].prepared._branches[0].runner.spares  # type: ignore[attr-defined]
+    monkeypatch.setattr(spares.get(0).prepared, "run", lambda *_: failing(OperationFailed("of the CPU"))())
+    _, report = compiled.run(np.array([True]), X, measure=True)
+    inside, whole = report.fallbacks
+    assert inside.startswith("then of operation #0: step 0 failed on adder") and "worn out" in inside
+    assert whole.startswith("step 0 failed on runtime") and "of the CPU" in whole
+
+
 def test_what_was_prepared_inside_is_closed_where_the_rest_does_not_prepare():
     device = adder(on_prepare=nth(2, failing(OperationFailed("out of order"))))
     with pytest.raises(OperationFailed, match="out of order"):
@@ -252,6 +289,16 @@ def test_a_burst_is_one_at_a_time_and_of_no_use_once_it_is_closed():
     assert compiled(X, times_of(2)).tolist() == [0, 4, 8, 12]
 
 
+def test_a_burst_says_what_steps_inside_are_run_by():
+    with nnhal.compile(nested(), devices=two()).burst() as burst:
+        assert burst.ways == ("step 0 on runtime: burst",)
+    old = AtLevel(Some("old", "ADD MUL LESS"), V1_1)
+    with nnhal.compile(branching(), devices=[old]).burst() as burst:
+        (way,) = burst.ways
+        assert way.startswith("step 0 on runtime: plain calls: ")
+        assert burst(np.array([False]), X).tolist() == (X * X).tolist()
+
+
 def test_a_report_says_how_often_each_subgraph_ran_and_what_its_steps_took():
     compiled = nnhal.compile(doubling(), devices=two())
     _, report = compiled.run(X, times_of(3), measure=True)
@@ -341,6 +388,25 @@ def test_operations_of_extensions_inside_never_fall_back(whole):
             run(np.array([True]), X)
     assert compiled.placement.live.total == 0
     assert "no reference kernel" in discovery.cpu().supports(model)[0].reason
+
+
+class Consuming(Some):
+    """Says that it needs constants no more."""
+
+    def prepare(self, model: Model, hints: Hints) -> Prepared:
+        prepared = super().prepare(model, hints)
+        prepared.weights_consumed = True
+        return prepared
+
+
+def test_where_all_inside_needs_constants_no_more_the_model_has_none():
+    compiled = nnhal.compile(doubling(), devices=[Consuming("adder", "ADD LESS")])
+    (step,) = compiled._caller.plan.steps
+    assert step.consumed and compiled._caller.plan.model.emptied
+    assert all(inside.plan.model.emptied for inside in step.inside)
+    assert compiled(X, times_of(2)).tolist() == [0, 4, 8, 12]
+    mixed = nnhal.compile(nested(), devices=[Consuming("adder", "ADD LESS"), Some("multiplier", "MUL")])
+    assert not mixed._caller.plan.model.emptied
 
 
 def test_an_argument_of_control_flow_lies_in_a_shared_pool():
@@ -438,6 +504,32 @@ def test_what_lies_on_two_devices_or_changes_its_shape_is_carried_in_arrays(devi
     assert not copies
 
 
+def test_after_a_death_between_executions_what_a_loop_carries_stays_on_the_device_again(device, copies):
+    x = np.arange(2048, dtype=np.float32)
+    compiled = nnhal.compile(doubling(x.shape), devices=[device])
+    assert compiled(x, times_of(2)).tolist() == (x * 4).tolist()
+    os.kill(device.inner.pid, signal.SIGKILL)
+    assert compiled(x, times_of(3)).tolist() == (x * 8).tolist()
+    copies.clear()
+    assert compiled(x, times_of(4)).tolist() == (x * 16).tolist()
+    assert copies == {"copy_from": 1, "copy_to": 1} and device.inner.restarts == 1
+    compiled.close()
+
+
+def test_a_value_that_may_change_its_shape_is_not_carried_in_a_buffer(device, copies, monkeypatch):
+    monkeypatch.setattr(interpreter, "LARGE", 1)
+
+    def tiled(b: Any, y: Any) -> Any:
+        numbers = b.cast(b.slice(y, [1], [1]), out_type="TENSOR_INT32")
+        return b.tile(y, b.minimum(b.maximum(numbers, [1]), [2]))
+
+    compiled = nnhal.compile(doubling(more=tiled), devices=[device])
+    assert compiled(X, times_of(3)).tolist() == X.tolist()
+    with pytest.raises(OperationFailed, match=r"is given \[8\], must be \[4\]"):
+        compiled(X + 1, times_of(3))
+    assert [buffer.facts.dimensions for buffer in device.buffers] == [(1,)] * len(device.buffers)  # numbers of turns
+
+
 def test_threads_have_buffers_of_their_own(device, copies):
     x = np.arange(2048, dtype=np.float32)
     compiled = nnhal.compile(doubling(x.shape), devices=[device])
@@ -523,6 +615,11 @@ def test_what_is_compiled_inside_is_kept_by_what_it_is_and_where_it_stands(tmp_p
     assert outcomes(tripled, X * 27) == ["hit", "hit"]
     assert outcomes(nested(), X * 64) == ["miss"] * 5
     assert outcomes(nested(), X * 64) == ["hit"] * 5
+    for _ in range(2):
+        with nnhal.compile(branching(), devices=[Kept()], cache_dir=tmp_path / "cache") as compiled:
+            assert compiled(np.array([True]), X).tolist() == (X + X).tolist()
+            assert compiled(np.array([False]), X).tolist() == (X * X).tolist()
+    assert [each.state for each in compiled.cache] == ["hit", "hit"]
     token = bytes(32)
     assert outcomes(doubling(), X * 8, token=token) == ["miss", "miss"]
     assert outcomes(doubling(), X * 8, token=token) == ["hit", "hit"]

@@ -12,11 +12,12 @@ from nnhal.base.errors import LoopTimeout, NnhalError
 from nnhal.base.operands import dtype_of
 from nnhal.conformance.compare import compare_all
 from nnhal.conformance.vectors import Vector, members, read_member
+from nnhal.hal.device import Device
 from nnhal.hal.wrappers import Limited
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
 from nnhal.runtime.compilation import CONTROL_FLOW
-from tests.runtime.devices import for_nothing
+from tests.runtime.devices import for_nothing, to_be_killed
 
 DEADLINE = 60.0  # seconds: none misses it
 
@@ -24,8 +25,8 @@ DEADLINE = 60.0  # seconds: none misses it
 class Alternating(Limited):
     """Takes every other operation, and no control flow. places: which of two."""
 
-    def __init__(self, name: str, places: int) -> None:
-        super().__init__(discovery.cpu(), self._mine)
+    def __init__(self, name: str, places: int, inner: Device | None = None) -> None:
+        super().__init__(inner or discovery.cpu(), self._mine)
         self.name, self._places = name, places
 
     def _mine(self, model: Model, n: int) -> bool:
@@ -40,11 +41,11 @@ def controlled(path: Path) -> Iterator[Vector]:
                     yield vector
 
 
-def outcome(vector: Vector, dynamic: bool, bounded: bool) -> str:
+def outcome(vector: Vector, devices: list[Device], dynamic: bool, bounded: bool) -> str:
     """Why it is not what it has to be, "" where it is."""
     inside: Counter[str] = Counter()
     try:
-        compiled = nnhal.compile(vector.model(dynamic=dynamic), devices=[Alternating("even", 0), Alternating("odd", 1)])
+        compiled = nnhal.compile(vector.model(dynamic=dynamic), devices=devices)
         inside.update(compiled.placement.devices())
         expected = vector.expected()
         rooms = None if dynamic else [np.empty(e.shape, dtype_of(e.type)) for e in expected]
@@ -63,16 +64,22 @@ def outcome(vector: Vector, dynamic: bool, bounded: bool) -> str:
     return compare_all(vector, several, expected)[0]
 
 
+@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.slow)], ids=["an eighth", "all"])
+@pytest.mark.parametrize("isolated", [False, True], ids=["here", "isolated"])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "dynamic"])
 def test_published_control_flow_runs_over_devices_that_do_not_take_it(
-    vectors: Path, dynamic: bool, monkeypatch: pytest.MonkeyPatch
+    vectors: Path, dynamic: bool, isolated: bool, every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for_nothing(monkeypatch)
-    seen, wrong = 0, {}
-    for vector in controlled(vectors):
-        seen += 1
-        why = outcome(vector, dynamic and not vector.expect_failure, seen % 2 == 0)
+    elsewhere = to_be_killed() if isolated else None
+    devices: list[Device] = [Alternating("even", 0), Alternating("odd", 1, elsewhere)]
+    wrong, several = {}, list(controlled(vectors))
+    assert len(several) > 500
+    offset = (isolated + 2 * dynamic) % every
+    for n, vector in enumerate(several[offset::every]):
+        why = outcome(vector, devices, dynamic and not vector.expect_failure, n % 2 == 0)
         if why:
             wrong[vector.id] = why
+    if elsewhere is not None:
+        elsewhere.close()
     assert not wrong
-    assert seen > 50

@@ -27,11 +27,12 @@ class Burst(ABC):
     """A series of executions; a context manager.
 
     of: the prepared model, where it is known. ended: it is of no use any more, though nobody closed it. plain: why
-    executions were plain calls, and how often.
+    executions were plain calls, and how often. way: what it is, for people.
     """
 
     of: Runs | None = None
     ended = False
+    way = "burst"
     plain: Mapping[str, int] = MappingProxyType({})
 
     @abstractmethod

@@ -80,7 +80,7 @@ def opened(line: Line, bursts: list[Burst]) -> tuple[Line, str]:
         _log.info("%s: no burst, plain calls instead: %s", line.signature.where, error)  # its level has none
         return Line(line.step, line.label, line.prepared.run), f"plain calls: {error}"
     bursts.append(burst)
-    return Line(line.step, line.label, burst.run), "burst"
+    return Line(line.step, line.label, burst.run), burst.way
 
 
 class _OneByOne(Runner):

@@ -474,9 +474,21 @@ def placed(
                 again = {planned.operations[n]: Verdict(False, why) for n, why in reasons.items()}
                 refused.setdefault(planned.device, {}).update(again)
         if not any(refused.values()):
-            return found, parts
+            own = [label for label, candidate in by_label.items() if candidate.interprets]
+            return (_silent_on_others(found, own[0]) if own else found), parts
         offers = [_without(offer, refused.get(offer.device, {})) for offer in offers]
     raise AssertionError("count() ends")
+
+
+def _silent_on_others(found: Partition, runtime: str) -> Partition:
+    """The partition without what the runtime says of operations that are no control flow: it is no device for those."""
+    choices = [
+        choice
+        if choice.type in CONTROL_FLOW
+        else choice._replace(others={label: why for label, why in choice.others.items() if label != runtime})
+        for choice in found.choices
+    ]
+    return replace(found, choices=tuple(choices))
 
 
 def _asked_again(device: Device, label: str, part: Part, wishes: Wishes) -> dict[int, str]:

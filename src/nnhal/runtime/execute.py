@@ -32,7 +32,7 @@ from nnhal.model.graph import Model
 from nnhal.model.parts import cut, live, reached
 from nnhal.runtime import discovery
 from nnhal.runtime.compilation import Composite, Plan, Step, prepare, warn_of_fallback
-from nnhal.runtime.job import Job, Profile, StepTiming
+from nnhal.runtime.job import Job, Profile, Report, StepTiming
 from nnhal.runtime.placement import WHOLE
 
 NEVER_RETRIED = (InvalidRequest, OutputInsufficientSize, MissedDeadline, Cancelled, BadState)
@@ -223,13 +223,13 @@ class Runner:
         device = line.label
         try:
             timing = line.execute(request, control)
-            if profile is not None and report is not None:
-                report.fallbacks += profile.fallbacks
+            _add_fallbacks(report, profile)
         except NEVER_RETRIED as error:
             if number and isinstance(error, MissedDeadline) and not isinstance(error, LoopTimeout) and line.timely:
                 raise MissedDeadline(str(error)) from None  # its process does not know what the steps before took
             raise
         except Exception as error:
+            _add_fallbacks(report, profile)
             profile = None
             device, timing = self._step_on_cpu(number, line, request, job, error)
         if report is not None:
@@ -340,6 +340,12 @@ class Whole:
 
     def __init__(self, model: Model) -> None:
         self.model, self.signature = model, Signature.of(model, model.name or "model")
+
+
+def _add_fallbacks(report: Report | None, profile: Profile | None) -> None:
+    """Those of steps inside one, where that is measured."""
+    if report is not None and profile is not None:
+        report.fallbacks += profile.fallbacks
 
 
 def _on_host(prepared: Prepared, request: Request, control: Control) -> Timing | None:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
-from nnhal.base.codes import DeviceType, OperationType, Preference
+from nnhal.base.codes import DeviceType, Lifetime, OperationType, Preference
 from nnhal.base.errors import InvalidModel, OperationFailed, UnsupportedModel
 from nnhal.base.operands import Shape
 from nnhal.base.records import Record
@@ -18,8 +18,8 @@ from nnhal.base.version import __version__
 from nnhal.hal.claims import Claims
 from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
-from nnhal.model.graph import Model
-from nnhal.model.parts import Part, branch
+from nnhal.model.graph import Model, Operation, Subgraph
+from nnhal.model.parts import Part, branch, live
 from nnhal.model.validate import level_needed, validate
 from nnhal.runtime import costs, discovery
 from nnhal.runtime.cache.wanted import Keeping
@@ -29,6 +29,7 @@ from nnhal.runtime.isolation import DeviceKey, labels
 from nnhal.runtime.partition import Choice, Offer, Partition
 
 NAMES = {OperationType.IF: ("then", "else"), OperationType.WHILE: ("condition", "body")}
+MOST = 256  # subgraphs that are compiled for one operation, one within another, each as often as it is referred to
 _NO = Verdict(False, "runs nothing but control flow")
 
 
@@ -98,8 +99,8 @@ def interpreting(
         dict[int, tuple[Branch, Branch]](),
     )
     said = False
-    for n, operation in enumerate(model.main.operations):
-        if operation.type not in CONTROL_FLOW:
+    for n in live(model):
+        if model.main.operations[n].type not in CONTROL_FLOW:
             continue
         whole = [c for c in candidates if _takes(model, c.offer, n)]
         other = next((c for c in whole if c.device is not discovery.cpu()), None)
@@ -108,7 +109,10 @@ def interpreting(
             continue
         if all(c.device is discovery.cpu() for c in candidates):
             continue
-        said = True
+        said, many = True, _many(model, n)
+        if many > MOST:
+            verdicts[n] = Verdict(False, f"there are {many} subgraphs inside, must be at most {MOST}")
+            continue
         parts = parts_of(model, n)
         first, second = (_asked(model, n, each, wishes, candidates, events, kept, held) for each in parts)
         verdicts[n] = _verdict((first, second), wishes, whole)
@@ -131,7 +135,24 @@ def _takes(model: Model, offer: Offer, n: int) -> bool:
     return not offer.barred(n, "", level_needed(model, n))
 
 
-class Subgraph(Record, frozen=True):
+def _many(model: Model, n: int) -> int:
+    """How many subgraphs an operation has inside: one that several refer to counts for each."""
+    known: dict[int, int] = {}
+
+    def of(subgraph: Subgraph, operation: Operation) -> int:
+        inside = [
+            o.location.offset for i in operation.inputs if (o := subgraph.operands[i]).lifetime == Lifetime.SUBGRAPH
+        ]
+        for number in inside:
+            if number not in known:
+                inner = model.referenced[number]
+                known[number] = 1 + sum(of(inner, each) for each in inner.operations)
+        return sum(known[number] for number in inside)
+
+    return of(model.main, model.main.operations[n])
+
+
+class NamedPart(Record, frozen=True):
     """A subgraph as a model of its own. name: what it is to the operation. number: of it in the whole model."""
 
     name: str
@@ -139,7 +160,7 @@ class Subgraph(Record, frozen=True):
     part: Part
 
 
-def parts_of(model: Model, n: int) -> tuple[Subgraph, Subgraph]:
+def parts_of(model: Model, n: int) -> tuple[NamedPart, NamedPart]:
     """Both subgraphs of an operation of control flow, with the shapes that are known of what they are given.
 
     What a loop carries has the same shape in each turn where the body makes it of that shape if it is given it.
@@ -158,7 +179,7 @@ def parts_of(model: Model, n: int) -> tuple[Subgraph, Subgraph]:
                 validate(part.model)
         except InvalidModel:  # one that never runs, as it seems
             continue
-        first, second = map(Subgraph, NAMES[OperationType(operation.type)], numbers, parts)
+        first, second = map(NamedPart, NAMES[OperationType(operation.type)], numbers, parts)
         return first, second
     raise AssertionError("what subgraphs state of themselves was valid")
 
@@ -190,7 +211,7 @@ def _carried(model: Model, body: int, known: Sequence[Shape | None]) -> list[Sha
 def _asked(
     model: Model,
     n: int,
-    subgraph: Subgraph,
+    subgraph: NamedPart,
     wishes: Wishes,
     candidates: Sequence[Candidate],
     events: list[str],

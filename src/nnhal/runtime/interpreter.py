@@ -67,7 +67,7 @@ class PreparedFlow(Composite):
     def run_on(self, branches: "Sequence[_Branch]", request: Request, control: Control) -> Timing | None:
         """Run, each subgraph in one of its ways."""
         inner = control if control.profile is None else control._replace(profile=None)
-        spent = _Spent() if control.measure else None
+        spent = _Spent(control.profile) if control.measure else None
         values: dict[int, Any] = {**self._constants, **dict(zip(self._inputs, request.given, strict=True))}
         rooms = {i: request.room(n) for n, i in enumerate(self._outputs)}
         ended: list[Callable[[], None]] = []
@@ -88,7 +88,7 @@ class PreparedFlow(Composite):
                 request.write(n, result)
         for call in ended:  # what lies in memory that is used again has been taken over
             call()
-        return None if spent is None else spent.told(control.profile)
+        return None if spent is None else spent.told()
 
     def burst(self) -> Burst:
         """Each step inside in a burst of its driver."""
@@ -99,12 +99,20 @@ class PreparedFlow(Composite):
         for each in self._branches:
             yield from each.runner.lines
 
-    def in_bursts(self, bursts: list[Burst]) -> "list[_Branch]":
-        """The same subgraphs, each step in a burst that is put there; one that cannot be in one is called plainly."""
-        return [
-            _Branch(each.inside, self._hear, [opened(line, bursts)[0] for line in each.runner.lines], each.runner)
-            for each in self._branches
-        ]
+    def in_bursts(self, bursts: list[Burst], ways: list[str]) -> "list[_Branch]":
+        """The same subgraphs, each step in a burst that is put there; one that cannot be in one is called plainly.
+
+        ways: get what each step is run by.
+        """
+        found = []
+        for each in self._branches:
+            lines = []
+            for line in each.runner.lines:
+                other, way = opened(line, bursts)
+                lines.append(other)
+                ways.append(way)
+            found.append(_Branch(each.inside, self._hear, lines, each.runner))
+        return found
 
     def memory(self) -> MemoryUse:
         """That of all steps inside."""
@@ -131,11 +139,17 @@ def _nobody(text: str) -> None:
 class _Spent:
     """What the steps of subgraphs took in one execution, added up."""
 
-    def __init__(self) -> None:
+    def __init__(self, profile: Any) -> None:
+        """profile: whoever asked for one hears of each step."""
         self._runs: dict[tuple[int, str], int] = {}
         self._steps: dict[tuple[int, str], dict[tuple[int, str], StepTiming]] = {}
         self._timings: list[Timing | None] = []
-        self._fallbacks: list[str] = []
+        self._profile = profile if isinstance(profile, Profile) else None
+        self._fallbacks: list[str] = [] if self._profile is None else self._profile.fallbacks
+
+    def report(self) -> Report:
+        """For one run of a subgraph; what falls back in it is heard of also where it fails."""
+        return Report(fallbacks=self._fallbacks)
 
     def add(self, inside: Inside, report: Report) -> None:
         """One run of a subgraph."""
@@ -146,16 +160,14 @@ class _Spent:
             before = steps.get((n, step.device))
             steps[n, step.device] = step if before is None else _both(before, step)
             self._timings.append(step.driver)
-        self._fallbacks += report.fallbacks
 
-    def told(self, profile: Any) -> Timing:
-        """All together; whoever asked for a profile hears of each."""
-        if isinstance(profile, Profile):
-            profile.inside = tuple(
+    def told(self) -> Timing:
+        """All together."""
+        if self._profile is not None:
+            self._profile.inside = tuple(
                 BranchTiming(operation, name, runs, tuple(self._steps[operation, name].values()))
                 for (operation, name), runs in self._runs.items()
             )
-            profile.fallbacks += self._fallbacks
         return _sum(self._timings)
 
 
@@ -240,7 +252,7 @@ class _Branch:
         operand, for values that lie in memory of a device's, and that are None among the others.
         """
         for place, (shape, x) in enumerate(zip(self.inside.shapes, values, strict=True)):
-            if x is not None and shape is not None and not agree(shape, x.shape):
+            if x is not None and shape is not None and x.shape != shape and not agree(shape, x.shape):
                 what = f"input {place} of its {self.inside.name} is given {show(x.shape)}"
                 raise OperationFailed(f"operation #{self.inside.operation}: {what}, must be {show(shape)}")
         job = Job([values[place] for place in self.inside.reads], rooms)
@@ -248,7 +260,7 @@ class _Branch:
         if buffers:
             job.buffers = buffers
         if spent is not None:
-            job.report = Report()
+            job.report = spent.report()
         self.runner.run(job)
         if spent is not None and job.report is not None:
             spent.add(self.inside, job.report)
@@ -401,7 +413,6 @@ class _Carrying:
         same = [n for n in large if n >= self.changed or outputs[n].fixed == read[n].fixed]
         self._held = {n: held for n in same if (held := self._where(n)) is not None}
         self._free: deque[_State] = deque()
-        self._closed = False
 
     def _where(self, n: int) -> _Held | None:
         """The one device that all steps lie on which read or write value `n`; None where there is none."""
@@ -472,16 +483,13 @@ class _Carrying:
     def end(self, state: "_State") -> None:
         """It has gone well: the next execution may have it."""
         self._free.append(state)
-        if self._closed:
-            self.close()
 
     def kept(self) -> int:
         """Bytes of arrays that are free."""
         return sum(state.size for state in tuple(self._free))
 
     def close(self) -> None:
-        """Give back what is kept; what is in use goes at its end."""
-        self._closed = True
+        """Give back what is kept."""
         with suppress(IndexError):
             while True:
                 self._free.pop().close()
@@ -567,11 +575,13 @@ class _Bursts(Burst):
     def __init__(self, interpreter: PreparedFlow) -> None:
         self._interpreter, self._turn, self._closed = interpreter, Turn(), False
         self._bursts: list[Burst] = []
+        ways: list[str] = []
         try:
-            self._branches = interpreter.in_bursts(self._bursts)
+            self._branches = interpreter.in_bursts(self._bursts, ways)
         except BaseException:
             self.close()
             raise
+        self.way = ", ".join(dict.fromkeys(ways))
 
     @property
     def ended(self) -> bool:  # type: ignore[override]

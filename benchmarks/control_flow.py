@@ -1,0 +1,72 @@
+"""What it gives to place the inside of a loop on its own, and what a turn costs that the runtime runs.
+
+Two loops, each whole on the reference against its condition and body compiled on their own: twenty convolutions on `litert`,
+and sums of four floats on the reference itself, which shows what the runtime adds. Pairs are interleaved; ratios are medians
+of pairs with a 95 % bootstrap interval. The last line is JSON.
+
+    python benchmarks/control_flow.py [--pairs N] [--json]
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+import nnhal
+from nnhal.base.codes import operation_name
+from nnhal.base.records import as_dict
+from nnhal.bench.latency import interleaved, ratio
+from nnhal.hal.wrappers import Limited
+from nnhal.runtime import discovery
+
+
+def loop(shape: Sequence[int], turns: int, body_of: Callable[[Any, Any], Any]) -> nnhal.Model:
+    """x goes through the body so many times."""
+    b = nnhal.Builder("loop")
+    x = b.input(shape)
+    condition, body = b.subgraph(), b.subgraph()
+    n = condition.input((1,), "TENSOR_INT32")
+    first = condition.finish_subgraph([n, condition.input(shape)], [condition.less(n, [turns])])
+    n, y = body.input((1,), "TENSOR_INT32"), body.input(shape)
+    second = body.finish_subgraph([n, y], [body.add(n, [1]), body_of(body, y)])
+    types = ["TENSOR_INT32", "TENSOR_FLOAT32"]
+    _, z = b.while_(first, second, [b.constant(np.zeros(1, np.int32)), x], out_type=types, outputs=2)
+    return b.finish([x], [z])
+
+
+def compare(model: nnhal.Model, devices: list[Any], turns: int, pairs: int) -> dict:
+    """Durations of a turn in microseconds, inside on these devices and whole on the reference, and their ratio."""
+    inside, whole = nnhal.compile(model, devices=devices), nnhal.compile(model, devices="reference")
+    assert inside.placement.inside and not whole.placement.inside
+    x = np.random.default_rng(0).uniform(0, 1, inside.inputs[0].shape).astype(np.float32)
+    np.testing.assert_allclose(inside(x), whole(x), rtol=1e-4, atol=1e-6)
+    found = interleaved(lambda: inside(x), lambda: whole(x), pairs, 1)
+    medians = [float(np.median(each)) / turns / 1e3 for each in zip(*found, strict=True)]
+    return {"ratio": as_dict(ratio(found)), "inside_us": medians[0], "whole_us": medians[1]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=50)
+    parser.add_argument("--json", action="store_true", help="print the last line only")
+    arguments = parser.parse_args()
+    filters = np.random.default_rng(1).normal(0, 0.1, (16, 3, 3, 16)).astype(np.float32)
+
+    def convolved(b: Any, x: Any) -> Any:
+        return b.conv_2d(x, filters, np.zeros(16, np.float32), padding="same", stride=1, activation="relu6")
+
+    taken = Limited(discovery.cpu(), lambda model, n: operation_name(model.main.operations[n].type) != "WHILE")
+    results = {
+        "convolutions": compare(loop((1, 32, 32, 16), 20, convolved), ["litert"], 20, arguments.pairs),
+        "sums": compare(loop((4,), 100, lambda b, x: b.add(x, x)), [taken], 100, arguments.pairs),
+    }
+    if not arguments.json:
+        for name, found in results.items():
+            print(f"{name}: {found['inside_us']:.0f} us a turn inside, {found['whole_us']:.0f} us whole (medians)")
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
