@@ -141,7 +141,7 @@ def test_a_client_that_rested_has_no_credit_from_that() -> None:
 
 
 def test_clocks_of_clients_that_wait_stay_within_an_execution_of_each_other() -> None:
-    queue, over, apart = one(), threading.Event(), []
+    queue, over, apart, took = one(), threading.Event(), list[int](), list[int]()
     clients = [Client(str(n)) for n in range(3)]
 
     def loop(run: Callable[..., Any]) -> None:
@@ -151,7 +151,12 @@ def test_clocks_of_clients_that_wait_stay_within_an_execution_of_each_other() ->
                 clocks = [line.clock for line in queue._lines.values() if any(line.waiting)]
             apart.append(max(clocks, default=0) - min(clocks, default=0))
 
-    runs = [queue.queued(lambda _, n=n: time.sleep(n / 1e3), client, MEDIUM) for n, client in enumerate(clients, 1)]
+    def act(ms: int, _: Control) -> None:
+        began = time.monotonic_ns()
+        time.sleep(ms / 1e3)
+        took.append(time.monotonic_ns() - began)
+
+    runs = [queue.queued(partial(act, n), client, MEDIUM) for n, client in enumerate(clients, 1)]
     threads = [threading.Thread(target=loop, args=(run,)) for run in runs for _ in range(3)]
     for thread in threads:
         thread.start()
@@ -159,7 +164,7 @@ def test_clocks_of_clients_that_wait_stay_within_an_execution_of_each_other() ->
     over.set()
     for thread in threads:
         thread.join(LIMIT)
-    assert len(apart) > 100 and sorted(apart)[int(0.95 * len(apart))] < 20 * MS
+    assert len(apart) > 20 and max(apart) < 4 * max(took)
 
 
 # ------------------------------------------------------------------------------------------------------------- places
@@ -224,8 +229,11 @@ def test_short_executions_of_the_only_client_take_no_place() -> None:
         run(UNLIMITED)
     assert len(ran) == 2
     other = queue.queued(lambda _: None, Client("another"), MEDIUM)
-    with held(queue), pytest.raises(MissedDeadline):
-        run(within(20))
+    thread = threading.Thread(target=run, args=(UNLIMITED,))
+    with held(queue):
+        thread.start()
+        until(lambda: waiting(queue) == 1)
+    thread.join(LIMIT)
     other(UNLIMITED)
 
 
@@ -312,16 +320,16 @@ def test_what_no_idle_device_does_in_time_is_refused_at_once_as_persistent() -> 
 
 def test_what_only_the_queue_makes_late_is_refused_at_once_as_transient() -> None:
     queue = one()
-    run = paced(queue, 200)
+    run = paced(queue, 300)
     threads = [threading.Thread(target=run, args=(UNLIMITED,)) for _ in range(4)]
     for thread in threads:
         thread.start()
     until(lambda: waiting(queue) == 3)
-    status, ms = missed(run, within(500))
-    assert status == ErrorStatus.MISSED_DEADLINE_TRANSIENT and ms < 100
+    status, ms = missed(run, within(1300))  # it would be its turn after 1200
+    assert status == ErrorStatus.MISSED_DEADLINE_TRANSIENT and ms < 600
     for thread in threads:
         thread.join(LIMIT)
-    run(within(500))  # now it is in time
+    run(within(1300))  # now it is in time
 
 
 def test_high_is_not_refused_for_what_it_overtakes() -> None:
@@ -468,13 +476,14 @@ def test_a_ticket_that_was_lost_is_passed_over() -> None:
     assert queue.queued(lambda _: "ran", OWN, MEDIUM)(UNLIMITED) == "ran"
 
 
-def test_a_place_that_comes_back_when_another_stands_in_for_it_is_none() -> None:
+@pytest.mark.parametrize("first", [True, False])
+def test_a_place_that_comes_back_when_another_stands_in_for_it_is_none(first: bool) -> None:
     queue = one()
     slot = queue._free.pop()
     assert isinstance(slot, Slot)
     slot.home = None
     queue._add()
-    queue._free.append(slot)
+    (queue._free.append if first else queue._free.appendleft)(slot)
     del slot
     with held(queue), pytest.raises(MissedDeadline):
         queue.queued(lambda _: None, OWN, MEDIUM)(within(20))
@@ -486,12 +495,12 @@ def test_a_client_is_a_process_however_many_connections_it_has() -> None:
 
 
 def test_in_a_forked_child_nobody_holds_a_place() -> None:
-    queue = one()
+    queue = Queue("device mine", 2, strict=True)
     run = queue.queued(lambda _: "ran", OWN, MEDIUM)
-    with held(queue):
+    with held(queue):  # one of the two
         pid = os.fork()
         if pid == 0:
-            os._exit(0 if run(within(5000)) == "ran" else 1)
+            os._exit(0 if run(within(5000)) == "ran" and len(queue._free) == 2 else 1)
         assert os.waitpid(pid, 0)[1] == 0
 
 

@@ -16,6 +16,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from inspect import ismethod
 from threading import get_ident
 from typing import Any, TypeVar
@@ -295,8 +296,10 @@ class Queue:
                 if found is None:
                     return granted
                 line, ticket = found
-                while free and free[-1].home is None:  # it was given back when another stood in for it already
-                    free.pop()
+                for slot in list(free):
+                    if slot.home is None:  # it was given back when another stood in for it already
+                        with suppress(ValueError):
+                            free.remove(slot)
                 if len(free) < ticket.units:
                     return granted
                 until = self._kept_for_another(line, ticket, now) if self._shared else 0
