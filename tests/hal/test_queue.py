@@ -15,9 +15,11 @@ import pytest
 from nnhal.base.codes import ErrorStatus, Priority
 from nnhal.base.errors import BadState, Cancelled, MissedDeadline, ResourceExhausted
 from nnhal.hal import queue as module
+from nnhal.hal import waiting as waiting_module
 from nnhal.hal.queue import Queue, places, units_of
 from nnhal.hal.request import UNLIMITED, Control
 from nnhal.hal.waiting import FIRST, OWN, PROBE, Client, Pace, Slot, Ticket, client_of
+from tests.interrupts import interrupted_at
 
 HIGH, MEDIUM, LOW = Priority.HIGH, Priority.MEDIUM, Priority.LOW
 LIMIT = 20  # seconds
@@ -481,7 +483,7 @@ def test_a_place_that_comes_back_when_another_stands_in_for_it_is_none(first: bo
     queue = one()
     slot = queue._free.pop()
     assert isinstance(slot, Slot)
-    slot.home = None
+    slot.there = False
     queue._add()
     (queue._free.append if first else queue._free.appendleft)(slot)
     del slot
@@ -559,4 +561,66 @@ def test_any_interleaving_keeps_within_the_places_lets_everybody_leave_and_loses
     assert not any(thread.is_alive() for thread in threads)
     assert most[0] <= width and len(outcomes) == 60
     assert runs[0][2](0, 0.0, False, UNLIMITED) is None
-    assert not waiting(queue) and len(queue._free) + len(queue._lost) == width
+    with queue._lock:
+        queue._settle()
+    assert not waiting(queue) and len(queue._free) == width
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("how", ["free", "waits", "passes on", "late"])
+def test_interrupted_at_any_point_who_runs_or_waits_is_in_nobodys_way(how: str, strict: bool, shared: bool) -> None:
+    queue = Queue("device mine", 1, strict=strict)
+    other = queue.queued(lambda _: "ran", Client("another"), MEDIUM) if shared else None
+
+    def hold(_: Control) -> str:
+        inside.set()
+        time.sleep(0.003)
+        return "ran"
+
+    run, inside = queue.queued(hold, OWN, MEDIUM), threading.Event()
+    for _ in range(FIRST):
+        run(UNLIMITED)
+
+    def elsewhere(control: Control, into: list[str]) -> None:
+        into.append(run(control))
+
+    def call() -> None:
+        found: list[str] = []
+        before = threading.Thread(target=elsewhere, args=(within(LIMIT * 1000), found))
+        inside.clear()
+        if how != "free":
+            before.start()
+            assert inside.wait(LIMIT)
+        if how == "passes on":
+            before.join(LIMIT)
+            before = threading.Thread(target=elsewhere, args=(within(LIMIT * 1000), found))
+            queued.append(before)
+        try:
+            with suppress(MissedDeadline):
+                run(within(1) if how == "late" else UNLIMITED)
+        finally:
+            if how == "free":
+                before.start()
+            if how != "passes on":
+                before.join(LIMIT)
+                assert found == ["ran"]
+
+    queued: list[threading.Thread] = []
+    files = module.__file__, waiting_module.__file__
+
+    def hits(frame: Any, event: str) -> bool:
+        if how == "passes on" and queued and inside.is_set() and frame.f_code.co_name == "queued":
+            queued.pop().start()  # it comes while this one runs, so this one lets it in
+        return event != "c_call" and frame.f_code.co_filename in files
+
+    assert interrupted_at(hits, call) > 5
+    thread = threading.Thread(target=run, args=(UNLIMITED,))
+    thread.start()
+    thread.join(LIMIT)
+    assert not thread.is_alive()
+    with queue._lock:
+        queue._settle()
+        queue._dispatch(time.monotonic_ns())
+    assert not waiting(queue) and len(queue._free) == 1
+    assert other is None or other(UNLIMITED) == "ran"

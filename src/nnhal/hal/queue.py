@@ -46,7 +46,6 @@ class Queue:
 
     def __init__(self, where: str, width: int, *, strict: bool) -> None:
         self.where, self.width, self.strict = where, width, strict
-        self._lost: deque[None] = deque()
         self._free: deque[Slot] = deque()
         self._slots: list[weakref.ref[Slot]] = []
         self._lines: weakref.WeakValueDictionary[Client, Line] = weakref.WeakValueDictionary()
@@ -60,9 +59,9 @@ class Queue:
 
     def _forked(self) -> None:
         """Nobody who was in it exists any more."""
-        self._lock, self._lost, self._waiting = threading.Lock(), deque(), 0
+        self._lock, self._waiting = threading.Lock(), 0
         for slot in self._free:
-            slot.home = None
+            slot.there = False
         self._free.clear()
         self._slots.clear()
         for line in self._lines.values():
@@ -72,7 +71,7 @@ class Queue:
             self._add()
 
     def _add(self) -> None:
-        slot = Slot(self._lost)
+        slot = Slot()
         self._slots.append(weakref.ref(slot))
         self._free.append(slot)
 
@@ -101,7 +100,7 @@ class Queue:
         free, units = self._free, min(units, self.width)
         single, strict = units == 1, self.strict
 
-        def queued(*arguments: Any) -> T:
+        def queued(*arguments: Any) -> T:  # noqa: PLR0912 (in one frame: see its end)
             control: Control = arguments[-1]
             if pace.short and not strict and not self._waiting and not self._shared and control.deadline is None:
                 if pace.left:
@@ -112,6 +111,7 @@ class Queue:
                 pace.took(_now() - begun)
                 return result
             slot = ticket = None
+            begun = 0
             try:
                 if single and not self._waiting and not self._shared and control.deadline is None:
                     try:
@@ -119,26 +119,32 @@ class Queue:
                     except IndexError:
                         pass
                     else:
-                        if slot.home is None:  # another stands in for it
+                        if not slot.there:  # another stands in for it
                             slot = None
                 if slot is None:
                     ticket = Ticket(line, pace, units, control)
                     slot = self._enter(ticket, level)
-                slot.thread, slot.pace, slot.begun = get_ident(), pace, _now()
+                slot.thread, slot.pace = get_ident(), pace
+                slot.begun = begun = _now()
                 slot.control = control  # from here on it is busy
-                begun = slot.begun
                 result = call(*arguments) if owner is None else call(owner(), *arguments)
                 pace.took(_now() - begun)
                 return result
             finally:
-                if ticket is None and slot is not None and not self._shared:
-                    slot.control = None
-                    if slot.home is not None:
+                # No interrupt comes before the end of the first call: what a frame holds lives as long as its traceback.
+                if ticket is not None:
+                    slot = slot or ticket.slot
+                if slot is not None and slot.there:
+                    slot.control = slot.line = None
+                    if slot.others:
+                        others, slot.others = slot.others, ()
+                        free.extend((slot, *others))
+                    else:
                         free.append(slot)
-                    if self._waiting:
-                        self._pass_on()
-                else:
-                    self._leave(slot, ticket)
+                if ticket is not None:
+                    self._leave(ticket, begun)
+                elif self._waiting:
+                    self._pass_on()
 
         return queued
 
@@ -153,8 +159,10 @@ class Queue:
         control.check()
         with self._lock:
             now = _now()
-            self._settle()
-            inner = self._held_by(get_ident()) if len(self._free) < ticket.units else None
+            inner = None
+            if len(self._free) < ticket.units:
+                self._settle()
+                inner = self._held_by(get_ident())
             if inner is None:
                 count = sum(map(len, line.waiting))
                 if count >= MOST_WAITING:
@@ -187,8 +195,8 @@ class Queue:
             raise BadState(
                 f"{self.where}: an execution asks for another of the same device, must not where one runs at a time"
             )
-        slot = Slot(self._lost)
-        slot.home = None
+        slot = Slot()
+        slot.there = False
         return slot
 
     def _wait(self, ticket: Ticket, control: Control) -> None:
@@ -206,57 +214,43 @@ class Queue:
         with self._lock:
             self._look(_now())
 
-    def _leave(self, slot: Slot | None, ticket: Ticket | None) -> None:
-        """Give the place back, or the turn up. Does nothing for who has neither."""
-        if ticket is not None and slot is None:
-            slot = ticket.slot
+    def _leave(self, ticket: Ticket, begun: int) -> None:
+        """Account for it, where it had its turn, or have it leave from wherever in the queue, and let in who is next.
+
+        begun: when it began to run, 0 where it did not.
+        """
         with self._lock:
-            now = _now()
-            if slot is not None:
-                self._give_back(slot, now)
-            elif ticket is not None:
-                for level in ticket.line.waiting:
+            now, line = _now(), ticket.line
+            if ticket.slot is None:
+                for level in line.waiting:
                     for place in level:
                         if place() is ticket:
                             level.remove(place)
                             break
-            granted = self._dispatch(now)
-        if granted:
-            time.sleep(0)
+            else:
+                line.clock += (now - begun if begun else 0) - ticket.predicted
+                line.left = now
+        self._pass_on()
 
     def _pass_on(self) -> None:
-        """A place is free, and somebody waits: he is to have the interpreter before this thread goes on."""
+        """A place may be free: somebody who waits for it is to have the interpreter before this thread goes on."""
         with self._lock:
             granted = self._dispatch(_now())
         if granted:
             time.sleep(0)
 
-    def _give_back(self, slot: Slot, now: int) -> None:
-        line = slot.line
-        if slot.home is not None:
-            self._free.append(slot)
-            others, slot.others = slot.others, []
-            self._free.extend(other for other in others if other.home is not None)
-        slot.control = slot.line = None
-        slot.overdue = 0
-        if line is not None:
-            line.clock += now - slot.begun - slot.charged
-            line.left = now
-        slot.charged = 0
-
     # ------------------------------------------------------------------------------------------------ under the lock
 
     def _settle(self) -> None:
         """Places that were lost are there again."""
-        while self._lost:
-            self._lost.popleft()
+        self._slots = [ref for ref in self._slots if (slot := ref()) is not None and slot.there]
+        while len(self._slots) < self.width:
             self._add()
-            self._slots = [ref for ref in self._slots if ref() is not None]
 
     def _busy(self) -> Iterator[Slot]:
         for ref in self._slots:
             slot = ref()
-            if slot is not None and slot.control is not None and slot.home is not None:
+            if slot is not None and slot.control is not None and slot.there:
                 yield slot
 
     def _held_by(self, thread: int) -> Slot | None:
@@ -264,16 +258,12 @@ class Queue:
 
     def _look(self, now: int) -> None:
         """As `_dispatch`, where it may be that nobody does, or that what runs does not end."""
-        self._settle()
         if not self.strict:
             for slot in list(self._busy()):
                 if self._stuck(slot, now):
-                    slot.home = None
-                    self._add()
-                    for other in slot.others:
-                        other.home = None
-                        self._add()
-                    self._slots = [ref for ref in self._slots if (each := ref()) is not None and each.home is not None]
+                    for each in (slot, *slot.others):
+                        each.there = False
+        self._settle()
         self._dispatch(now)
 
     def _stuck(self, slot: Slot, now: int) -> bool:
@@ -282,7 +272,8 @@ class Queue:
         if (control.cancelled is not None and control.cancelled.is_set()) or (
             control.deadline is not None and control.deadline < now
         ):
-            slot.overdue = slot.overdue or now
+            if slot.overdue < slot.begun:  # of another execution
+                slot.overdue = now
             return now - slot.overdue > GRACE_NS
         typical = 0 if pace is None else pace.typical
         return now - slot.begun > max(LONG_NS, LONG_FACTOR * typical)
@@ -296,10 +287,7 @@ class Queue:
                 if found is None:
                     return granted
                 line, ticket = found
-                for slot in list(free):
-                    if slot.home is None:  # it was given back when another stood in for it already
-                        with suppress(ValueError):
-                            free.remove(slot)
+                self._sort_out()
                 if len(free) < ticket.units:
                     return granted
                 until = self._kept_for_another(line, ticket, now) if self._shared else 0
@@ -312,6 +300,13 @@ class Queue:
                 granted = True
         finally:
             self._waiting = sum(len(level) for line in self._lines.values() for level in line.waiting)
+
+    def _sort_out(self) -> None:
+        """Drop places that were given back when another stood in for them already."""
+        for slot in list(self._free):
+            if not slot.there:
+                with suppress(ValueError):  # taken meanwhile, and dropped there
+                    self._free.remove(slot)
 
     def _next(self) -> tuple[Line, Ticket] | None:
         """Whose turn it is: of the clients the one that is furthest behind, of its executions the first."""
@@ -338,16 +333,16 @@ class Queue:
         return 0
 
     def _grant(self, line: Line, ticket: Ticket, now: int) -> None:
-        slot = self._free.pop()
-        slot.others = [self._free.pop() for _ in range(ticket.units - 1)]
-        ticket.slot = slot  # first: whoever has a place is passed over where it still stands
+        # At once its own, and then taken out of the line: whoever has a place is passed over where it still stands.
+        ticket.slot = slot = self._free.pop()
+        if ticket.units > 1:
+            slot.others = tuple([self._free.pop() for _ in range(ticket.units - 1)])
         for level in line.waiting:
             if level and level[0]() is ticket:
                 level.popleft()
                 break
         self._clock = max(self._clock, line.clock)
-        slot.charged = ticket.predicted
-        line.clock += slot.charged
+        line.clock += ticket.predicted
         slot.line, slot.pace, slot.begun, slot.thread = line, ticket.pace, now, 0
         slot.control = ticket.control
         ticket.wake()

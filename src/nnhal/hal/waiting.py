@@ -80,25 +80,21 @@ class Pace:
 
 
 class Slot:
-    """A place to run. home: where it is told that it was lost; None once another stands in for it.
+    """A place to run: it is given back, or there again in the next count where it was lost. there: False once another
+    stands in for it.
 
-    What it is at: since when, for which execution, of whose line and pace, and what it was charged for; others that it
-    takes along.
+    What it is at: since when, for which execution, of whose line and pace, on which thread; others that it takes along.
     """
 
-    __slots__ = ("__weakref__", "begun", "charged", "control", "home", "line", "others", "overdue", "pace", "thread")
+    __slots__ = ("__weakref__", "begun", "control", "line", "others", "overdue", "pace", "there", "thread")
 
-    def __init__(self, home: "deque[None]") -> None:
-        self.home: deque[None] | None = home
+    def __init__(self) -> None:
         self.control: Control | None = None
         self.pace: Pace | None = None
         self.line: Line | None = None
-        self.begun = self.charged = self.overdue = self.thread = 0
-        self.others: list[Slot] = []
-
-    def __del__(self) -> None:
-        if self.home is not None:
-            self.home.append(None)
+        self.begun = self.overdue = self.thread = 0
+        self.others: tuple[Slot, ...] = ()
+        self.there = True
 
 
 class Ticket:
