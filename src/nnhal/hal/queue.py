@@ -5,9 +5,8 @@ queueing: each has a clock that runs by the time that it had on the device, and 
 so one with long executions has no more of the device than one with short ones. What waits is refused where it cannot make
 its deadline, by what the same model took before.
 
-A place to run is an object that comes back with its last reference, and those who wait are held weakly: an interrupt may
-come after any call, and what it leaves behind is passed over. Nothing that is counted is needed for that: it is counted anew
-at every look.
+Places to run and those who wait for one are held weakly: an interrupt may come after any call, and what it leaves behind is
+passed over, or there again. Whatever is counted is counted anew at every look.
 """
 
 import os
@@ -25,7 +24,7 @@ from nnhal.base.codes import Priority
 from nnhal.base.cores import usable_cores
 from nnhal.base.errors import BadState, MissedDeadline, ResourceExhausted
 from nnhal.hal.request import UNLIMITED, Control
-from nnhal.hal.waiting import LEVELS, Client, Line, Pace, Slot, Ticket
+from nnhal.hal.waiting import LEVELS, ClientLine, Pace, QueueClient, QueueTicket, Slot
 
 T = TypeVar("T")
 MOST_WAITING = 1024  # executions of one client in the queue of one device; more are refused
@@ -37,7 +36,7 @@ _LOOK = 0.25  # seconds between looks whether whoever is in the way still exists
 _now = time.monotonic_ns
 
 
-class Queue:
+class RunQueue:
     """A queue with so many places to run.
 
     where: in messages. strict: never more than that run. Else it is an order and no promise: an execution that does not end
@@ -48,7 +47,7 @@ class Queue:
         self.where, self.width, self.strict = where, width, strict
         self._free: deque[Slot] = deque()
         self._slots: list[weakref.ref[Slot]] = []
-        self._lines: weakref.WeakValueDictionary[Client, Line] = weakref.WeakValueDictionary()
+        self._lines: weakref.WeakValueDictionary[QueueClient, ClientLine] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
         self._clock = 0
         self._waiting = 0  # as of the last look; somebody who waits looks every now and then
@@ -75,19 +74,19 @@ class Queue:
         self._slots.append(weakref.ref(slot))
         self._free.append(slot)
 
-    def line(self, client: Client) -> Line:
+    def line(self, client: QueueClient) -> ClientLine:
         """The line of a client, kept for as long as somebody holds it."""
         with self._lock:
             line = self._lines.get(client)
             if line is None:
-                line = self._lines[client] = Line(client)
+                line = self._lines[client] = ClientLine(client)
                 self._shared |= len(self._lines) > 1
             return line
 
     # ------------------------------------------------------------------------------------------------------- to run in it
 
     def queued(
-        self, run: Callable[..., T], client: Client, priority: Priority, units: int = 1, pace: Pace | None = None
+        self, run: Callable[..., T], client: QueueClient, priority: Priority, units: int = 1, pace: Pace | None = None
     ) -> Callable[..., T]:
         """The same function, of a request or more and a control at the end, in its turn.
 
@@ -122,7 +121,7 @@ class Queue:
                         if not slot.there:  # another stands in for it
                             slot = None
                 if slot is None:
-                    ticket = Ticket(line, pace, units, control)
+                    ticket = QueueTicket(line, pace, units, control)
                     slot = self._enter(ticket, level)
                 slot.thread, slot.pace = get_ident(), pace
                 slot.begun = begun = _now()
@@ -148,11 +147,11 @@ class Queue:
 
         return queued
 
-    def run(self, call: Callable[[], T], client: Client, priority: Priority, control: Control = UNLIMITED) -> T:
+    def run(self, call: Callable[[], T], client: QueueClient, priority: Priority, control: Control = UNLIMITED) -> T:
         """What the call returns, in its turn."""
         return self.queued(lambda _: call(), client, priority)(control)
 
-    def _enter(self, ticket: Ticket, level: int) -> Slot:
+    def _enter(self, ticket: QueueTicket, level: int) -> Slot:
         """Wait for its turn. Raises what `control.check` does, MissedDeadline where it cannot be in time,
         ResourceExhausted where too many wait."""
         control, line = ticket.control, ticket.line
@@ -199,7 +198,7 @@ class Queue:
         slot.there = False
         return slot
 
-    def _wait(self, ticket: Ticket, control: Control) -> None:
+    def _wait(self, ticket: QueueTicket, control: Control) -> None:
         patience = control.patience()
         left = _LOOK if patience is None else min(patience, _LOOK)
         if ticket.look:
@@ -214,7 +213,7 @@ class Queue:
         with self._lock:
             self._look(_now())
 
-    def _leave(self, ticket: Ticket, begun: int) -> None:
+    def _leave(self, ticket: QueueTicket, begun: int) -> None:
         """Account for it, where it had its turn, or have it leave from wherever in the queue, and let in who is next.
 
         begun: when it began to run, 0 where it did not.
@@ -308,9 +307,9 @@ class Queue:
                 with suppress(ValueError):  # taken meanwhile, and dropped there
                     self._free.remove(slot)
 
-    def _next(self) -> tuple[Line, Ticket] | None:
+    def _next(self) -> tuple[ClientLine, QueueTicket] | None:
         """Whose turn it is: of the clients the one that is furthest behind, of its executions the first."""
-        best: tuple[Line, Ticket] | None = None
+        best: tuple[ClientLine, QueueTicket] | None = None
         for line in self._lines.values():
             if best is None or line.clock < best[0].clock:
                 ticket = line.first()
@@ -318,7 +317,7 @@ class Queue:
                     best = line, ticket
         return best
 
-    def _kept_for_another(self, line: Line, ticket: Ticket, now: int) -> int:
+    def _kept_for_another(self, line: ClientLine, ticket: QueueTicket, now: int) -> int:
         """Until when a place is kept free for a client that had less than this one and is about to come back; 0 for not.
 
         Without that one who asks for one execution after the other would never be there when it is decided who is next.
@@ -332,7 +331,7 @@ class Queue:
                 return other.left + most
         return 0
 
-    def _grant(self, line: Line, ticket: Ticket, now: int) -> None:
+    def _grant(self, line: ClientLine, ticket: QueueTicket, now: int) -> None:
         # At once its own, and then taken out of the line: whoever has a place is passed over where it still stands.
         ticket.slot = slot = self._free.pop()
         if ticket.units > 1:
@@ -349,7 +348,7 @@ class Queue:
 
     # ----------------------------------------------------------------------------------------------------- deadlines
 
-    def _admit(self, ticket: Ticket, level: int, control: Control, deadline: int, now: int) -> None:
+    def _admit(self, ticket: QueueTicket, level: int, control: Control, deadline: int, now: int) -> None:
         """Refuse what cannot be in time."""
         pace, left = ticket.pace, deadline - now
         asked = now if control.asked is None else min(now, control.asked)
@@ -361,7 +360,7 @@ class Queue:
         if not ticket.probe:
             raise self._late(pace.best if hopeless else pace.typical, 0 if hopeless else wait, left, hopeless)
 
-    def _predicted_wait(self, ticket: Ticket, level: int, now: int) -> int:
+    def _predicted_wait(self, ticket: QueueTicket, level: int, now: int) -> int:
         """Nanoseconds until it would be its turn, by what is known of those before it; nothing for those of whom is not."""
         line = ticket.line
         own = sum(each.pace.typical for each in line.ahead(level))
@@ -399,16 +398,16 @@ def units_of(threads: int, width: int) -> int:
     return max(1, min(threads, width // 2))
 
 
-_sustained: dict[str, Queue] = {}
+_sustained: dict[str, RunQueue] = {}
 
 
-def sustained() -> Queue:
+def sustained() -> RunQueue:
     """The queue for all executions in this process whose model prefers sustained speed: its places are the usable cores."""
     found = _sustained.get("")
-    return found or _sustained.setdefault("", Queue("sustained speed", usable_cores(), strict=False))
+    return found or _sustained.setdefault("", RunQueue("sustained speed", usable_cores(), strict=False))
 
 
-_queues: "weakref.WeakSet[Queue]" = weakref.WeakSet()
+_queues: "weakref.WeakSet[RunQueue]" = weakref.WeakSet()
 
 
 def _after_fork() -> None:

@@ -16,27 +16,27 @@ SHORT_RUNS = 16  # of a model until one is measured again
 LEVELS = (Priority.HIGH, Priority.MEDIUM, Priority.LOW)
 
 
-class Client:
+class QueueClient:
     """Somebody between whom and others there is fairness: this process, or one that a service serves."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def __repr__(self) -> str:
-        return f"Client {self.name}"
+        return f"QueueClient {self.name}"
 
 
-OWN = Client("this process")
-_processes: "weakref.WeakValueDictionary[int, Client]" = weakref.WeakValueDictionary()
+OWN = QueueClient("this process")
+_processes: "weakref.WeakValueDictionary[int, QueueClient]" = weakref.WeakValueDictionary()
 _processes_lock = threading.Lock()
 
 
-def client_of(pid: int) -> Client:
+def client_of(pid: int) -> QueueClient:
     """The client that a process is, however many connections it has."""
     with _processes_lock:
         client = _processes.get(pid)
         if client is None:
-            client = _processes[pid] = Client(f"process {pid}")
+            client = _processes[pid] = QueueClient(f"process {pid}")
         return client
 
 
@@ -91,13 +91,13 @@ class Slot:
     def __init__(self) -> None:
         self.control: Control | None = None
         self.pace: Pace | None = None
-        self.line: Line | None = None
+        self.line: ClientLine | None = None
         self.begun = self.overdue = self.thread = 0
         self.others: tuple[Slot, ...] = ()
         self.there = True
 
 
-class Ticket:
+class QueueTicket:
     """Who waits. slot: its place to run, once it is its turn. look: when to look again (monotonic nanoseconds), 0 for never.
 
     predicted: nanoseconds that it will take. probe: it runs though it should not be in time.
@@ -105,7 +105,7 @@ class Ticket:
 
     __slots__ = ("__weakref__", "control", "gate", "line", "look", "pace", "predicted", "probe", "slot", "units")
 
-    def __init__(self, line: "Line", pace: Pace, units: int, control: Control) -> None:
+    def __init__(self, line: "ClientLine", pace: Pace, units: int, control: Control) -> None:
         self.line, self.pace, self.units, self.control = line, pace, units, control
         self.slot: Slot | None = None
         self.look = self.predicted = 0
@@ -119,7 +119,7 @@ class Ticket:
             self.gate.release()
 
 
-class Line:
+class ClientLine:
     """A client in one queue. clock: nanoseconds of the device that it has had, as far as that counts.
 
     waiting: by priority, in order of arrival. left: when its last execution ended. gap: how long it took lately to come
@@ -128,13 +128,13 @@ class Line:
 
     __slots__ = ("__weakref__", "client", "clock", "gap", "left", "waiting")
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: QueueClient) -> None:
         self.client = client
         self.clock = self.gap = 0
         self.left: int | None = None
-        self.waiting: tuple[deque[weakref.ref[Ticket]], ...] = tuple(deque() for _ in LEVELS)
+        self.waiting: tuple[deque[weakref.ref[QueueTicket]], ...] = tuple(deque() for _ in LEVELS)
 
-    def first(self) -> Ticket | None:
+    def first(self) -> QueueTicket | None:
         """Whoever is next of this client's; those that went are passed over."""
         for level in self.waiting:
             while level:
@@ -144,7 +144,7 @@ class Line:
                 level.popleft()
         return None
 
-    def ahead(self, level: int) -> Iterator[Ticket]:
+    def ahead(self, level: int) -> Iterator[QueueTicket]:
         """Those whose turn is before somebody's who comes now."""
         for each in self.waiting[: level + 1]:
             for place in tuple(each):
