@@ -51,6 +51,7 @@ class RunQueue:
         self._lock = threading.Lock()
         self._clock = 0
         self._waiting = 0  # as of the last look; somebody who waits looks every now and then
+        self._contended = 0  # the same, and one where there has been more than one client: nobody passes by the queue
         self._shared = False  # whether there has been more than one client
         for _ in range(width):
             self._add()
@@ -58,7 +59,7 @@ class RunQueue:
 
     def _forked(self) -> None:
         """Nobody who was in it exists any more."""
-        self._lock, self._waiting = threading.Lock(), 0
+        self._lock, self._waiting, self._contended = threading.Lock(), 0, int(self._shared)
         for slot in self._free:
             slot.there = False
         self._free.clear()
@@ -80,7 +81,8 @@ class RunQueue:
             line = self._lines.get(client)
             if line is None:
                 line = self._lines[client] = ClientLine(client)
-                self._shared |= len(self._lines) > 1
+                if len(self._lines) > 1:
+                    self._shared, self._contended = True, 1
             return line
 
     # ------------------------------------------------------------------------------------------------------- to run in it
@@ -97,14 +99,20 @@ class RunQueue:
         call: Callable[..., T] = run.__func__ if ismethod(run) else run
         line, level, pace = self.line(client), LEVELS.index(priority), pace or Pace()
         free, units = self._free, min(units, self.width)
-        single, strict = units == 1, self.strict
+        single = units == 1
+        if self.strict:
+            pace.limit = 0
 
-        def queued(*arguments: Any) -> T:  # noqa: PLR0912 (in one frame: see its end)
+        def queued(*arguments: Any) -> T:
             control: Control = arguments[-1]
-            if pace.short and not strict and not self._waiting and not self._shared and control.deadline is None:
-                if pace.left:
-                    pace.left -= 1
-                    return call(*arguments) if owner is None else call(owner(), *arguments)
+            if pace.left and not self._contended and (control is UNLIMITED or control.deadline is None):
+                pace.left -= 1
+                return call(*arguments) if owner is None else call(owner(), *arguments)
+            return in_turn(control, arguments)
+
+        def in_turn(control: Control, arguments: Any) -> T:  # noqa: PLR0912 (in one frame: see its end)
+            free_for_all = not self._contended and control.deadline is None
+            if pace.short and free_for_all:
                 begun = _now()
                 result = call(*arguments) if owner is None else call(owner(), *arguments)
                 pace.took(_now() - begun)
@@ -112,7 +120,7 @@ class RunQueue:
             slot = ticket = None
             begun = 0
             try:
-                if single and not self._waiting and not self._shared and control.deadline is None:
+                if single and free_for_all:
                     try:
                         slot = free.pop()
                     except IndexError:
@@ -142,7 +150,7 @@ class RunQueue:
                         free.append(slot)
                 if ticket is not None:
                     self._leave(ticket, begun)
-                elif self._waiting:
+                elif self._contended:
                     self._pass_on()
 
         return queued
@@ -299,6 +307,7 @@ class RunQueue:
                 granted = True
         finally:
             self._waiting = sum(len(level) for line in self._lines.values() for level in line.waiting)
+            self._contended = self._waiting + self._shared
 
     def _sort_out(self) -> None:
         """Drop places that were given back when another stood in for them already."""

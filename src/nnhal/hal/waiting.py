@@ -43,16 +43,17 @@ def client_of(pid: int) -> QueueClient:
 class Pace:
     """What executions of one prepared model took that ended well, in nanoseconds: the last ones, and the shortest of all.
 
-    short: whether the last one that was measured was over sooner than it pays to wait for a place. left: how many run like
-    that before one is measured again.
+    short: whether the last one that was measured was over sooner than it pays to wait for a place, that is within `limit`.
+    left: how many run like that before one is measured again.
     """
 
-    __slots__ = ("best", "left", "recent", "refused", "short")
+    __slots__ = ("best", "left", "limit", "recent", "refused", "short")
 
     def __init__(self) -> None:
         self.recent: deque[int] = deque(maxlen=RECENT)
         self.best = 1 << 62
         self.refused = self.left = 0
+        self.limit = SHORT_NS
         self.short = False
 
     def took(self, spent: int) -> None:
@@ -60,7 +61,8 @@ class Pace:
         self.recent.append(spent)
         if spent < self.best:  # noqa: PLR1730 (min() takes three times as long)
             self.best = spent
-        self.short, self.left = spent < SHORT_NS, SHORT_RUNS
+        self.short = spent < self.limit
+        self.left = SHORT_RUNS if self.short else 0
 
     @property
     def typical(self) -> int:
