@@ -87,7 +87,7 @@ class RunQueue:
 
     # ------------------------------------------------------------------------------------------------------- to run in it
 
-    def queued(
+    def queued(  # noqa: PLR0915 (closures, for speed)
         self, run: Callable[..., T], client: QueueClient, priority: Priority, units: int = 1, pace: Pace | None = None
     ) -> Callable[..., T]:
         """The same function, of a request or more and a control at the end, in its turn.
