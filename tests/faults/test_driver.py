@@ -484,3 +484,33 @@ def test_a_driver_upgraded_under_a_live_client_fails_cleanly(tmp_path: Path) -> 
     with nnhal.compile(doubling(64), devices=[fresh], isolation="process") as compiled:
         assert computes(compiled) and fresh.version == "2"
     fresh.close()
+
+
+def test_what_an_older_version_of_a_driver_kept_is_not_used_by_a_newer_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """37: the file of a driver is replaced while its process lives, which is no client of the new version."""
+    monkeypatch.setenv("NNHAL_STATE_DIR", str(tmp_path / "state"))
+    file = tmp_path / "kept.py"
+    text = (
+        "from nnhal.drivers.samples.full import FullV1_3\n"
+        "class Kept(FullV1_3):\n    name = 'kept'\n    version = '1'\n"
+        "def device():\n    return Kept()\n"
+    )
+    b = nnhal.Builder()
+    x = b.input((64,))
+    model = b.finish([x], [b.mul(x, b.constant(np.full(64, 2, np.float32)))])
+
+    def outcome(device: Resilient) -> str:
+        with nnhal.compile(model, devices=[device], isolation="process", cache_dir=tmp_path / "cache") as compiled:
+            assert computes(compiled)
+            return str(compiled.cache[-1])
+
+    file.write_text(text, encoding="utf-8")
+    old = Resilient("kept", lambda: start(str(file)))
+    assert [outcome(old)[:4] for _ in range(2)] == ["miss", "hit"]
+    file.write_text(text.replace("'1'", "'2'"), encoding="utf-8")
+    new = Resilient("kept", lambda: start(str(file)))
+    assert [outcome(new)[:4] for _ in range(2)] == ["miss", "hit"]
+    old.close()
+    new.close()

@@ -85,8 +85,8 @@ def test_how_long_is_waited_at_a_stretch_is_what_is_left_and_no_more_than_is_sai
     for deadline, most, wait in (
         (None, None, None),
         (None, 20 * millisecond, 20),
-        (110 * millisecond, None, 15),  # with the grace of 5 ms
-        (110 * millisecond, 20 * millisecond, 15),
+        (110 * millisecond, None, 12),  # with the grace of 2 ms
+        (110 * millisecond, 20 * millisecond, 12),
         (120 * millisecond, 20 * millisecond, 20),
         (95 * millisecond, None, 0),
         (50 * millisecond, 20 * millisecond, 0),

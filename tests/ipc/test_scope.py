@@ -6,6 +6,7 @@ import weakref
 
 import pytest
 
+from nnhal.base.codes import Priority
 from nnhal.base.errors import DeadObject, InvalidArgument, ResourceExhausted
 from nnhal.ipc.service.exports import Exports
 from nnhal.ipc.service.quota import Claim, Share
@@ -198,3 +199,16 @@ def test_what_waits_at_the_end_of_the_workers_is_dropped_and_let_go(share):
 
 def used(share: Share) -> dict[str, int]:
     return share.quotas.usage()[0][1]
+
+
+def test_of_what_waits_for_a_worker_the_most_urgent_is_done_first_and_then_what_came_first(share):
+    go, done = threading.Event(), []
+    workers = Workers(1, lambda: room(share))
+    workers.submit(lambda: go.wait(LIMIT))
+    came = [Priority.LOW, Priority.MEDIUM, Priority.HIGH, Priority.MEDIUM, Priority.HIGH]
+    for number, priority in enumerate(came):
+        workers.submit(lambda number=number: done.append(number), priority)
+    go.set()
+    wait_until(lambda: len(done) == len(came), "all is done")
+    assert done == [2, 4, 1, 3, 0]
+    workers.end()

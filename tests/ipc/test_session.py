@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from nnhal.base.codes import DeviceStatus
+from nnhal.base.codes import DeviceStatus, Priority
 from nnhal.base.errors import (
     Cancelled,
     Closed,
@@ -37,14 +37,14 @@ from nnhal.base.errors import (
 )
 from nnhal.base.memory import Memory
 from nnhal.frontends.python import Builder
-from nnhal.hal.device import Hints, Prepared
+from nnhal.hal.device import Hints, Prepared, prepared_by
 from nnhal.hal.fence import fence_pair
 from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import Control, Timing
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.prepared import RemotePrepared
 from nnhal.ipc.client.process import start
-from nnhal.ipc.client.session import Session
+from nnhal.ipc.client.session import KEPT_LANES, MAX_LANES, Session
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.transport.channel import Channel
 from nnhal.model.graph import Model, Operation, Subgraph
@@ -158,6 +158,19 @@ def test_more_threads_than_lanes_are_all_answered(device: RemoteDevice) -> None:
     with ThreadPoolExecutor(40) as pool:
         outputs = list(pool.map(lambda n: run(prepared, numbers(start=n)), range(80)))
     assert all(np.array_equal(y, 2 * numbers(start=n)) for n, y in enumerate(outputs))
+
+
+def test_however_many_of_low_are_at_it_one_of_high_finds_a_lane() -> None:
+    with own_process() as device:
+        urgent = prepared_by(device, doubling(), Hints(priority=Priority.HIGH))
+        others = prepared_by(device, doubling(), Hints(priority=Priority.LOW, options={"sleep": 1.0}))
+        with ThreadPoolExecutor(40) as pool:
+            flood = [pool.submit(run, others, numbers(start=n)) for n in range(40)]
+            wait_until(lambda: inside(device)["inside"] == MAX_LANES - 2 * KEPT_LANES, "all lanes that LOW may have")
+            assert np.array_equal(run(urgent, numbers(start=7)), 2 * numbers(start=7))
+            assert not any(each.done() for each in flood)
+            assert inside(device)["inside"] == MAX_LANES - 2 * KEPT_LANES
+            assert all(np.array_equal(y.result(), 2 * numbers(start=n)) for n, y in enumerate(flood))
 
 
 def test_the_same_request_again_gives_results_of_its_own_inputs(device: RemoteDevice) -> None:

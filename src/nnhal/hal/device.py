@@ -29,10 +29,10 @@ from nnhal.hal.host import HostBuffer, LocalBurst
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, merge
 from nnhal.hal.memory_use import MOST as MOST_BYTES
 from nnhal.hal.memory_use import MemoryUse
-from nnhal.hal.queue import Queue, places, sustained, units_of
+from nnhal.hal.queue import RunQueue, places, sustained, units_of
 from nnhal.hal.request import UNLIMITED, Control, Request, Signature, Timing, plausible
 from nnhal.hal.turns import Turns
-from nnhal.hal.waiting import OWN, Client, Pace
+from nnhal.hal.waiting import OWN, Pace, QueueClient
 from nnhal.model.graph import Model, Operation
 from nnhal.model.layouts import LAYOUTS, laid_out
 from nnhal.model.orders import Layout
@@ -506,7 +506,9 @@ def status_by(device: Device) -> DeviceStatus:
         return status
 
 
-def prepared_by(device: Device, model: Model, hints: Hints, *, as_is: bool = False, client: Client = OWN) -> Prepared:
+def prepared_by(
+    device: Device, model: Model, hints: Hints, *, as_is: bool = False, client: QueueClient = OWN
+) -> Prepared:
     """What the device prepares, with its model noted; ContractBroken where that is none, or one that it gave before.
 
     It is given the model in the layout that it prefers, unless that is done (`as_is`); inputs and outputs keep theirs.
@@ -520,7 +522,7 @@ def prepared_by(device: Device, model: Model, hints: Hints, *, as_is: bool = Fal
             hints.cache.settled.set()
 
 
-def _prepared_by(device: Device, model: Model, hints: Hints, client: Client) -> Prepared:
+def _prepared_by(device: Device, model: Model, hints: Hints, client: QueueClient) -> Prepared:
     where = where_of(device)
     with trace.span(layer_of(device), "compilation", "prepare", where), answering(where, "prepare()"):
         hints = within_the_machine(hints)
@@ -536,7 +538,7 @@ def _prepared_by(device: Device, model: Model, hints: Hints, client: Client) -> 
     return _watched(prepared, where)  # after it was saved, which is no execution
 
 
-def restored_by(device: Device, outline: Model, hints: Hints, *, client: Client = OWN) -> Prepared:
+def restored_by(device: Device, outline: Model, hints: Hints, *, client: QueueClient = OWN) -> Prepared:
     """What the device prepares from `hints.cache`, as `prepared_by`. Any NnhalError is a miss, and says why."""
     where = where_of(device)
     with trace.span(layer_of(device), "compilation", "restore", where), answering(where, "prepare_from_cache()"):
@@ -545,11 +547,11 @@ def restored_by(device: Device, outline: Model, hints: Hints, *, client: Client 
         return _watched(_taken(device, prepared, "prepare_from_cache()", outline, where, hints, client), where)
 
 
-def _in_its_turn(device: Device, where: str, hints: Hints, client: Client, prepare: Callable[[], T]) -> T:
+def _in_its_turn(device: Device, where: str, hints: Hints, client: QueueClient, prepare: Callable[[], T]) -> T:
     """What it gives to prepare, in a queue of what the device prepares; elsewhere that is where its driver is."""
     if device.timely:
         return prepare()
-    queue: Queue = vars(device).setdefault("_prepare_queue", Queue(f"{where}: prepare", places(0), strict=False))
+    queue: RunQueue = vars(device).setdefault("_prepare_queue", RunQueue(f"{where}: prepare", places(0), strict=False))
     return queue.run(prepare, client, hints.priority, Control(deadline=hints.deadline))
 
 
@@ -591,7 +593,7 @@ def _save(device: Device, prepared: Prepared, cache: Cache, model: Model, where:
 
 
 def _taken(
-    device: Device, prepared: Any, query: str, model: Model, where: str, hints: Hints, client: Client
+    device: Device, prepared: Any, query: str, model: Model, where: str, hints: Hints, client: QueueClient
 ) -> Prepared:
     """A prepared model of a device, looked at and queued as it is to be."""
     if not isinstance(prepared, Prepared):
@@ -624,9 +626,9 @@ class _Way:
     changes, or elsewhere. queues: each with the places that it takes there and the pace of the model, the innermost first.
     """
 
-    def __init__(self, device: Device, prepared: Prepared, where: str, hints: Hints, client: Client) -> None:
+    def __init__(self, device: Device, prepared: Prepared, where: str, hints: Hints, client: QueueClient) -> None:
         self._client, self._priority = client, hints.priority
-        self.queues: list[tuple[Queue, int, Pace]] = []
+        self.queues: list[tuple[RunQueue, int, Pace]] = []
         here = not prepared.timely  # elsewhere the engine's own process sees to it
         if here and hints.preference == Preference.SUSTAINED_SPEED:
             cores = usable_cores()
@@ -640,7 +642,7 @@ class _Way:
             self._pass(_queue_of(prepared, where, 1))
         self.turns = Turns() if traits_of(prepared).changeable and here else None
 
-    def _pass(self, queue: Queue, units: int = 1) -> None:
+    def _pass(self, queue: RunQueue, units: int = 1) -> None:
         self.queues.append((queue, units, Pace()))
 
     def of(self, run: Callable[..., T]) -> Callable[..., T]:
@@ -657,8 +659,8 @@ class _Way:
         return change if self.turns is None else self.turns.alone(change)
 
 
-def _queue_of(owner: Device | Prepared, where: str, width: int, *, strict: bool = True) -> Queue:
-    queue: Queue = vars(owner).setdefault("_run_queue", Queue(where, width, strict=strict))
+def _queue_of(owner: Device | Prepared, where: str, width: int, *, strict: bool = True) -> RunQueue:
+    queue: RunQueue = vars(owner).setdefault("_run_queue", RunQueue(where, width, strict=strict))
     return queue
 
 

@@ -5,9 +5,8 @@ queueing: each has a clock that runs by the time that it had on the device, and 
 so one with long executions has no more of the device than one with short ones. What waits is refused where it cannot make
 its deadline, by what the same model took before.
 
-A place to run is an object that comes back with its last reference, and those who wait are held weakly: an interrupt may
-come after any call, and what it leaves behind is passed over. Nothing that is counted is needed for that: it is counted anew
-at every look.
+Places to run and those who wait for one are held weakly: an interrupt may come after any call, and what it leaves behind is
+passed over, or there again. Whatever is counted is counted anew at every look.
 """
 
 import os
@@ -16,6 +15,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from inspect import ismethod
 from threading import get_ident
 from typing import Any, TypeVar
@@ -24,7 +24,7 @@ from nnhal.base.codes import Priority
 from nnhal.base.cores import usable_cores
 from nnhal.base.errors import BadState, MissedDeadline, ResourceExhausted
 from nnhal.hal.request import UNLIMITED, Control
-from nnhal.hal.waiting import LEVELS, Client, Line, Pace, Slot, Ticket
+from nnhal.hal.waiting import LEVELS, ClientLine, Pace, QueueClient, QueueTicket, Slot
 
 T = TypeVar("T")
 MOST_WAITING = 1024  # executions of one client in the queue of one device; more are refused
@@ -36,7 +36,7 @@ _LOOK = 0.25  # seconds between looks whether whoever is in the way still exists
 _now = time.monotonic_ns
 
 
-class Queue:
+class RunQueue:
     """A queue with so many places to run.
 
     where: in messages. strict: never more than that run. Else it is an order and no promise: an execution that does not end
@@ -45,13 +45,13 @@ class Queue:
 
     def __init__(self, where: str, width: int, *, strict: bool) -> None:
         self.where, self.width, self.strict = where, width, strict
-        self._lost: deque[None] = deque()
         self._free: deque[Slot] = deque()
         self._slots: list[weakref.ref[Slot]] = []
-        self._lines: weakref.WeakValueDictionary[Client, Line] = weakref.WeakValueDictionary()
+        self._lines: weakref.WeakValueDictionary[QueueClient, ClientLine] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
         self._clock = 0
         self._waiting = 0  # as of the last look; somebody who waits looks every now and then
+        self._contended = 0  # the same, and one where there has been more than one client: nobody passes by the queue
         self._shared = False  # whether there has been more than one client
         for _ in range(width):
             self._add()
@@ -59,9 +59,9 @@ class Queue:
 
     def _forked(self) -> None:
         """Nobody who was in it exists any more."""
-        self._lock, self._lost, self._waiting = threading.Lock(), deque(), 0
+        self._lock, self._waiting, self._contended = threading.Lock(), 0, int(self._shared)
         for slot in self._free:
-            slot.home = None
+            slot.there = False
         self._free.clear()
         self._slots.clear()
         for line in self._lines.values():
@@ -71,17 +71,18 @@ class Queue:
             self._add()
 
     def _add(self) -> None:
-        slot = Slot(self._lost)
+        slot = Slot()
         self._slots.append(weakref.ref(slot))
         self._free.append(slot)
 
-    def line(self, client: Client) -> Line:
+    def line(self, client: QueueClient) -> ClientLine:
         """The line of a client, kept for as long as somebody holds it."""
         with self._lock:
             line = self._lines.get(client)
             if line is None:
-                line = self._lines[client] = Line(client)
-                self._shared |= len(self._lines) > 1
+                line = self._lines[client] = ClientLine(client)
+                if len(self._lines) > 1:
+                    self._shared, self._contended = True, 1
             return line
 
     def waiting(self) -> int:
@@ -91,8 +92,8 @@ class Queue:
 
     # ------------------------------------------------------------------------------------------------------- to run in it
 
-    def queued(
-        self, run: Callable[..., T], client: Client, priority: Priority, units: int = 1, pace: Pace | None = None
+    def queued(  # noqa: PLR0915 (closures, for speed)
+        self, run: Callable[..., T], client: QueueClient, priority: Priority, units: int = 1, pace: Pace | None = None
     ) -> Callable[..., T]:
         """The same function, of a request or more and a control at the end, in its turn.
 
@@ -103,62 +104,77 @@ class Queue:
         call: Callable[..., T] = run.__func__ if ismethod(run) else run
         line, level, pace = self.line(client), LEVELS.index(priority), pace or Pace()
         free, units = self._free, min(units, self.width)
-        single, strict = units == 1, self.strict
+        single = units == 1
+        if self.strict:
+            pace.limit = 0
 
         def queued(*arguments: Any) -> T:
             control: Control = arguments[-1]
-            if pace.short and not strict and not self._waiting and not self._shared and control.deadline is None:
-                if pace.left:
-                    pace.left -= 1
-                    return call(*arguments) if owner is None else call(owner(), *arguments)
+            if pace.left and not self._contended and (control is UNLIMITED or control.deadline is None):
+                pace.left -= 1
+                return call(*arguments) if owner is None else call(owner(), *arguments)
+            return in_turn(control, arguments)
+
+        def in_turn(control: Control, arguments: Any) -> T:  # noqa: PLR0912 (in one frame: see its end)
+            free_for_all = not self._contended and control.deadline is None
+            if pace.short and free_for_all:
                 begun = _now()
                 result = call(*arguments) if owner is None else call(owner(), *arguments)
                 pace.took(_now() - begun)
                 return result
             slot = ticket = None
+            begun = 0
             try:
-                if single and not self._waiting and not self._shared and control.deadline is None:
+                if single and free_for_all:
                     try:
                         slot = free.pop()
                     except IndexError:
                         pass
                     else:
-                        if slot.home is None:  # another stands in for it
+                        if not slot.there:  # another stands in for it
                             slot = None
                 if slot is None:
-                    ticket = Ticket(line, pace, units, control)
+                    ticket = QueueTicket(line, pace, units, control)
                     slot = self._enter(ticket, level)
-                slot.thread, slot.pace, slot.begun = get_ident(), pace, _now()
+                slot.thread, slot.pace = get_ident(), pace
+                slot.begun = begun = _now()
                 slot.control = control  # from here on it is busy
-                begun = slot.begun
                 result = call(*arguments) if owner is None else call(owner(), *arguments)
                 pace.took(_now() - begun)
                 return result
             finally:
-                if ticket is None and slot is not None and not self._shared:
-                    slot.control = None
-                    if slot.home is not None:
+                # No interrupt comes before the end of the first call: what a frame holds lives as long as its traceback.
+                if ticket is not None:
+                    slot = slot or ticket.slot
+                if slot is not None and slot.there:
+                    slot.control = slot.line = None
+                    if slot.others:
+                        others, slot.others = slot.others, ()
+                        free.extend((slot, *others))
+                    else:
                         free.append(slot)
-                    if self._waiting:
-                        self._pass_on()
-                else:
-                    self._leave(slot, ticket)
+                if ticket is not None:
+                    self._leave(ticket, begun)
+                elif self._contended:
+                    self._pass_on()
 
         return queued
 
-    def run(self, call: Callable[[], T], client: Client, priority: Priority, control: Control = UNLIMITED) -> T:
+    def run(self, call: Callable[[], T], client: QueueClient, priority: Priority, control: Control = UNLIMITED) -> T:
         """What the call returns, in its turn."""
         return self.queued(lambda _: call(), client, priority)(control)
 
-    def _enter(self, ticket: Ticket, level: int) -> Slot:
+    def _enter(self, ticket: QueueTicket, level: int) -> Slot:
         """Wait for its turn. Raises what `control.check` does, MissedDeadline where it cannot be in time,
         ResourceExhausted where too many wait."""
         control, line = ticket.control, ticket.line
         control.check()
         with self._lock:
             now = _now()
-            self._settle()
-            inner = self._held_by(get_ident()) if len(self._free) < ticket.units else None
+            inner = None
+            if len(self._free) < ticket.units:
+                self._settle()
+                inner = self._held_by(get_ident())
             if inner is None:
                 count = sum(map(len, line.waiting))
                 if count >= MOST_WAITING:
@@ -191,11 +207,11 @@ class Queue:
             raise BadState(
                 f"{self.where}: an execution asks for another of the same device, must not where one runs at a time"
             )
-        slot = Slot(self._lost)
-        slot.home = None
+        slot = Slot()
+        slot.there = False
         return slot
 
-    def _wait(self, ticket: Ticket, control: Control) -> None:
+    def _wait(self, ticket: QueueTicket, control: Control) -> None:
         patience = control.patience()
         left = _LOOK if patience is None else min(patience, _LOOK)
         if ticket.look:
@@ -210,57 +226,43 @@ class Queue:
         with self._lock:
             self._look(_now())
 
-    def _leave(self, slot: Slot | None, ticket: Ticket | None) -> None:
-        """Give the place back, or the turn up. Does nothing for who has neither."""
-        if ticket is not None and slot is None:
-            slot = ticket.slot
+    def _leave(self, ticket: QueueTicket, begun: int) -> None:
+        """Account for it, where it had its turn, or have it leave from wherever in the queue, and let in who is next.
+
+        begun: when it began to run, 0 where it did not.
+        """
         with self._lock:
-            now = _now()
-            if slot is not None:
-                self._give_back(slot, now)
-            elif ticket is not None:
-                for level in ticket.line.waiting:
+            now, line = _now(), ticket.line
+            if ticket.slot is None:
+                for level in line.waiting:
                     for place in level:
                         if place() is ticket:
                             level.remove(place)
                             break
-            granted = self._dispatch(now)
-        if granted:
-            time.sleep(0)
+            else:
+                line.clock += (now - begun if begun else 0) - ticket.predicted
+                line.left = now
+        self._pass_on()
 
     def _pass_on(self) -> None:
-        """A place is free, and somebody waits: he is to have the interpreter before this thread goes on."""
+        """A place may be free: somebody who waits for it is to have the interpreter before this thread goes on."""
         with self._lock:
             granted = self._dispatch(_now())
         if granted:
             time.sleep(0)
 
-    def _give_back(self, slot: Slot, now: int) -> None:
-        line = slot.line
-        if slot.home is not None:
-            self._free.append(slot)
-            others, slot.others = slot.others, []
-            self._free.extend(other for other in others if other.home is not None)
-        slot.control = slot.line = None
-        slot.overdue = 0
-        if line is not None:
-            line.clock += now - slot.begun - slot.charged
-            line.left = now
-        slot.charged = 0
-
     # ------------------------------------------------------------------------------------------------ under the lock
 
     def _settle(self) -> None:
         """Places that were lost are there again."""
-        while self._lost:
-            self._lost.popleft()
+        self._slots = [ref for ref in self._slots if (slot := ref()) is not None and slot.there]
+        while len(self._slots) < self.width:
             self._add()
-            self._slots = [ref for ref in self._slots if ref() is not None]
 
     def _busy(self) -> Iterator[Slot]:
         for ref in self._slots:
             slot = ref()
-            if slot is not None and slot.control is not None and slot.home is not None:
+            if slot is not None and slot.control is not None and slot.there:
                 yield slot
 
     def _held_by(self, thread: int) -> Slot | None:
@@ -268,16 +270,12 @@ class Queue:
 
     def _look(self, now: int) -> None:
         """As `_dispatch`, where it may be that nobody does, or that what runs does not end."""
-        self._settle()
         if not self.strict:
             for slot in list(self._busy()):
                 if self._stuck(slot, now):
-                    slot.home = None
-                    self._add()
-                    for other in slot.others:
-                        other.home = None
-                        self._add()
-                    self._slots = [ref for ref in self._slots if (each := ref()) is not None and each.home is not None]
+                    for each in (slot, *slot.others):
+                        each.there = False
+        self._settle()
         self._dispatch(now)
 
     def _stuck(self, slot: Slot, now: int) -> bool:
@@ -286,7 +284,8 @@ class Queue:
         if (control.cancelled is not None and control.cancelled.is_set()) or (
             control.deadline is not None and control.deadline < now
         ):
-            slot.overdue = slot.overdue or now
+            if slot.overdue < slot.begun:  # of another execution
+                slot.overdue = now
             return now - slot.overdue > GRACE_NS
         typical = 0 if pace is None else pace.typical
         return now - slot.begun > max(LONG_NS, LONG_FACTOR * typical)
@@ -300,8 +299,7 @@ class Queue:
                 if found is None:
                     return granted
                 line, ticket = found
-                while free and free[-1].home is None:  # it was given back when another stood in for it already
-                    free.pop()
+                self._sort_out()
                 if len(free) < ticket.units:
                     return granted
                 until = self._kept_for_another(line, ticket, now) if self._shared else 0
@@ -314,10 +312,18 @@ class Queue:
                 granted = True
         finally:
             self._waiting = sum(len(level) for line in self._lines.values() for level in line.waiting)
+            self._contended = self._waiting + self._shared
 
-    def _next(self) -> tuple[Line, Ticket] | None:
+    def _sort_out(self) -> None:
+        """Drop places that were given back when another stood in for them already."""
+        for slot in list(self._free):
+            if not slot.there:
+                with suppress(ValueError):  # taken meanwhile, and dropped there
+                    self._free.remove(slot)
+
+    def _next(self) -> tuple[ClientLine, QueueTicket] | None:
         """Whose turn it is: of the clients the one that is furthest behind, of its executions the first."""
-        best: tuple[Line, Ticket] | None = None
+        best: tuple[ClientLine, QueueTicket] | None = None
         for line in self._lines.values():
             if best is None or line.clock < best[0].clock:
                 ticket = line.first()
@@ -325,7 +331,7 @@ class Queue:
                     best = line, ticket
         return best
 
-    def _kept_for_another(self, line: Line, ticket: Ticket, now: int) -> int:
+    def _kept_for_another(self, line: ClientLine, ticket: QueueTicket, now: int) -> int:
         """Until when a place is kept free for a client that had less than this one and is about to come back; 0 for not.
 
         Without that one who asks for one execution after the other would never be there when it is decided who is next.
@@ -339,24 +345,24 @@ class Queue:
                 return other.left + most
         return 0
 
-    def _grant(self, line: Line, ticket: Ticket, now: int) -> None:
-        slot = self._free.pop()
-        slot.others = [self._free.pop() for _ in range(ticket.units - 1)]
-        ticket.slot = slot  # first: whoever has a place is passed over where it still stands
+    def _grant(self, line: ClientLine, ticket: QueueTicket, now: int) -> None:
+        # At once its own, and then taken out of the line: whoever has a place is passed over where it still stands.
+        ticket.slot = slot = self._free.pop()
+        if ticket.units > 1:
+            slot.others = tuple([self._free.pop() for _ in range(ticket.units - 1)])
         for level in line.waiting:
             if level and level[0]() is ticket:
                 level.popleft()
                 break
         self._clock = max(self._clock, line.clock)
-        slot.charged = ticket.predicted
-        line.clock += slot.charged
+        line.clock += ticket.predicted
         slot.line, slot.pace, slot.begun, slot.thread = line, ticket.pace, now, 0
         slot.control = ticket.control
         ticket.wake()
 
     # ----------------------------------------------------------------------------------------------------- deadlines
 
-    def _admit(self, ticket: Ticket, level: int, control: Control, deadline: int, now: int) -> None:
+    def _admit(self, ticket: QueueTicket, level: int, control: Control, deadline: int, now: int) -> None:
         """Refuse what cannot be in time."""
         pace, left = ticket.pace, deadline - now
         asked = now if control.asked is None else min(now, control.asked)
@@ -368,7 +374,7 @@ class Queue:
         if not ticket.probe:
             raise self._late(pace.best if hopeless else pace.typical, 0 if hopeless else wait, left, hopeless)
 
-    def _predicted_wait(self, ticket: Ticket, level: int, now: int) -> int:
+    def _predicted_wait(self, ticket: QueueTicket, level: int, now: int) -> int:
         """Nanoseconds until it would be its turn, by what is known of those before it; nothing for those of whom is not."""
         line = ticket.line
         own = sum(each.pace.typical for each in line.ahead(level))
@@ -406,16 +412,16 @@ def units_of(threads: int, width: int) -> int:
     return max(1, min(threads, width // 2))
 
 
-_sustained: dict[str, Queue] = {}
+_sustained: dict[str, RunQueue] = {}
 
 
-def sustained() -> Queue:
+def sustained() -> RunQueue:
     """The queue for all executions in this process whose model prefers sustained speed: its places are the usable cores."""
     found = _sustained.get("")
-    return found or _sustained.setdefault("", Queue("sustained speed", usable_cores(), strict=False))
+    return found or _sustained.setdefault("", RunQueue("sustained speed", usable_cores(), strict=False))
 
 
-_queues: "weakref.WeakSet[Queue]" = weakref.WeakSet()
+_queues: "weakref.WeakSet[RunQueue]" = weakref.WeakSet()
 
 
 def _after_fork() -> None:

@@ -16,43 +16,44 @@ SHORT_RUNS = 16  # of a model until one is measured again
 LEVELS = (Priority.HIGH, Priority.MEDIUM, Priority.LOW)
 
 
-class Client:
+class QueueClient:
     """Somebody between whom and others there is fairness: this process, or one that a service serves."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def __repr__(self) -> str:
-        return f"Client {self.name}"
+        return f"QueueClient {self.name}"
 
 
-OWN = Client("this process")
-_processes: "weakref.WeakValueDictionary[int, Client]" = weakref.WeakValueDictionary()
+OWN = QueueClient("this process")
+_processes: "weakref.WeakValueDictionary[int, QueueClient]" = weakref.WeakValueDictionary()
 _processes_lock = threading.Lock()
 
 
-def client_of(pid: int) -> Client:
+def client_of(pid: int) -> QueueClient:
     """The client that a process is, however many connections it has."""
     with _processes_lock:
         client = _processes.get(pid)
         if client is None:
-            client = _processes[pid] = Client(f"process {pid}")
+            client = _processes[pid] = QueueClient(f"process {pid}")
         return client
 
 
 class Pace:
     """What executions of one prepared model took that ended well, in nanoseconds: the last ones, and the shortest of all.
 
-    short: whether the last one that was measured was over sooner than it pays to wait for a place. left: how many run like
-    that before one is measured again.
+    short: whether the last one that was measured was over sooner than it pays to wait for a place, that is within `limit`.
+    left: how many run like that before one is measured again.
     """
 
-    __slots__ = ("best", "left", "recent", "refused", "short")
+    __slots__ = ("best", "left", "limit", "recent", "refused", "short")
 
     def __init__(self) -> None:
         self.recent: deque[int] = deque(maxlen=RECENT)
         self.best = 1 << 62
         self.refused = self.left = 0
+        self.limit = SHORT_NS
         self.short = False
 
     def took(self, spent: int) -> None:
@@ -60,7 +61,8 @@ class Pace:
         self.recent.append(spent)
         if spent < self.best:  # noqa: PLR1730 (min() takes three times as long)
             self.best = spent
-        self.short, self.left = spent < SHORT_NS, SHORT_RUNS
+        self.short = spent < self.limit
+        self.left = SHORT_RUNS if self.short else 0
 
     @property
     def typical(self) -> int:
@@ -80,28 +82,24 @@ class Pace:
 
 
 class Slot:
-    """A place to run. home: where it is told that it was lost; None once another stands in for it.
+    """A place to run: it is given back, or there again in the next count where it was lost. there: False once another
+    stands in for it.
 
-    What it is at: since when, for which execution, of whose line and pace, and what it was charged for; others that it
-    takes along.
+    What it is at: since when, for which execution, of whose line and pace, on which thread; others that it takes along.
     """
 
-    __slots__ = ("__weakref__", "begun", "charged", "control", "home", "line", "others", "overdue", "pace", "thread")
+    __slots__ = ("__weakref__", "begun", "control", "line", "others", "overdue", "pace", "there", "thread")
 
-    def __init__(self, home: "deque[None]") -> None:
-        self.home: deque[None] | None = home
+    def __init__(self) -> None:
         self.control: Control | None = None
         self.pace: Pace | None = None
-        self.line: Line | None = None
-        self.begun = self.charged = self.overdue = self.thread = 0
-        self.others: list[Slot] = []
-
-    def __del__(self) -> None:
-        if self.home is not None:
-            self.home.append(None)
+        self.line: ClientLine | None = None
+        self.begun = self.overdue = self.thread = 0
+        self.others: tuple[Slot, ...] = ()
+        self.there = True
 
 
-class Ticket:
+class QueueTicket:
     """Who waits. slot: its place to run, once it is its turn. look: when to look again (monotonic nanoseconds), 0 for never.
 
     predicted: nanoseconds that it will take. probe: it runs though it should not be in time.
@@ -109,7 +107,7 @@ class Ticket:
 
     __slots__ = ("__weakref__", "control", "gate", "line", "look", "pace", "predicted", "probe", "slot", "units")
 
-    def __init__(self, line: "Line", pace: Pace, units: int, control: Control) -> None:
+    def __init__(self, line: "ClientLine", pace: Pace, units: int, control: Control) -> None:
         self.line, self.pace, self.units, self.control = line, pace, units, control
         self.slot: Slot | None = None
         self.look = self.predicted = 0
@@ -123,7 +121,7 @@ class Ticket:
             self.gate.release()
 
 
-class Line:
+class ClientLine:
     """A client in one queue. clock: nanoseconds of the device that it has had, as far as that counts.
 
     waiting: by priority, in order of arrival. left: when its last execution ended. gap: how long it took lately to come
@@ -132,13 +130,13 @@ class Line:
 
     __slots__ = ("__weakref__", "client", "clock", "gap", "left", "waiting")
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: QueueClient) -> None:
         self.client = client
         self.clock = self.gap = 0
         self.left: int | None = None
-        self.waiting: tuple[deque[weakref.ref[Ticket]], ...] = tuple(deque() for _ in LEVELS)
+        self.waiting: tuple[deque[weakref.ref[QueueTicket]], ...] = tuple(deque() for _ in LEVELS)
 
-    def first(self) -> Ticket | None:
+    def first(self) -> QueueTicket | None:
         """Whoever is next of this client's; those that went are passed over."""
         for level in self.waiting:
             while level:
@@ -148,7 +146,7 @@ class Line:
                 level.popleft()
         return None
 
-    def ahead(self, level: int) -> Iterator[Ticket]:
+    def ahead(self, level: int) -> Iterator[QueueTicket]:
         """Those whose turn is before somebody's who comes now."""
         for each in self.waiting[: level + 1]:
             for place in tuple(each):
