@@ -287,6 +287,43 @@ def test_a_forked_child_is_not_traced_and_writes_no_file(path: Path) -> None:
     assert len(named(seen(path), "prepare step")) == 1
 
 
+def test_who_waits_for_a_turn_is_counted_and_seen_to_wait(path: Path) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        inside.set()
+        assert go_on.wait(30)
+
+    class Alone(That):
+        def __init__(self) -> None:
+            super().__init__(wait)
+            self.one_at_a_time = True
+
+    with nnhal.trace(path), nnhal.compile(doubling(), devices=Alone()) as compiled:
+        executions = [compiled.submit(X), compiled.submit(X)]
+        assert inside.wait(30)
+        end = time.monotonic() + 30
+        while not base.process.recording or len(named_now("wait for its turn")) < 2:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        go_on.set()
+        for execution in executions:
+            assert (execution.result() == X + X).all()
+    found = seen(path)
+    waits = named(found, "wait for its turn")
+    assert len(waits) == 2 and all(span.ended for span in waits)
+    turns = [value for _, value in found.counters[os.getpid(), "turns"]]
+    assert max(turns) == 2 and turns[-1] == 0
+
+
+def named_now(name: str) -> list[Any]:
+    """Entries of the trace that is running."""
+    recording = base.process.recording
+    assert recording is not None
+    held = base.contents(recording.log.memory, recording.log.slots, recording.since, time.monotonic_ns())
+    return [entry for entry in held.entries if entry.name == name]
+
+
 class _Telling(_ThatPrepared):
     profiles = True
 
