@@ -410,6 +410,17 @@ def test_a_driver_that_uses_nnhal_itself_writes_no_file_of_its_own(tmp_path: Pat
     assert named(seen(file), "call")
 
 
+def test_a_service_has_no_trace_of_its_own(tmp_path: Path) -> None:
+    driver = tmp_path / "mine.py"
+    driver.write_text("import nnhal.api\nfrom nnhal.drivers.reference import device as device\n")
+    command = [sys.executable, "-m", "nnhal.serve", str(driver), "--name", "mine", "--json"]
+    environment = os.environ | {"NNHAL_TRACE": str(tmp_path / "file"), "XDG_RUNTIME_DIR": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as service:
+        assert service.stdout is not None and '"name": "mine"' in service.stdout.readline()
+        service.send_signal(signal.SIGINT)
+    assert not (tmp_path / "file").exists()
+
+
 def test_a_program_that_fails_is_traced_as_well(tmp_path: Path) -> None:
     done = run(PROGRAM + "compiled(5)", NNHAL_TRACE=str(tmp_path / "a"))
     assert done.returncode == 1 and "InvalidRequest" in done.stderr
