@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-BLOCK = 200  # calls that make one duration
+BLOCKS = {"call": 200, "burst": 40}  # calls that make one duration
 SERVER = """
 import sys, time
 import numpy as np, nnhal
@@ -44,6 +44,7 @@ class Side:
 
     def __init__(self, source: Path, way: str) -> None:
         environment = {**os.environ, "PYTHONPATH": str(source)}
+        self._block = BLOCKS[way]
         self._process = subprocess.Popen(
             [sys.executable, "-c", SERVER, way],
             stdin=subprocess.PIPE,
@@ -56,9 +57,9 @@ class Side:
     def block(self) -> float:
         """Nanoseconds of a call."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(f"{BLOCK}\n")
+        self._process.stdin.write(f"{self._block}\n")
         self._process.stdin.flush()
-        return int(self._process.stdout.readline()) / BLOCK
+        return int(self._process.stdout.readline()) / self._block
 
     def close(self) -> None:
         """End it."""
