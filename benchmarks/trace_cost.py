@@ -4,7 +4,7 @@ One ADD of four floats on the reference, in processes that take turns in blocks 
 chance: this checkout, the other one twice (the second is the A/A control). Then, in this process, calls that are traced, and
 spans alone. The last line is JSON.
 
-    python benchmarks/trace_cost.py [--against SRC] [--rounds N] [--json]
+    python benchmarks/trace_cost.py [--against SRC] [--burst] [--rounds N] [--json]
 """
 
 import argparse
@@ -19,13 +19,15 @@ from pathlib import Path
 
 import numpy as np
 
-BLOCK = 200  # calls that make one duration
+BLOCKS = {"call": 200, "burst": 40}  # calls that make one duration
 SERVER = """
 import sys, time
 import numpy as np, nnhal
 b = nnhal.Builder()
 x = b.input((4,))
-call = nnhal.compile(b.finish([x], [b.add(x, x)]), devices="reference")
+apart = sys.argv[1] == "burst"
+compiled = nnhal.compile(b.finish([x], [b.add(x, x)]), devices="reference", isolation="process" if apart else "none")
+call = compiled.burst() if apart else compiled
 a = np.ones(4, np.float32)
 for _ in range(5000): call(a)
 print("ready", flush=True)
@@ -40,19 +42,24 @@ for line in sys.stdin:
 class Side:
     """A process that times blocks of calls with the package that lies in a folder."""
 
-    def __init__(self, source: Path) -> None:
+    def __init__(self, source: Path, way: str) -> None:
         environment = {**os.environ, "PYTHONPATH": str(source)}
+        self._block = BLOCKS[way]
         self._process = subprocess.Popen(
-            [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            [sys.executable, "-c", SERVER, way],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
         )
         assert self._process.stdout is not None and self._process.stdout.readline() == "ready\n"
 
     def block(self) -> float:
         """Nanoseconds of a call."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(f"{BLOCK}\n")
+        self._process.stdin.write(f"{self._block}\n")
         self._process.stdin.flush()
-        return int(self._process.stdout.readline()) / BLOCK
+        return int(self._process.stdout.readline()) / self._block
 
     def close(self) -> None:
         """End it."""
@@ -61,11 +68,11 @@ class Side:
         self._process.wait()
 
 
-def compare(ours: Path, other: Path, rounds: int) -> dict:
+def compare(ours: Path, other: Path, rounds: int, way: str) -> dict:
     """Medians of ratios by rounds, with 95 % intervals by bootstrap."""
     from nnhal.bench.latency import ratio
 
-    sides = {"ours": Side(ours), "other": Side(other), "control": Side(other)}
+    sides = {"ours": Side(ours, way), "other": Side(other, way), "control": Side(other, way)}
     draw, found = random.Random(0), {name: [] for name in sides}
     for _ in range(rounds):
         for name in draw.sample(list(sides), len(sides)):
@@ -136,12 +143,15 @@ def traced() -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--against", type=Path, help="the src folder of another checkout, with its extensions built")
+    parser.add_argument("--burst", action="store_true", help="compare executions of a burst between processes instead")
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--json", action="store_true", help="print the last line only")
     given = parser.parse_args()
     found: dict = traced()
     if given.against is not None:
-        found |= compare(Path(__file__).parents[1] / "src", given.against, given.rounds)
+        found |= compare(
+            Path(__file__).parents[1] / "src", given.against, given.rounds, "burst" if given.burst else "call"
+        )
     if not given.json:
         print(f"a call {found['off_us']:.2f} us, traced {found['on_us']:.2f} us with {found['spans_a_call']:.0f} spans")
         print(f"a span alone {found['span_us']:.2f} us; the end of a trace {found['end_ms']:.0f} ms")

@@ -31,6 +31,7 @@ ORPHAN_NS = 10_000_000_000  # that a driver's process may go on after the end of
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve; the exit status."""
+    os.environ.pop("NNHAL_TRACE", None)  # the file is the application's; clients have their own traces of this process
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C is how a service ends
     faulthandler.enable(all_threads=False)  # whose thread crashed is in the last words
     faulthandler.register(signal.SIGUSR2)  # `base.stacks.TELL`: where it hangs

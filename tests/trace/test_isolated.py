@@ -56,6 +56,13 @@ def test_a_trace_of_isolated_executions_is_right_in_every_way(isolated: Any) -> 
     assert wrong(opened(isolated), ISOLATED) == {}
 
 
+def test_the_sequence_of_packets_begins_with_the_clocks(isolated: Any) -> None:
+    first, *others = isolated.packet
+    assert first.sequence_flags == first.SEQ_INCREMENTAL_STATE_CLEARED and first.HasField("clock_snapshot")
+    assert {each.clock_id for each in first.clock_snapshot.clocks} == {1, 3, 6}
+    assert not any(packet.sequence_flags for packet in others)
+
+
 def test_every_execution_of_a_burst_has_its_span_on_both_sides(isolated: Any) -> None:
     names = [each.name for each in opened(isolated).slices]
     assert names.count("exchange packets") == names.count("execute in a burst") == RUNS

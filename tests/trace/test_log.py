@@ -146,6 +146,45 @@ def test_whatever_times_a_log_says_its_spans_nest(entries: list[tuple[int, int, 
     assert len(again.spans) == len(timeline.spans)
 
 
+def test_what_was_done_for_a_call_that_the_log_has_lost_is_not_taken_for_another() -> None:
+    log, other = trace.Log(10), trace.Log(10)
+    wait, answer = trace.LAYER["ipc"], (trace.SESSION, 3)
+    log.end(log.begin(wait, EXECUTION, "wait", "", (5, 3), trace.OUT))
+    other.end(other.begin(wait, EXECUTION, "late", "", answer, trace.IN))
+    early = log.begin(wait, EXECUTION, "wait", "", (5, 3), trace.OUT)
+    other.end(other.begin(wait, EXECUTION, "right", "", answer, trace.IN))
+    other.end(other.begin(wait, EXECUTION, "of another", "", (trace.SESSION, 4), trace.IN))
+    log.end(early)
+    until = time.monotonic_ns()
+    parts = [ProcessLog(1, "application", held(log, 0, until)), ProcessLog(2, "x", held(other, 0, until), 5)]
+    callers = {span.name: span.caller for span in merged(parts, 0, until).spans if span.pid == 2}
+    assert callers["late"] is None and callers["of another"] is None
+    assert callers["right"] is not None and callers["right"].name == "wait"
+
+
+@pytest.mark.timeout(20)
+def test_spans_that_say_that_they_were_done_for_themselves_are_done_for_nobody() -> None:
+    log = trace.Log(20)
+    for begin in (1000, 1000, 1000):
+        for number in (1, 2):
+            log.write(trace.SPAN, "a", number, begin=begin, end=begin + 5, direction=trace.IN)
+            log.write(trace.MARK, "", number, begin=begin, end=begin, direction=trace.OUT)
+            log.write(trace.MARK, "", 3 - number, begin=begin, end=begin, direction=trace.OUT)
+    timeline = merged([ProcessLog(1, "application", trace.contents(log.memory, 20, 900, 2000))], 900, 2000)
+    assert timeline.spans and all(span.origin.caller is None for span in timeline.spans)
+    assert all(span.caller is None or span.caller.root is not span.root for span in timeline.spans)
+
+
+def test_what_ends_after_the_trace_has_not_ended_in_it_and_what_begins_later_is_not_in_it() -> None:
+    log = trace.Log(10)
+    log.write(trace.SPAN, "in", begin=1000, end=1500)
+    log.write(trace.SPAN, "out", begin=1000, end=2500)
+    log.write(trace.SPAN, "later", begin=2100, end=2500)
+    found = trace.contents(log.memory, 10, 900, 2000)
+    spans = {entry.name: entry.end for entry in found.entries if entry.kind == trace.SPAN}
+    assert spans == {"in": 1500, "out": 0} and not found.wrong
+
+
 def a_file() -> bytes:
     since, log = time.monotonic_ns(), trace.Log(10)
     log.end(log.begin(RUNTIME, EXECUTION, "a", "device b"))

@@ -107,6 +107,25 @@ def test_a_driver_that_writes_nonsense_to_its_log_spoils_nothing(path: Path) -> 
     assert len(named(found, "call")) == 11 and any("dropped" in note for note in found.notes)
 
 
+def test_after_a_trace_its_processes_write_no_more_and_have_the_plain_methods(path: Path) -> None:
+    device = Resilient("reference", lambda: start("reference"))
+    try:
+        with nnhal.compile(doubling(), devices=device) as compiled:
+            with nnhal.trace(path):
+                compiled(X)
+                assert base.process.recording is not None
+                remotes = [each for each in base.process.recording.remotes if each.pid == device.pid]
+            session = compiled._caller.lines[0].prepared.remote.session  # type: ignore[attr-defined]
+            session.end_object(session.number())  # comes back when what was released before has ended
+            compiled(X)
+            before = [bytes(remote.memory) for remote in remotes]
+            for _ in range(10):
+                compiled(X)
+            assert len(before) == 1 and before == [bytes(remote.memory) for remote in remotes]
+    finally:
+        device.close()
+
+
 def test_a_client_of_a_service_sees_nothing_of_what_others_have_done(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -287,6 +287,86 @@ def test_a_forked_child_is_not_traced_and_writes_no_file(path: Path) -> None:
     assert len(named(seen(path), "prepare step")) == 1
 
 
+def test_who_waits_for_a_turn_is_counted_and_seen_to_wait(path: Path) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        inside.set()
+        assert go_on.wait(30)
+
+    class Alone(That):
+        def __init__(self) -> None:
+            super().__init__(wait)
+            self.one_at_a_time = True
+
+    with nnhal.trace(path), nnhal.compile(doubling(), devices=Alone()) as compiled:
+        executions = [compiled.submit(X), compiled.submit(X)]
+        assert inside.wait(30)
+        end = time.monotonic() + 30
+        while not base.process.recording or len(named_now("wait for its turn")) < 2:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        go_on.set()
+        for execution in executions:
+            assert (execution.result() == X + X).all()
+    found = seen(path)
+    waits = named(found, "wait for its turn")
+    assert len(waits) == 2 and all(span.ended for span in waits)
+    turns = [value for _, value in found.counters[os.getpid(), "turns"]]
+    assert max(turns) == 2 and turns[-1] == 0
+
+
+def named_now(name: str) -> list[Any]:
+    """Entries of the trace that is running."""
+    recording = base.process.recording
+    assert recording is not None
+    held = base.contents(recording.log.memory, recording.log.slots, recording.since, time.monotonic_ns())
+    return [entry for entry in held.entries if entry.name == name]
+
+
+class _Telling(_ThatPrepared):
+    profiles = True
+
+    def run(self, request: Request, control: Control) -> Timing | None:
+        assert control.profile is not None
+        now = time.monotonic_ns()
+        for begin, end in ((0, now), (now, now + 10**12), (now, 0), (-5, -1), (1 << 70, 1 << 71)):
+            control.profile(0, begin, end)
+        control.profile(7, now, now)
+        return super().run(request, control._replace(profile=None))
+
+
+def test_times_of_operations_that_cannot_be_are_left_out(path: Path) -> None:
+    class Tells(That):
+        def prepare(self, model: Any, hints: Any) -> Prepared:
+            return _Telling(self.inner.prepare(model, hints), lambda: None)
+
+    with nnhal.trace(path), nnhal.compile(doubling(), devices=Tells(None)) as compiled:
+        assert (compiled(X) == X + X).all()
+    found = seen(path)
+    (run,) = named(found, "run")
+    assert [span.name for span in found.spans if span.parent is run] == ["operation 7"]
+
+
+def test_a_driver_that_does_not_tell_gets_no_profile_for_the_sake_of_a_trace(path: Path) -> None:
+    controls = []
+
+    class Watching(_ThatPrepared):
+        def run(self, request: Request, control: Control) -> Timing | None:
+            controls.append(control)
+            return super().run(request, control)
+
+    class Watched(That):
+        def prepare(self, model: Any, hints: Any) -> Prepared:
+            return Watching(self.inner.prepare(model, hints), lambda: None)
+
+    with nnhal.compile(doubling(), devices=Watched(None)) as compiled:
+        compiled(X)
+        with nnhal.trace(path):
+            compiled(X)
+    assert controls[0] is controls[1]
+
+
 # ---------------------------------------------------------------------------------------------------- the environment
 
 
@@ -316,6 +396,29 @@ def test_a_program_is_traced_to_its_end_by_the_environment_and_its_drivers_with_
     (file,) = tmp_path.iterdir()
     found = seen(file)
     assert named(found, "call") and found.processes[int(file.stem)] == "application" and len(found.processes) == 2
+
+
+def test_a_driver_that_uses_nnhal_itself_writes_no_file_of_its_own(tmp_path: Path) -> None:
+    driver = tmp_path / "mine.py"
+    driver.write_text("import nnhal.api\nfrom nnhal.drivers.reference import device as device\n")
+    program = PROGRAM.replace("compiled = ", f"nnhal.load_driver({str(driver)!r}); compiled = ")
+    traces = tmp_path / "traces"
+    traces.mkdir()
+    done = run(program, NNHAL_TRACE=str(traces / "%p"))
+    assert done.returncode == 0, done.stderr
+    (file,) = traces.iterdir()
+    assert named(seen(file), "call")
+
+
+def test_a_service_has_no_trace_of_its_own(tmp_path: Path) -> None:
+    driver = tmp_path / "mine.py"
+    driver.write_text("import nnhal.api\nfrom nnhal.drivers.reference import device as device\n")
+    command = [sys.executable, "-m", "nnhal.serve", str(driver), "--name", "mine", "--json"]
+    environment = os.environ | {"NNHAL_TRACE": str(tmp_path / "file"), "XDG_RUNTIME_DIR": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as service:
+        assert service.stdout is not None and '"name": "mine"' in service.stdout.readline()
+        service.send_signal(signal.SIGINT)
+    assert not (tmp_path / "file").exists()
 
 
 def test_a_program_that_fails_is_traced_as_well(tmp_path: Path) -> None:

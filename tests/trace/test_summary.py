@@ -70,6 +70,17 @@ def test_the_command_shows_a_table_and_json(tmp_path: Path) -> None:
     assert {("application", "preparation"), ("driver", "execution"), ("runtime", "compilation")} <= rows
 
 
+def test_a_command_that_fails_leaves_its_trace_and_a_file_that_cannot_be_written_is_said_before_the_work(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "a.pftrace"
+    command("run", "nosuch", "--trace", str(path), "--json", code=3)
+    (load,) = [span for span in read(path.read_bytes(), "it").spans if span.name == "load"]
+    assert "nosuch" in load.error
+    said = command("run", "nosuch", "--trace", str(tmp_path / "none" / "a"), code=3)
+    assert "cannot be written" in said and "nosuch" not in said
+
+
 def test_a_file_that_is_no_trace_is_told_so(tmp_path: Path) -> None:
     path = tmp_path / "a.pftrace"
     path.write_bytes(b"\x0a\x03abc")

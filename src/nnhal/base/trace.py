@@ -418,7 +418,6 @@ def _after_fork() -> None:
     used = process.users
     process.__init__()  # type: ignore[misc]
     _here.log = _here.known = None
-    followers.clear()
     for owner, name, plain, _ in _seams if used else ():
         setattr(owner, name, plain)
 

@@ -132,5 +132,6 @@ class Lane:
             if self._inside or self._closed or not hasattr(self, "prepared"):
                 return
             self._closed = True
-        with trace.span("runtime" if self.prepared.timely else "driver", "termination", "close", self.where):
+        layer = "runtime" if getattr(self.prepared, "timely", False) is True else "driver"
+        with trace.span(layer, "termination", "close", self.where):
             let_go(self.where, "close() of a prepared model", self.prepared.close)

@@ -40,7 +40,6 @@ class DriverProcess(subprocess.Popen[bytes]):
                 stderr=self.output.ends[1],
                 pass_fds=pass_fds,
                 start_new_session=True,
-                env={name: value for name, value in os.environ.items() if name != "NNHAL_TRACE"},  # the client's file
             )
         except BaseException:
             self.output.close()

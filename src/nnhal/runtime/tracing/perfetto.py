@@ -21,6 +21,7 @@ PID, PROCESS_NAME, THREAD_PID, THREAD_ID, THREAD_NAME, UNIT = 1, 6, 1, 2, 5, 3
 ANNOTATION, TYPE, TRACK, CATEGORY, EVENT_NAME, VALUE, FLOW, LAST_FLOW = 4, 9, 11, 22, 23, 30, 47, 48  # of a TrackEvent
 ANNOTATION_NAME, ANNOTATION_TEXT, ANNOTATION_INT = 10, 6, 4
 BEGIN, END, INSTANT, COUNT = 1, 2, 3, 4
+FLAGS, BEGINS = 13, 1  # nothing of the sequence was before this packet
 MONOTONIC, BOOTTIME, REALTIME = 3, 6, 1
 UNITS = {"memory": 3}  # bytes; everything else is counted
 _VARINT, _FIXED, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -78,7 +79,7 @@ def clocks() -> dict[int, int]:
 def written(timeline: Timeline, now: dict[int, int]) -> Iterator[bytes]:
     """The parts of the file, in order. now: what `clocks` said at some moment of the trace."""
     snapshot = b"".join(_data(1, _number(CLOCK_ID, n) + _number(CLOCK_TIME, value)) for n, value in now.items())
-    yield _packet(_data(CLOCKS, snapshot))
+    yield _packet(_data(CLOCKS, snapshot), _number(FLAGS, BEGINS))
     uuids = count(1)
     processes = {pid: next(uuids) for pid in timeline.processes}
     threads = {thread: next(uuids) for thread in timeline.threads}

@@ -48,7 +48,7 @@ class Trace(Uncopied, instead="its file can be read anywhere"):
         with _beginning:
             if base.process.recording is not None:
                 raise BadState(f"trace to {self.path}: another one is running in this process, must be ended first")
-            self._file = _opened(self.path)
+            self._file, self._pid = _opened(self.path), os.getpid()
             self._clocks = perfetto.clocks()
             recording = base.Recording(base.Log(self._spans), time.monotonic_ns())
             self._recording = recording
@@ -73,9 +73,11 @@ class Trace(Uncopied, instead="its file can be read anywhere"):
         """
         from nnhal.runtime.tracing import perfetto
 
+        if os.getpid() != self._pid:
+            return
         with _beginning:
             recording, self._recording = self._recording, None
-            if recording is None or os.getpid() != self._pid:
+            if recording is None:
                 return
             recording.look()
             base.end()
