@@ -697,7 +697,7 @@ def queued_as(prepared: Prepared, run: Callable[..., T]) -> Callable[..., T]:
     return run if way is None else way.of(run)
 
 
-def queues_of(prepared: Prepared) -> list[Queue]:
+def queues_of(prepared: Prepared) -> list[RunQueue]:
     """The queues that executions of a prepared model go through."""
     way: _Way | None = vars(prepared).get("_way")
     return [] if way is None else [queue for queue, _, _ in way.queues]

@@ -22,7 +22,7 @@ from nnhal.base.answers import answering, let_go
 from nnhal.base.errors import ContractBroken, InvalidArgument, NnhalError
 from nnhal.base.log import logger
 from nnhal.base.pressure import pressure
-from nnhal.hal.request import Control
+from nnhal.hal.request import Control, standing_before
 
 T = TypeVar("T")
 VARIABLE = "NNHAL_IDLE_SECONDS"
@@ -72,7 +72,7 @@ class Guard:
         A method is held weakly: what comes of it becomes an attribute of its own object.
         """
         if ismethod(call):
-            return self._through_method(call.__func__, weakref.ref(call.__self__))
+            return standing_before(call, self._through_method(call.__func__, weakref.ref(call.__self__)))
         enter, leave = self._inside.append, self._inside.pop
 
         def guarded(*arguments: Any) -> T:
@@ -85,7 +85,7 @@ class Guard:
             finally:
                 leave()
 
-        return guarded
+        return standing_before(call, guarded)
 
     def _through_method(self, function: Callable[..., T], owner: "weakref.ref[Any]") -> Callable[..., T]:
         """As `through`; written again, as half of it would be another call."""

@@ -20,10 +20,11 @@ from inspect import ismethod
 from threading import get_ident
 from typing import Any, TypeVar
 
+from nnhal.base import trace
 from nnhal.base.codes import Priority
 from nnhal.base.cores import usable_cores
 from nnhal.base.errors import BadState, MissedDeadline, ResourceExhausted
-from nnhal.hal.request import UNLIMITED, Control
+from nnhal.hal.request import UNLIMITED, Control, standing_before
 from nnhal.hal.waiting import LEVELS, ClientLine, Pace, QueueClient, QueueTicket, Slot
 
 T = TypeVar("T")
@@ -34,6 +35,17 @@ GRACE_NS = 100_000_000  # after which an execution that was given up and does no
 LONG_NS, LONG_FACTOR = 2_000_000_000, 8  # one that takes longer than this, and so often what it usually takes, neither
 _LOOK = 0.25  # seconds between looks whether whoever is in the way still exists
 _now = time.monotonic_ns
+
+
+def _counted(dispatch: Any) -> Any:
+    """What changes the queue, where something is traced: the counter follows."""
+
+    def traced(queue: "RunQueue", now: int) -> bool:
+        granted: bool = dispatch(queue, now)
+        trace.counter("waiting", queue._waiting)
+        return granted
+
+    return traced
 
 
 class RunQueue:
@@ -158,7 +170,7 @@ class RunQueue:
                 elif self._contended:
                     self._pass_on()
 
-        return queued
+        return standing_before(run, queued)
 
     def run(self, call: Callable[[], T], client: QueueClient, priority: Priority, control: Control = UNLIMITED) -> T:
         """What the call returns, in its turn."""
@@ -192,14 +204,19 @@ class RunQueue:
                 self._dispatch(now)
         if inner is not None:
             return self._nested(inner)
-        while ticket.slot is None:
-            self._wait(ticket, control)
+        slot = ticket.slot or self._await(ticket, control)
         control.check()
         if not ticket.probe and control.deadline is not None and ticket.pace.known:
             left = control.deadline - _now()
             if ticket.pace.best > left and not ticket.pace.doubt():
                 raise self._late(ticket.pace.best, 0, left, persistent=False)
-        return ticket.slot
+        return slot
+
+    @trace.seam("runtime", "execution", "wait for its turn")
+    def _await(self, ticket: QueueTicket, control: Control) -> Slot:
+        while (slot := ticket.slot) is None:
+            self._wait(ticket, control)
+        return slot
 
     def _nested(self, outer: Slot) -> Slot:
         """For an execution that one which runs asks for, on the same thread."""
@@ -290,6 +307,7 @@ class RunQueue:
         typical = 0 if pace is None else pace.typical
         return now - slot.begun > max(LONG_NS, LONG_FACTOR * typical)
 
+    @trace.instead(_counted)
     def _dispatch(self, now: int) -> bool:
         """Give free places to those whose turn it is; whether there was anybody."""
         free, granted = self._free, False

@@ -14,7 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -189,6 +189,7 @@ Run = Callable[["Request", Control], Timing | None]
 _COPYING: Any = "being copied"  # in place of a shape
 
 
+T = TypeVar("T")
 _STEP = trace.LAYER["runtime"], trace.PHASE["execution"], "step"
 _RUN = trace.LAYER["driver"], trace.PHASE["execution"]
 
@@ -240,10 +241,23 @@ def _driven(log: trace.Log, run: Run, owner: Any) -> Run:
     return driven
 
 
+OWNER = "owner"  # attribute of what stands before a way to run: whose it is, held weakly
+
+
+def standing_before(run: Any, before: Callable[..., T]) -> Callable[..., T]:
+    """What is called in the place of a way to run: it is known whose that is."""
+    own = getattr(run, "__self__", None)
+    setattr(before, OWNER, getattr(run, OWNER, None) if own is None else weakref.ref(own))
+    return before
+
+
 def _owner(run: Any) -> Any:
     """The prepared model, or what stands for it, whose way to run this is; None where that cannot be seen."""
     if isinstance(run, partial):
         run = run.args[0] if run.args and hasattr(run.args[0], "run") else run.func
+    passes = getattr(run, OWNER, None)
+    if passes is not None:
+        return passes()
     found = getattr(run, "__self__", None) or (run if hasattr(run, "run") else None)
     return getattr(found, "of", None) or found
 

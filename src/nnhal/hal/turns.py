@@ -7,21 +7,10 @@ from collections.abc import Callable
 from inspect import ismethod
 from typing import Any, TypeVar
 
-from nnhal.base import trace
-from nnhal.hal.request import Control
+from nnhal.hal.request import Control, standing_before
 
 T = TypeVar("T")
 _LOOK = 0.25  # seconds between looks whether whoever has the turn, or waits before, still exists
-
-
-def _counted(change: Any) -> Any:
-    """What changes the queue, where something is traced: the counter follows."""
-
-    def traced(turns: "Turns", ticket: "Ticket") -> None:
-        change(turns, ticket)
-        trace.counter("turns", len(turns._queue))
-
-    return traced
 
 
 class Ticket:
@@ -68,16 +57,14 @@ class Turns:
             finally:
                 self.leave(ticket)
 
-        return queued
+        return standing_before(run, queued)
 
-    @trace.instead(_counted)
     def queue(self, ticket: Ticket) -> None:
         """Take a place at the end. To be left, whatever comes; it is left too where the ticket goes."""
         with self._lock:
             self._queue.append(weakref.ref(ticket))
             self._call()
 
-    @trace.seam("runtime", "execution", "wait for its turn")
     def wait(self, ticket: Ticket, control: Control) -> None:
         """Until it is the ticket's turn; raises what `control.check` does when it is time to give up."""
         while not ticket.called.is_set():
@@ -87,7 +74,6 @@ class Turns:
             with self._lock:
                 self._call()
 
-    @trace.instead(_counted)
     def leave(self, ticket: Ticket) -> None:
         """Leave the queue, from wherever in it; nothing happens where the ticket is in none."""
         with self._lock:

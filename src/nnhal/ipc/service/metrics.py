@@ -13,7 +13,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from nnhal.base.errors import DriverFailed, NnhalError
-from nnhal.hal.queue import Queue
+from nnhal.hal.queue import RunQueue
 
 ENDED = "ended"  # stands for all client processes that are no more
 OK = "ok"
@@ -141,7 +141,7 @@ class Metrics:
         self._preparing = {source: Times(_PREPARATION) for source in ("model", "cache")}
         self._cache = dict.fromkeys(("hit", "unusable", "absent"), 0)
         self._connections = dict.fromkeys(("closed", "process ended", "not greeted", "refused"), 0)
-        self._queues: weakref.WeakSet[Queue] = weakref.WeakSet()
+        self._queues: weakref.WeakSet[RunQueue] = weakref.WeakSet()
 
     def connect(self, pid: int) -> Tally:
         """Where executions of a process that connects are counted; `left` is to follow."""
@@ -177,7 +177,7 @@ class Metrics:
             elif kept:
                 self._cache["absent"] += 1
 
-    def watch(self, queue: Queue) -> None:
+    def watch(self, queue: RunQueue) -> None:
         """Count who waits in a queue, for as long as there is one."""
         with self._lock:
             self._queues.add(queue)
