@@ -13,7 +13,7 @@ from nnhal.runtime.tracing.summary import TimeOf, TraceSummary, summary
 
 @click.group("trace")
 def command() -> None:
-    """Look at traces, which `run --trace`, `bench --trace`, NNHAL_TRACE and `nnhal.trace` write. Each of these has --json."""
+    """Look at traces, which `run --trace`, `bench --trace`, NNHAL_TRACE and `nnhal.trace` write. Each has --json."""
 
 
 @command.command("summary")
