@@ -22,7 +22,14 @@ from nnhal.base.names import printable
 LONGEST = 8000  # characters of all
 _LINE, _FIRST, _LAST, _WALKED, _CAUSES = 300, 5, 15, 10_000, 4
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
-_BETWEEN = str(Path(__file__).parents[1] / "runtime" / "sources.py"), "<frozen importlib._bootstrap"
+# What stands between two frames of a driver's: how its files are imported, and the turns of what it asks for itself.
+_BETWEEN = (
+    *(
+        _PACKAGE + os.path.join(*place)
+        for place in (("runtime", "sources.py"), ("hal", "queue.py"), ("hal", "turns.py"))
+    ),
+    "<frozen importlib._bootstrap",
+)
 _log = logger("driver")
 
 
