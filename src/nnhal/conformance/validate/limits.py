@@ -44,6 +44,7 @@ def deadline(trial: Trial) -> None:
                 late.append(time.monotonic_ns() - max(point, begin))
                 if late[-1] < GRACE_NS:
                     break
+                prepared = trial.prepare(model)  # of which nobody knows yet that it would be late
             else:
                 if min(late) > GRACE_NS:
                     trial.unmet(f"came back {min(late) / 1e9:.1f} s after its deadline, must poll control.check()")
