@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from nnhal.runtime import discovery, isolation, judgement
 from nnhal.runtime.measured import record
 from tests.cli.test_cli import nnhal
 from tests.runtime.test_record import mine
@@ -67,3 +68,20 @@ def test_placement_is_by_rule_by_strategy_or_tuned() -> None:
         assert "must be OPERATION=DEVICE" in nnhal("run", "tiny_conv", "--rule", wrong, code=2)
     assert "must be one of litert" in nnhal("run", "tiny_conv", *both, "--rule", "ADD=gpu", code=3)
     assert "must be one of the two" in nnhal("run", "tiny_conv", "--rule", "ADD=litert", "--strategy", "stated", code=2)
+
+
+def test_devices_says_what_was_measured_and_what_failed() -> None:
+    key = isolation.key_of(discovery.load_one("litert"))
+    identity = judgement.identity_of(key, {})
+    record.failed(record.KeptFailure(identity, "m", (1, 2), "preparation", "no room", "litert"))
+    assert judgement.HINT in nnhal("devices", "--no-isolation")
+    devices = {name: mine().devices["a"] for name in ("litert", "reference", "openvino")}
+    record.keep_profile(record.MachineProfile(record.processor(), 1, devices))
+    text = nnhal("devices", "--no-isolation")
+    assert "litert: failed in preparation of 2 operations that it had taken: no room; not asked for them again" in text
+    assert "litert: measured on this machine: float32 1 / 1" in text and judgement.HINT not in text
+    found = {each["name"]: each for each in json.loads(nnhal("devices", "--no-isolation", "--json"))}
+    assert found["litert"]["measured"] == {"float32": {"exec_time": 1.0, "power_usage": 1.0}}
+    (failure,) = found["litert"]["failures"]
+    assert failure["why"] == "no room" and failure["operations"] == [1, 2] and not found["reference"]["failures"]
+    assert "openvino" in found and "onnxruntime" not in found  # an engine that was measured is a candidate
