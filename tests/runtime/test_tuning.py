@@ -57,7 +57,7 @@ def test_candidates_are_closed_and_only_the_winner_stays() -> None:
     devices = [Fake(), Fake()]
     with tuned(*devices) as compiled:
         made = [prepared for device in devices for prepared in device.prepared]
-        assert len(made) >= 3 and sum(not prepared.closed for prepared in made) <= 1
+        assert len(made) >= 2 and sum(not prepared.closed for prepared in made) <= 1
         np.testing.assert_array_equal(compiled(X), X)
     assert all(prepared.closed for prepared in made)
 
