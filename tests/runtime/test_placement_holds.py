@@ -1,7 +1,6 @@
 """What placement promises where several of its parts meet: rules, tuning, deadlines, failures."""
 
 import sqlite3
-import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
