@@ -14,6 +14,7 @@ from contextlib import closing, contextmanager
 from functools import cache
 from typing import NamedTuple, TypeVar
 
+from nnhal.base.descriptors import Owner
 from nnhal.base.digests import blake2b
 from nnhal.base.errors import BadFile, OperationFailed
 from nnhal.base.log import logger
@@ -59,11 +60,11 @@ def processor() -> str:
 @contextmanager
 def _opened(*, make: bool) -> Iterator[sqlite3.Connection]:
     """The record, for one transaction. OSError, sqlite3.Error among others, where there is none."""
-    folder = private_folder(state_folder())
+    owner = Owner()
     try:
-        os.close(private_file(folder, FILE, os.O_RDWR | (os.O_CREAT if make else 0)))
+        private_file(private_folder(state_folder(), owner), FILE, os.O_RDWR | (os.O_CREAT if make else 0), owner)
     finally:
-        os.close(folder)
+        owner.close()
     with closing(sqlite3.connect(path(), timeout=_WAIT)) as connection, connection:
         if make:
             (form,) = connection.execute("pragma user_version").fetchone()
