@@ -3,6 +3,10 @@
 import gc
 import multiprocessing
 import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -142,3 +146,18 @@ def test_interrupted_anywhere_it_leaves_no_descriptor_open() -> None:
     count = interrupted_at(lambda frame, _: frame.f_code.co_filename.endswith(files), lambda: record.learnt("model"))
     gc.collect()
     assert count > 20 and descriptors() == before
+
+
+TAKE = """
+import sqlite3, sys
+sqlite3.connect(sys.argv[1], timeout=0).execute("begin immediate")
+"""
+
+
+def test_who_reads_does_not_end_the_lock_of_another_thread_that_writes() -> None:
+    record.learn("m", [("[]", 1.0)])
+    with closing(sqlite3.connect(place.path())) as writing:
+        writing.execute("begin immediate")
+        assert record.learnt("m") == {"[]": 1.0}
+        other = subprocess.run([sys.executable, "-c", TAKE, str(place.path())], capture_output=True, text=True)
+        assert "database is locked" in other.stderr

@@ -66,13 +66,17 @@ def private_file(folder: int, name: str, flags: int, into: Owner | None = None) 
     fd = owner.fds[-1]
     if flags & os.O_EXCL:
         os.fchmod(fd, 0o600)  # whatever the umask
-    facts = os.fstat(fd)
+    require_private_file(name, os.fstat(fd))
+    return fd if into is not None else owner.fds.pop()
+
+
+def require_private_file(name: str, facts: os.stat_result) -> None:
+    """NotPrivate as of `private_file`, by what is known of a file without opening it."""
     if not stat.S_ISREG(facts.st_mode):
         raise NotPrivate(name, "is no regular file, must be one")
     if facts.st_nlink > 1:
         raise NotPrivate(name, f"has {facts.st_nlink} names, must have one")
     _require_private(name, facts)
-    return fd if into is not None else owner.fds.pop()
 
 
 def made_anew(folder: int, name: str, data: bytes) -> int:

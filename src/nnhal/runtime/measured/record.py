@@ -18,7 +18,7 @@ from nnhal.base.descriptors import Owner
 from nnhal.base.digests import blake2b
 from nnhal.base.errors import BadFile, OperationFailed
 from nnhal.base.log import logger
-from nnhal.base.private import private_file, private_folder
+from nnhal.base.private import private_file, private_folder, require_private_file
 from nnhal.hal.cache.keeper import features
 from nnhal.hal.cache.tokens import state_folder
 from nnhal.runtime.measured.place import FILE, path, there
@@ -62,7 +62,13 @@ def _opened(*, make: bool) -> Iterator[sqlite3.Connection]:
     """The record, for one transaction. OSError, sqlite3.Error among others, where there is none."""
     owner = Owner()
     try:
-        private_file(private_folder(state_folder(), owner), FILE, os.O_RDWR | (os.O_CREAT if make else 0), owner)
+        folder = private_folder(state_folder(), owner)
+        try:  # not opened: closing it would end the locks that other threads' connections have on it
+            require_private_file(FILE, os.stat(FILE, dir_fd=folder, follow_symlinks=False))
+        except FileNotFoundError:
+            if not make:
+                raise
+            private_file(folder, FILE, os.O_RDWR | os.O_CREAT, owner)
     finally:
         owner.close()
     with closing(sqlite3.connect(path(), timeout=_WAIT)) as connection, connection:
