@@ -21,7 +21,7 @@ def compiled_for(*devices: Any, **more: Any) -> nnhal.Compiled:
     return nnhal.compile(chain(), devices=list(devices), cache_dir=False, **{"fallback": "allow", **more})
 
 
-class Other(Fake):
+class SecondFake(Fake):
     name = "other"
 
 
@@ -41,7 +41,7 @@ def test_what_is_tuned_keeps_to_a_function(tmp_path: Path) -> None:
 
 def test_what_is_tuned_and_single_is_on_one_device(tmp_path: Path) -> None:
     driver(tmp_path, "slow", seconds=0.003)
-    first, second = Fake(takes=lambda n: n == 0), Other(takes=lambda n: n == 1)
+    first, second = Fake(takes=lambda n: n == 0), SecondFake(takes=lambda n: n == 1)
     devices = first, second, "slow"
     with compiled_for(*devices, fallback="forbid", placement="single", tune=0.2) as compiled:
         assert where(compiled.placement) == ["slow"] * 2
