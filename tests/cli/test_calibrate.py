@@ -47,6 +47,20 @@ def test_what_is_no_profile_is_not_imported(tmp_path: Path) -> None:
     assert record.profile() is None
 
 
+@pytest.mark.usefixtures("known")
+def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    assert "No such file" in nnhal("calibrate", "--export", str(tmp_path / "none" / "profile.json"), code=3)
+
+
+@pytest.mark.usefixtures("known")
+@pytest.mark.parametrize("made", [-1, 10**17])
+def test_a_time_that_no_calendar_has_is_not_imported(tmp_path: Path, made: int) -> None:
+    file = tmp_path / "profile.json"
+    nnhal("calibrate", "--export", str(file))
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"made": made}))
+    assert f"made = {made}, must be seconds since 1970" in nnhal("calibrate", "--import", str(file), code=3)
+
+
 def test_one_thing_at_a_time() -> None:
     for words in (("--show", "--forget"), ("--show", "--quick"), ("--forget", "--device", "litert")):
         assert "one of --show" in nnhal("calibrate", *words, code=2)

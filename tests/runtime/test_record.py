@@ -1,13 +1,19 @@
 """The user's record of what was measured: kept, shared by processes, of the user alone, and never a reason to fail."""
 
+import gc
 import multiprocessing
 import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 import nnhal
 from nnhal.runtime.measured import place, record
+from tests.interrupts import interrupted_at
 from tests.runtime.test_measured_profile import whole
 
 
@@ -126,3 +132,34 @@ def test_processes_learn_at_once_and_nothing_is_lost() -> None:
         each.join(60)
         assert each.exitcode == 0
     assert len(record.learnt("m")) == 101
+
+
+def test_interrupted_anywhere_it_leaves_no_descriptor_open() -> None:
+    record.learn("model", [("[]", 1.0)])
+
+    def descriptors() -> set[str]:
+        return {fd for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")}
+
+    gc.collect()
+    before = descriptors()
+    files = "private.py", "record.py"
+    count = interrupted_at(lambda frame, _: frame.f_code.co_filename.endswith(files), lambda: record.learnt("model"))
+    gc.collect()
+    assert count > 20 and descriptors() == before
+
+
+TAKE = """
+import sqlite3, sys
+sqlite3.connect(sys.argv[1], timeout=0).execute("begin immediate")
+"""
+
+
+def test_who_reads_does_not_end_the_lock_of_another_thread_that_writes() -> None:
+    record.learn("m", [("[]", 1.0)])
+    with closing(sqlite3.connect(place.path())) as writing:
+        writing.execute("begin immediate")
+        assert record.learnt("m") == {"[]": 1.0}
+        other = subprocess.run(
+            [sys.executable, "-c", TAKE, str(place.path())], check=False, capture_output=True, text=True
+        )
+        assert "database is locked" in other.stderr

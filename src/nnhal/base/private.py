@@ -28,26 +28,26 @@ def absolute(path: str) -> Path:
     return Path(found).absolute()
 
 
-def private_folder(path: Path) -> int:
+def private_folder(path: Path, into: Owner | None = None) -> int:
     """A descriptor of a folder that only this user may write and read, made where it is missing, mode 0700.
 
+    into: has it from the moment it is open, also where it is refused.
     NotPrivate for a link, another's folder, or one that others may use; OSError where it cannot be made. Whoever can write
     above it can put another folder of this user's there, and no more.
     """
+    owner = Owner() if into is None else into
     path.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         os.mkdir(path, 0o700)
         os.chmod(path, 0o700)  # whatever the umask
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        owner.fds.extend(map(os.open, (path,), (flags,)))
     except NotADirectoryError:
         raise NotPrivate(path, "is a link or no folder, must be a folder") from None
-    try:
-        _require_private(path, os.fstat(fd))
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
+    fd = owner.fds[-1]
+    _require_private(path, os.fstat(fd))
+    return fd if into is not None else owner.fds.pop()
 
 
 def private_file(folder: int, name: str, flags: int, into: Owner | None = None) -> int:
@@ -66,13 +66,17 @@ def private_file(folder: int, name: str, flags: int, into: Owner | None = None) 
     fd = owner.fds[-1]
     if flags & os.O_EXCL:
         os.fchmod(fd, 0o600)  # whatever the umask
-    facts = os.fstat(fd)
+    require_private_file(name, os.fstat(fd))
+    return fd if into is not None else owner.fds.pop()
+
+
+def require_private_file(name: str, facts: os.stat_result) -> None:
+    """NotPrivate as of `private_file`, by what is known of a file without opening it."""
     if not stat.S_ISREG(facts.st_mode):
         raise NotPrivate(name, "is no regular file, must be one")
     if facts.st_nlink > 1:
         raise NotPrivate(name, f"has {facts.st_nlink} names, must have one")
     _require_private(name, facts)
-    return fd if into is not None else owner.fds.pop()
 
 
 def made_anew(folder: int, name: str, data: bytes) -> int:

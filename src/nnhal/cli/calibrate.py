@@ -62,7 +62,7 @@ def command(
         if known is None:
             raise InvalidArgument("there is no profile of this processor: nnhal calibrate measures one")
         if target is not None:
-            Path(target).write_bytes(encoded(known))
+            common.write(Path(target), encoded(known))
             return
     else:
         known = _measured(drivers, named, quick, as_json)

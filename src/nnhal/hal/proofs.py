@@ -111,14 +111,14 @@ def _to_read() -> Owner | None:
         return _only[0]
     if not (state_folder() / FILE).exists():
         return None
-    folder, file = private_folder(state_folder()), Owner()
+    folder, file = Owner(), Owner()
     try:
-        private_file(folder, FILE, os.O_RDONLY, file)
+        private_file(private_folder(state_folder(), folder), FILE, os.O_RDONLY, file)
         return file
     except FileNotFoundError:
         return None
     finally:
-        os.close(folder)
+        folder.close()
 
 
 def _understood(data: bytes) -> dict[tuple[str, int], Proved]:

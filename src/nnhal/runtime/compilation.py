@@ -210,7 +210,9 @@ class Failure(Record, frozen=True):
 
 
 Attempt = Callable[[Judge, ExitStack], "Plan | Failure"]  # prepares a partition of that judge's
-Tune = Callable[[Model, Sequence[Offer], Judge, Attempt], Judge]  # measures, and gives a judge who knows
+Tune = Callable[
+    [Model, Sequence[Offer], Judge, Attempt, int | None], Judge
+]  # measures by a deadline; a judge who knows
 
 
 @trace.spanning("runtime", "compilation", "compile", lambda model: model.name)
@@ -245,7 +247,7 @@ def compiled_on(
             def attempt(judge: Judge, undo: ExitStack) -> Plan | Failure:
                 return _attempt(model, wishes, candidates, offers, judge, events, kept, undo)
 
-            judge = tune(model, offers, judge, attempt)
+            judge = tune(model, offers, judge, attempt, wishes.deadline)
         plan = _attempt(model, wishes, candidates, offers, judge, events, kept, undo)
     except UnsupportedModel as refused:
         failures = [c.failed for c in candidates if c.failed is not None]
@@ -277,7 +279,8 @@ def compiled_on(
         return plan
     _note(wishes, events, f"{plan.label} failed to prepare as well: {plan.error}; the whole model goes to the CPU")
     cpu = _taking_over(model, next(c for c in candidates if c.device is discovery.cpu()).offer)
-    whole = _attempt(model, wishes, candidates, [cpu], judge, events, kept, undo)
+    anywhere = replace(judge, strategy=Strategy())  # what was placed by hand is not there
+    whole = _attempt(model, wishes, candidates, [cpu], anywhere, events, kept, undo)
     if isinstance(whole, Plan):
         return whole
     raise whole.error

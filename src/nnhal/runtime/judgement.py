@@ -2,7 +2,10 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from nnhal.base.codes import Preference
 from nnhal.base.digests import blake2b
@@ -24,7 +27,7 @@ from nnhal.runtime.isolation import DeviceKey
 from nnhal.runtime.measured.place import there
 from nnhal.runtime.partition import Measured, Offer, Partition, Steps
 from nnhal.runtime.schedule import StepPlan
-from nnhal.runtime.strategies import Strategy, check, placed
+from nnhal.runtime.strategies import Strategy, by_hand, check, placed
 
 if TYPE_CHECKING:
     from nnhal.runtime.measured.profile import MachineProfile
@@ -53,6 +56,7 @@ class Judge(Record, frozen=True):
     """Places one model. keys: of the devices, by label. measured: None where devices are taken at their word.
 
     name: what stands for the model, "" where it was not asked for yet. learns: whether what executions take is remembered.
+    held: whether a profile is held to, beside which nothing is learnt, and nothing learnt before counts.
     """
 
     name: str
@@ -61,6 +65,7 @@ class Judge(Record, frozen=True):
     asking: Asking
     measured: Measured | None = None
     learns: bool = False
+    held: bool = False
 
     def partition(self, model: Model, offers: Sequence[Offer]) -> Partition:
         """Where each operation goes."""
@@ -72,7 +77,9 @@ class Judge(Record, frozen=True):
         return identity_of(key, self.asking.options.get(key.name, {}))
 
     def learn(self, found: Sequence[tuple[Steps, float]]) -> None:
-        """Remember what assignments took, in seconds. Not of devices that another run has not."""
+        """Remember what assignments took, in seconds. Not of devices that another run has not, nor beside a held profile."""
+        if self.held:
+            return
         from nnhal.runtime.measured import record
 
         known = {label: self.identity(label) for label in self.keys}
@@ -138,17 +145,19 @@ def judged(
     identities = {label: identity_of(key, options[label]) for label, key in keys.items()}
     name = _key_of(model, asking)
     profile = record.profile()
-    found = list(offers) if forgive else [_without_failures(o, identities[o.device], name) for o in offers]
+    held = profile is not None and profile.pinned
+    found = list(offers) if forgive else _without_failures(model, offers, identities, name, strategy)
     known = set() if profile is None else {label for label, key in keys.items() if _profiled(profile, key)}
-    learnt = _learnt(name, identities) if asking.preference == Preference.FAST_SINGLE_ANSWER else {}
+    counts = asking.preference == Preference.FAST_SINGLE_ANSWER and not held
+    learnt = _learnt(name, identities) if counts else {}
     if strategy.kind == "stated" or not (known or learnt or tune or strategy.kind == "measured"):
         _log.info("%s", HINT)
-        return found, Judge(name, keys, strategy, asking)
+        return found, Judge(name, keys, strategy, asking, held=held)
     if profile is None or not known:
-        return found, Judge(name, keys, strategy, asking, Measured(learnt=learnt), learns=tune)
+        return found, Judge(name, keys, strategy, asking, Measured(learnt=learnt), learns=tune and not held, held=held)
     found = [_predicted(o, model, profile, keys[o.device], asking) if o.device in known else o for o in found]
     measured = Measured(_crossings(profile, {o.device: keys[o.device] for o in found}), learnt)
-    return found, Judge(name, keys, strategy, asking, measured, learns=not profile.pinned)
+    return found, Judge(name, keys, strategy, asking, measured, learns=not held, held=held)
 
 
 def _key_of(model: Model, asking: Asking) -> str:
@@ -164,18 +173,27 @@ def _profiled(profile: "MachineProfile", key: DeviceKey) -> bool:
     return device is not None and (profile.pinned or device.identity == identity_of(key))
 
 
-def _without_failures(offer: Offer, identity: str, model: str) -> Offer:
-    """The offer without what its device failed at before."""
+def _without_failures(
+    model: Model, offers: Sequence[Offer], identities: Mapping[str, str], name: str, strategy: Strategy
+) -> list[Offer]:
+    """The offers without what their devices failed at before; what is placed by hand is asked for again."""
     from nnhal.runtime.measured import record
 
-    lost: dict[int, str] = {}
-    spared = not identity or offer.device == discovery.CPU
-    for failure in () if spared else record.failures(identity, model):
-        text = f"failed in {failure.phase} before: {failure.why} (kept until its version changes: nnhal devices)"
-        lost |= dict.fromkeys(failure.operations, text)
-    if not lost:
-        return offer
-    return replace(offer, excluded=offer.excluded | lost.keys(), excluded_why=next(iter(lost.values())))
+    lost: dict[str, dict[int, str]] = {}
+    for offer in offers:
+        identity = identities[offer.device]
+        spared = not identity or offer.device == discovery.CPU
+        for failure in () if spared else record.failures(identity, name):
+            text = f"failed in {failure.phase} before: {failure.why} (kept until its version changes: nnhal devices)"
+            lost.setdefault(offer.device, {}).update(dict.fromkeys(failure.operations, text))
+    for n, (device, _) in by_hand(model, offers, strategy).items() if lost else ():
+        lost.get(device, {}).pop(n, None)
+    return [
+        replace(offer, excluded=offer.excluded | why.keys(), excluded_why=next(iter(why.values())))
+        if (why := lost.get(offer.device))
+        else offer
+        for offer in offers
+    ]
 
 
 def _predicted(offer: Offer, model: Model, profile: "MachineProfile", key: DeviceKey, asking: Asking) -> Offer:
@@ -213,7 +231,16 @@ def _learnt(model: str, identities: Mapping[str, str]) -> dict[Steps, float]:
     labels = {identity: label for label, identity in identities.items() if identity}
     found: dict[Steps, float] = {}
     for text, seconds in record.learnt(model).items():
-        rows = json.loads(text)
-        if all(identity in labels for identity, _ in rows):
-            found[tuple(StepPlan(labels[identity], tuple(operations)) for identity, operations in rows)] = seconds
+        rows = _assignment(text)
+        if rows and 0 <= seconds < inf and all(identity in labels for identity, _ in rows):
+            found[tuple(StepPlan(labels[identity], operations) for identity, operations in rows)] = seconds
     return found
+
+
+def _assignment(text: str) -> list[tuple[str, tuple[int, ...]]]:
+    """By identity, the operations of each step; nothing where a record does not hold such."""
+    try:
+        return msgspec.json.decode(text, type=list[tuple[str, tuple[int, ...]]])
+    except msgspec.DecodeError as error:
+        _log.warning("what steps took: %s: is no assignment: %s", clipped(text, 50), error)
+        return []

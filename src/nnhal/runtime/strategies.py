@@ -95,19 +95,23 @@ def placed(
 
     Raises UnsupportedModel with each device's reason, InvalidArgument for an answer of a function that cannot be.
     """
-    there = {offer.device for offer in offers}
-    wanted: dict[int, tuple[str, str]] = {}
-    if strategy.decide is not None:
-        wanted = _decided(model, offers, strategy.decide, strategy.why)
-    elif strategy.rules:
-        rules = [rule for rule in strategy.rules if rule.device in there]
-        for n in live(model):
-            rule = next((rule for rule in rules if rule.fits(model, n)), None)
-            if rule is not None:
-                wanted[n] = rule.device, f"a rule places it on {rule.device}"
-    elif strategy.single:
-        wanted = _single(model, offers, preference, measured)
+    single = strategy.single
+    wanted = _single(model, offers, preference, measured) if single else by_hand(model, offers, strategy)
     return partition(model, only(offers, wanted) if wanted else offers, preference, measured)
+
+
+def by_hand(model: Model, offers: Sequence[Offer], strategy: Strategy) -> dict[int, tuple[str, str]]:
+    """The operations that rules or a function place: the device's label and why. InvalidArgument as of `placed`."""
+    if strategy.decide is not None:
+        return _decided(model, offers, strategy.decide, strategy.why)
+    there = {offer.device for offer in offers}
+    rules = [rule for rule in strategy.rules if rule.device in there]
+    wanted = {}
+    for n in live(model) if rules else ():
+        rule = next((rule for rule in rules if rule.fits(model, n)), None)
+        if rule is not None:
+            wanted[n] = rule.device, f"a rule places it on {rule.device}"
+    return wanted
 
 
 def check(strategy: Strategy, labels: Sequence[str]) -> None:

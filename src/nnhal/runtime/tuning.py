@@ -24,7 +24,7 @@ from nnhal.runtime.compilation import Attempt, Plan, Tune
 from nnhal.runtime.compiled import Compiled
 from nnhal.runtime.judgement import Judge
 from nnhal.runtime.partition import Expectation, Measured, Offer, Steps, expectations
-from nnhal.runtime.strategies import Strategy
+from nnhal.runtime.strategies import Strategy, by_hand, only
 
 SECONDS = 2.0  # that measuring takes where nobody says more or less
 SPLITS = 3  # candidates of several steps
@@ -60,16 +60,34 @@ class _Contender:
         self.took.append((time.perf_counter_ns() - start) / count)
         return self.took[-1]
 
+    def stands(self) -> bool:
+        """One round; whether it ran where it was placed."""
+        try:
+            self.timed()
+        except NnhalError as error:
+            _log.info("tuning: a candidate is left out: %s", error)
+            return False
+        return not self.compiled._caller.plan.live.total
+
     @property
     def steps(self) -> Steps:
         """The assignment."""
         return self.compiled._caller.plan.partition.steps
 
 
-def _tune(seconds: float, model: Model, offers: Sequence[Offer], judge: Judge, attempt: Attempt) -> Judge:
+def _tune(
+    seconds: float,
+    model: Model,
+    offers: Sequence[Offer],
+    judge: Judge,
+    attempt: Attempt,
+    deadline: int | None,
+) -> Judge:
     measured = judge.measured or Measured()
     inputs = [_drawn(spec_of(model, i), n) for n, i in enumerate(model.main.inputs)]
-    chosen = _chosen(expectations(model, offers, judge.asking.preference, measured))
+    chosen = _chosen(_expected(model, offers, judge, measured))
+    if deadline is not None:  # the other half is for preparing what is taken
+        seconds = min(seconds, (deadline - time.monotonic_ns()) / 2e9)
     end = time.perf_counter() + seconds
     with ExitStack() as stack:
         candidates: list[_Contender] = []
@@ -78,11 +96,10 @@ def _tune(seconds: float, model: Model, offers: Sequence[Offer], judge: Judge, a
                 _log.info("tuning: %d of %d candidates were measured in time", len(candidates), len(chosen))
                 break
             candidate = _made(each, judge, attempt, inputs, stack)
-            if candidate is not None:
-                candidate.timed()
+            if candidate is not None and candidate.stands():
                 candidates.append(candidate)
                 _log.info("tuning: %s: %.3g ms", candidate.compiled.placement.summary(), candidate.took[0] / 1e6)
-        _rounds(candidates, end)
+        candidates = _rounds(candidates, end)
         found = {c.steps: min(c.took) / 1e9 for c in candidates}
         best = _best(candidates)
     judge.learn(list(found.items()))
@@ -91,6 +108,13 @@ def _tune(seconds: float, model: Model, offers: Sequence[Offer], judge: Judge, a
         return judge
     why = f"the fastest of {len(candidates)} placements that were measured has it"
     return replace(judge, strategy=Strategy(decide=lambda *_: best.devices, why=why))
+
+
+def _expected(model: Model, offers: Sequence[Offer], judge: Judge, measured: Measured) -> list[Expectation]:
+    """The assignments that are as the application wants them placed."""
+    wanted = by_hand(model, offers, judge.strategy)
+    found = expectations(model, only(offers, wanted), judge.asking.preference, measured)
+    return [each for each in found if len({*each.devices} - {""}) == 1] if judge.strategy.single else found
 
 
 def _chosen(found: Sequence[Expectation]) -> list[Expectation]:
@@ -129,15 +153,18 @@ def _best(candidates: Sequence[_Contender]) -> _Contender | None:
     )
 
 
-def _rounds(candidates: Sequence[_Contender], end: float) -> None:
-    running = list(candidates)
+def _rounds(candidates: Sequence[_Contender], end: float) -> list[_Contender]:
+    """Those that stood it all."""
+    standing = running = list(candidates)
     for _ in range(ROUNDS):
         if time.perf_counter() > end or len(running) < 2:
-            return
-        for candidate in running:
-            candidate.timed()
-        best = min(min(c.took) for c in running)
+            break
+        fallen = [c for c in running if not c.stands()]
+        standing = [c for c in standing if c not in fallen]
+        running = [c for c in running if c not in fallen]
+        best = min((min(c.took) for c in running), default=0.0)
         running = [c for c in running if min(c.took) <= FAR * best]
+    return standing
 
 
 def _drawn(spec: Spec, place: int) -> Any:

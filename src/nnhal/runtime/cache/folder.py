@@ -189,8 +189,7 @@ class CacheFolder:
         """path: made where it is missing, and this user's alone. most: bytes of all entries together."""
         self.path, self.most = path, most
         self._owner = Owner()
-        self._owner.fds.append(private_folder(path))
-        self._fd = self._owner.fds[0]
+        self._fd = private_folder(path, self._owner)
 
     def open(self, name: str, flags: int, into: Owner) -> int:
         """A descriptor of a file in it, which the owner has from the moment it is open."""

@@ -17,6 +17,7 @@ from nnhal.hal.device import Performance
 from nnhal.runtime.measured.families import FAMILIES, KINDS, OperationWork
 
 FORM = 1  # of the file
+LATEST = 253_402_214_400  # seconds since 1970: the end of 9999
 CONTROL = "if", "while"  # kinds of networks beside those of values
 PLACES = "none", "process"  # where a driver runs, as `isolation` names it
 
@@ -159,6 +160,8 @@ def decoded(data: bytes, where: str) -> MachineProfile:
         raise BadFile(f"{where}: is no profile: {error}") from None
     if profile.form != FORM:
         raise BadFile(f"{where}: form = {profile.form}, must be {FORM}")
+    if not 0 <= profile.made <= LATEST:
+        raise BadFile(f"{where}: made = {profile.made}, must be seconds since 1970, of at most {LATEST}")
     for name, device in profile.devices.items():
         for kind, lines in device.lines.items():
             _known(f"{where}: devices.{name}.lines", kind, KINDS)

@@ -14,10 +14,11 @@ from contextlib import closing, contextmanager
 from functools import cache
 from typing import NamedTuple, TypeVar
 
+from nnhal.base.descriptors import Owner
 from nnhal.base.digests import blake2b
 from nnhal.base.errors import BadFile, OperationFailed
 from nnhal.base.log import logger
-from nnhal.base.private import private_file, private_folder
+from nnhal.base.private import private_file, private_folder, require_private_file
 from nnhal.hal.cache.keeper import features
 from nnhal.hal.cache.tokens import state_folder
 from nnhal.runtime.measured.place import FILE, path, there
@@ -59,11 +60,17 @@ def processor() -> str:
 @contextmanager
 def _opened(*, make: bool) -> Iterator[sqlite3.Connection]:
     """The record, for one transaction. OSError, sqlite3.Error among others, where there is none."""
-    folder = private_folder(state_folder())
+    owner = Owner()
     try:
-        os.close(private_file(folder, FILE, os.O_RDWR | (os.O_CREAT if make else 0)))
+        folder = private_folder(state_folder(), owner)
+        try:  # not opened: closing it would end the locks that other threads' connections have on it
+            require_private_file(FILE, os.stat(FILE, dir_fd=folder, follow_symlinks=False))
+        except FileNotFoundError:
+            if not make:
+                raise
+            private_file(folder, FILE, os.O_RDWR | os.O_CREAT, owner)
     finally:
-        os.close(folder)
+        owner.close()
     with closing(sqlite3.connect(path(), timeout=_WAIT)) as connection, connection:
         if make:
             (form,) = connection.execute("pragma user_version").fetchone()
@@ -103,13 +110,19 @@ def profile() -> MachineProfile | None:
 
     def ask(connection: sqlite3.Connection) -> MachineProfile | None:
         row = connection.execute("select content from profile").fetchone()
-        return None if row is None else decoded(row[0], FILE)
+        return None if row is None else decoded(_bytes(row[0]), FILE)
 
     found = _looked("the profile", ask, None)
     if found is not None and found.processor != processor() and not found.pinned:
         _log.info("the profile is of another processor: nnhal calibrate")
         return None
     return found
+
+
+def _bytes(content: object) -> bytes:
+    if not isinstance(content, bytes):
+        raise BadFile(f"{FILE}: the profile is {type(content).__name__}, must be bytes")
+    return content
 
 
 def keep_profile(new: MachineProfile) -> None:
@@ -151,7 +164,9 @@ def learnt(model: str) -> dict[str, float]:
     """Seconds of the assignments of a model's operations that were measured, by their texts."""
 
     def ask(connection: sqlite3.Connection) -> dict[str, float]:
-        return dict(connection.execute("select assignment, seconds from learnt where model = ?", (model,)).fetchall())
+        sound = "typeof(assignment) = 'text' and typeof(seconds) = 'real'"
+        rows = connection.execute(f"select assignment, seconds from learnt where model = ? and {sound}", (model,))
+        return dict(rows.fetchall())
 
     return _looked("what steps took", ask, {})
 
@@ -188,6 +203,14 @@ def failures(device: str, model: str | None = None) -> list[KeptFailure]:
 
     def ask(connection: sqlite3.Connection) -> list[KeptFailure]:
         rows = connection.execute(f"select * from failures where device = ?{which[0]} order by at", (device, *which[1]))
-        return [KeptFailure(d, m, tuple(json.loads(o)), p, w, n, at) for d, m, o, p, w, n, at in rows.fetchall()]
+        return [KeptFailure(d, m, _places(o), p, w, n, at) for d, m, o, p, w, n, at in rows.fetchall()]
 
     return _looked("what failed", ask, [])
+
+
+def _places(text: object) -> tuple[int, ...]:
+    """Operations out of a row; ValueError for what are none."""
+    found = json.loads(text) if isinstance(text, str) else None
+    if not isinstance(found, list) or not all(type(n) is int for n in found):
+        raise ValueError(f"operations are {text!r:.50}, must be a list of numbers")
+    return tuple(found)

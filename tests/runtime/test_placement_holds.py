@@ -1,0 +1,114 @@
+"""What placement promises where several of its parts meet: rules, tuning, deadlines, failures."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.base.records import replace
+from nnhal.runtime import discovery, isolation
+from nnhal.runtime.judgement import identity_of
+from nnhal.runtime.measured import place, record
+from tests.runtime.devices import Fake, failing
+from tests.runtime.test_learning import X, chain, driver, profiled, two, where  # noqa: F401
+
+
+def compiled_for(*devices: Any, **more: Any) -> nnhal.Compiled:
+    return nnhal.compile(chain(), devices=list(devices), cache_dir=False, **{"fallback": "allow", **more})
+
+
+class SecondFake(Fake):
+    name = "other"
+
+
+def test_what_is_tuned_keeps_to_rules(tmp_path: Path) -> None:
+    driver(tmp_path, "slow", seconds=0.003)
+    driver(tmp_path, "quick")
+    with compiled_for("slow", "quick", placement=nnhal.Rule("slow", "#0"), tune=0.2) as compiled:
+        assert where(compiled.placement)[0] == "slow"
+
+
+def test_what_is_tuned_keeps_to_a_function(tmp_path: Path) -> None:
+    driver(tmp_path, "slow", seconds=0.003)
+    driver(tmp_path, "quick")
+    with compiled_for("slow", "quick", placement=lambda *_: ["slow", ""], tune=0.2) as compiled:
+        assert where(compiled.placement)[0] == "slow"
+
+
+def test_what_is_tuned_and_single_is_on_one_device(tmp_path: Path) -> None:
+    driver(tmp_path, "slow", seconds=0.003)
+    first, second = Fake(takes=lambda n: n == 0), SecondFake(takes=lambda n: n == 1)
+    devices = first, second, "slow"
+    with compiled_for(*devices, fallback="forbid", placement="single", tune=0.2) as compiled:
+        assert where(compiled.placement) == ["slow"] * 2
+
+
+def test_tuning_leaves_time_for_what_is_to_end_by_a_deadline(tmp_path: Path) -> None:
+    for n in range(3):
+        driver(tmp_path, f"slow{n}", seconds=0.1)
+    with compiled_for("slow0", "slow1", "slow2", fallback="forbid", deadline=2.0, tune=60) as compiled:
+        np.testing.assert_array_equal(compiled(X), X)
+
+
+def test_a_function_whose_device_fails_to_prepare_falls_back() -> None:
+    broken = Fake(on_prepare=failing(nnhal.OperationFailed("no")))
+    with compiled_for(broken, placement=lambda *_: ["fake", "fake"]) as compiled:
+        assert where(compiled.placement) == ["reference"] * 2
+
+
+@pytest.mark.parametrize("by_hand", [nnhal.Rule("broken"), lambda *_: ["broken"] * 2])
+def test_what_is_placed_by_hand_and_failed_before_falls_back_again(tmp_path: Path, by_hand: Any) -> None:
+    driver(tmp_path, "broken", on_prepare="raise RuntimeError('no')")
+    for _ in range(2):
+        with compiled_for("broken", placement=by_hand) as compiled:
+            np.testing.assert_array_equal(compiled(X), X)
+
+
+def test_a_candidate_that_fails_later_is_left_out(tmp_path: Path) -> None:
+    driver(tmp_path, "quick")
+    count = [0]
+
+    def strike() -> None:
+        count[0] += 1
+        if count[0] > 3:
+            raise nnhal.OperationFailed("worn out")
+
+    with compiled_for(Fake(on_run=strike), "quick", fallback="forbid", tune=0.2) as compiled:
+        assert where(compiled.placement) == ["quick"] * 2
+
+
+def test_what_fell_back_while_it_was_measured_is_no_measurement(tmp_path: Path) -> None:
+    counting = "globals().__setitem__('n', globals().get('n', 0) + 1)"
+    driver(
+        tmp_path, "worn", seconds=0.001, on_run=f"{counting}\n        if globals()['n'] > 3: raise RuntimeError('no')"
+    )
+    driver(tmp_path, "steady", seconds=0.0015)
+    identity = identity_of(isolation.key_of(discovery.load_one("worn")), {})
+    compiled_for("worn", "steady", tune=0.3).close()
+    assert len(record.failures(identity)) == 1
+    with closing(sqlite3.connect(place.path())) as c:
+        assert not [row for row in c.execute("select assignment from learnt") if identity in row[0]]
+
+
+def test_what_is_held_to_is_not_tuned_into_the_record(two: None) -> None:  # noqa: F811
+    profile = record.profile()
+    assert profile is not None
+    record.keep_profile(replace(profile, pinned=True))
+    compiled_for("slow", "quick", tune=0.2).close()
+    with closing(sqlite3.connect(place.path())) as c:
+        assert c.execute("select count(*) from learnt").fetchone() == (0,)
+
+
+def test_what_is_held_to_counts_though_something_else_was_learnt(two: None) -> None:  # noqa: F811
+    before = [str(c.costs) for c in compiled_for("slow", "quick").placement.choices]
+    compiled_for("slow", "quick", tune=0.2).close()
+    profile = record.profile()
+    assert profile is not None
+    record.keep_profile(replace(profile, pinned=True))
+    with compiled_for("slow", "quick") as compiled:
+        assert [str(c.costs) for c in compiled.placement.choices] == before
+        assert not any(f.known for f in compiled.placement.forecasts)

@@ -1,0 +1,62 @@
+"""Rows of the record that hold what nobody wrote there are as if there were none."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nnhal.runtime.measured import place
+from tests.runtime.test_learning import X, driver, two  # noqa: F401
+from tests.runtime.test_placement_holds import compiled_for
+
+SPOILT = [
+    "x",
+    "7",
+    "[7]",
+    "[[7]]",
+    "[[[], 7]]",
+    '[["{}", [99]]]',
+    '[["{}", [-1]]]',
+    '[["{}", ["a"]]]',
+    '[["{}", [[]]]]',
+    "[]",
+    "null",
+    b"\xff",
+]
+
+
+@pytest.mark.parametrize("text", SPOILT)
+@pytest.mark.parametrize("seconds", [1e-9, -1.0, "nan", float("inf"), -float("inf")])
+def test_what_was_learnt_and_is_spoilt_is_as_if_nothing_were_known(two: None, text: Any, seconds: Any) -> None:  # noqa: F811
+    compiled_for("slow", "quick", tune=0.05).close()
+    with closing(sqlite3.connect(place.path())) as c, c:
+        (one,) = c.execute("select assignment from learnt limit 1").fetchone()
+        identity = one.split('"')[1]
+        text = text if isinstance(text, bytes) else text.replace("{}", identity)
+        c.execute("insert or replace into learnt select distinct model, ?, ?, 1, 1 from learnt", (text, seconds))
+        c.execute("update learnt set seconds = ?", (seconds,))
+    with compiled_for("slow", "quick") as compiled:
+        np.testing.assert_array_equal(compiled(X), X)
+        str(compiled.placement)
+
+
+@pytest.mark.parametrize("text", ["x", "7", "[[]]", '["a"]', "[99]", "[-1]", "null", b"\xff"])
+def test_a_failure_that_is_spoilt_is_as_if_there_were_none(tmp_path: Path, text: Any) -> None:
+    driver(tmp_path, "broken", on_prepare="raise RuntimeError('no')")
+    compiled_for("broken").close()
+    with closing(sqlite3.connect(place.path())) as c, c:
+        c.execute("update failures set operations = ?", (text,))
+    with compiled_for("broken") as compiled:
+        np.testing.assert_array_equal(compiled(X), X)
+        str(compiled.placement)
+
+
+@pytest.mark.parametrize("content", [7, "x", b"", "null", b"\xff", 1.5])
+def test_a_profile_that_is_spoilt_is_as_if_there_were_none(two: None, content: Any) -> None:  # noqa: F811
+    with closing(sqlite3.connect(place.path())) as c, c:
+        c.execute("update profile set content = ?", (content,))
+    with compiled_for("slow", "quick") as compiled:
+        np.testing.assert_array_equal(compiled(X), X)
