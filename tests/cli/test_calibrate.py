@@ -7,6 +7,7 @@ import pytest
 
 from nnhal.runtime import discovery, isolation, judgement
 from nnhal.runtime.measured import record
+from nnhal.runtime.measured.profile import MachineProfile
 from tests.cli.test_cli import nnhal
 from tests.runtime.test_record import mine
 
@@ -90,7 +91,7 @@ def test_devices_says_what_was_measured_and_what_failed() -> None:
     record.failed(record.KeptFailure(identity, "m", (1, 2), "preparation", "no room", "litert"))
     assert judgement.HINT in nnhal("devices", "--no-isolation")
     devices = {name: mine().devices["a"] for name in ("litert", "reference", "openvino")}
-    record.keep_profile(record.MachineProfile(record.processor(), 1, devices))
+    record.keep_profile(MachineProfile(record.processor(), 1, devices))
     text = nnhal("devices", "--no-isolation")
     assert "litert: failed in preparation of 2 operations that it had taken: no room; not asked for them again" in text
     assert "litert: measured on this machine: float32 1 / 1" in text and judgement.HINT not in text

@@ -13,13 +13,14 @@ import pytest
 
 import nnhal
 from nnhal.runtime.measured import place, record
+from nnhal.runtime.measured.profile import MachineProfile
 from tests.interrupts import interrupted_at
 from tests.runtime.test_measured_profile import whole
 
 
-def mine(pinned: bool = False) -> record.MachineProfile:
+def mine(pinned: bool = False) -> MachineProfile:
     each = whole()
-    return record.MachineProfile(record.processor(), each.made, each.devices, each.crossings, pinned)
+    return MachineProfile(record.processor(), each.made, each.devices, each.crossings, pinned)
 
 
 def test_without_a_record_nothing_is_known_and_none_is_made_by_asking() -> None:
@@ -40,7 +41,7 @@ def test_a_profile_is_kept_for_the_user_alone() -> None:
 def test_a_profile_of_another_processor_is_not_found_unless_it_is_held_to() -> None:
     record.keep_profile(whole())
     assert record.profile() is None
-    other = record.MachineProfile("elsewhere", 1, whole().devices, {}, pinned=True)
+    other = MachineProfile("elsewhere", 1, whole().devices, {}, pinned=True)
     record.keep_profile(other)
     assert record.profile() == other
 
@@ -56,7 +57,7 @@ def test_what_is_learnt_again_counts_a_quarter_unless_it_is_less() -> None:
 def test_no_more_is_remembered_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record, "MOST", 5)
     for second in range(20):
-        monkeypatch.setattr(record.time, "time", lambda s=second: float(s))
+        monkeypatch.setattr("time.time", lambda s=second: float(s))
         record.learn("m", [(str(second), 1.0)])
     assert set(record.learnt("m")) <= {str(n) for n in range(14, 20)} and len(record.learnt("m")) >= 5
 

@@ -9,6 +9,7 @@ import click
 from nnhal import api
 from nnhal.base.codes import OperandType, type_name
 from nnhal.base.names import is_path
+from nnhal.base.records import replace
 from nnhal.cli import common
 from nnhal.conformance.probe import probe
 from nnhal.hal.choices import FormChoice
@@ -123,8 +124,9 @@ def _facts(entry: Found, device: Device) -> Iterator[str]:
 
 
 def _failures(device: Device) -> list[KeptFailure]:
-    identity = judgement.identity_of(key_of(device), {})
-    return failures(identity) if identity else []
+    here = key_of(device)
+    identities = [judgement.identity_of(replace(here, isolation=where), {}) for where in ("none", "process")]
+    return [failure for identity in identities if identity for failure in failures(identity)]
 
 
 def _measured(device: Device) -> dict[str, Performance]:

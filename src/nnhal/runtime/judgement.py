@@ -115,7 +115,7 @@ def identity_of(key: DeviceKey, options: Mapping[str, object] | None = None) -> 
 
     if key.isolation == "none" and not is_path(key.origin) and key.origin not in discovery.origins():
         return ""
-    facts = [key.name, key.version, processor()]
+    facts = [key.name, key.version, processor(), *([key.origin] if is_path(key.origin) else [])]
     facts += [] if options is None else [key.isolation, repr(sorted(options.items()))]
     return blake2b("\0".join(facts).encode(), digest_size=8).hexdigest()
 

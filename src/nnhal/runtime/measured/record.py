@@ -26,15 +26,15 @@ from nnhal.runtime.measured.profile import MachineProfile, decoded, encoded
 
 MOST = 20_000  # assignments of all models that are remembered
 WEIGHT = 0.25  # of a new measurement of what was measured before
-_WAIT = 2.0  # seconds for a lock
+_WAIT, _WAIT_TO_WRITE = 2.0, 20.0  # seconds for a lock
 _FORM = 1
-_TABLES = """
-create table if not exists profile (only_one integer primary key check (only_one = 1), content blob not null);
-create table if not exists learnt (model text, assignment text, seconds real not null, count integer not null,
-    at integer not null, primary key (model, assignment)) without rowid;
-create table if not exists failures (device text, model text, operations text, phase text not null, why text not null,
-    name text not null, at integer not null, primary key (device, model, operations)) without rowid;
-"""
+_TABLES = (
+    "create table if not exists profile (only_one integer primary key check (only_one = 1), content blob not null)",
+    "create table if not exists learnt (model text, assignment text, seconds real not null, count integer not null,"
+    " at integer not null, primary key (model, assignment)) without rowid",
+    "create table if not exists failures (device text, model text, operations text, phase text not null,"
+    " why text not null, name text not null, at integer not null, primary key (device, model, operations)) without rowid",
+)
 _log = logger("compilation")
 T = TypeVar("T")
 
@@ -71,13 +71,21 @@ def _opened(*, make: bool) -> Iterator[sqlite3.Connection]:
             private_file(folder, FILE, os.O_RDWR | os.O_CREAT, owner)
     finally:
         owner.close()
-    with closing(sqlite3.connect(path(), timeout=_WAIT)) as connection, connection:
-        if make:
+    wait = _WAIT_TO_WRITE if make else _WAIT
+    with closing(sqlite3.connect(path(), timeout=wait, isolation_level=None)) as connection:
+        if not make:
+            yield connection
+            return
+        connection.execute("begin immediate")  # who writes waits here, and never for who waits for it
+        with connection:
             (form,) = connection.execute("pragma user_version").fetchone()
             if form not in (0, _FORM):
                 raise sqlite3.DatabaseError(f"is of form {form}, must be {_FORM}")
-            connection.executescript(_TABLES + f"pragma user_version = {_FORM};")
-        yield connection
+            if not form:
+                for statement in _TABLES:
+                    connection.execute(statement)
+                connection.execute(f"pragma user_version = {_FORM}")
+            yield connection
 
 
 def _looked(what: str, ask: Callable[[sqlite3.Connection], T], nothing: T) -> T:
