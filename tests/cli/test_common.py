@@ -104,12 +104,15 @@ def test_columns_are_aligned_to_the_left_or_to_the_right(capsys):
 
 
 def test_placing_is_what_a_compilation_is_asked_for():
-    given = {"fallback": "warn", "threads": 3, "isolate": True, "driver_options": ["k=1"]}
+    asked = {"strategy": None, "rules": [], "tune": None}
+    given = {"fallback": "warn", "threads": 3, "isolate": True, "driver_options": ["k=1"], **asked}
     assert common.placing(given, ["a"]) == {
         "fallback": "warn",
         "threads": 3,
         "isolation": "process",
         "driver_options": {"a": {"k": 1}},
+        "placement": None,
+        "tune": False,
     }
     assert common.placing({**given, "isolate": False}, ["a"])["isolation"] == "none"
 
@@ -265,6 +268,7 @@ def lines(choices: list[Choice], steps: int = 1, inside: Any = ()) -> list[str]:
         inside=inside,
         events=["fell"],
         live=["late"],
+        forecast_lines=list,
     )
     return list(placement_lines(placement))
 
@@ -298,6 +302,7 @@ def test_neighbours_of_one_device_and_reason_are_one_line():
 
 def test_what_is_inside_control_flow_stands_below_with_what_it_belongs_to():
     found: Any = SimpleNamespace(choices=[choice(0, "a")], steps=[None], transfers=0, layouts=[], events=[], live=[])
+    found.forecast_lines = list
     found.inside = []
     branch = SimpleNamespace(operation=3, name="body", placement=found)
     assert lines([choice(3, "runtime")], inside=[branch])[1:4] == [

@@ -269,7 +269,8 @@ def late_by(clock: Clock, nanoseconds: int, bounded: Callable[[Any], bool]) -> A
     [(0, 1, "passed"), (GRACE_NS - 1, 1, "passed"), (GRACE_NS, 3, "passed"), (GRACE_NS + 1, 3, "failed")],
 )
 def test_one_of_three_executions_in_time_is_enough(clock: Clock, late: int, tries: int, verdict: str) -> None:
-    made = late_by(clock, late, lambda control: control.deadline is not None and control.deadline < clock.now)
+    shortly = lambda control: control.deadline is not None and control.deadline - clock.now < 10**9  # noqa: E731
+    made = late_by(clock, late + limits.SHORT_NS, shortly)
     found, reason, _ = with_samples(made, "deadline", SMALL)
     assert (found, made.runs) == (verdict, tries)
     assert verdict == "passed" or reason == "came back 0.3 s after its deadline, must poll control.check()"
@@ -279,7 +280,7 @@ def test_one_of_three_executions_in_time_is_enough(clock: Clock, late: int, trie
     assert verdict == "passed" or reason == "came back 0.3 s after it was cancelled, must poll control.check()"
 
 
-def test_a_deadline_lies_far_ahead_behind_and_shortly_ahead(clock: Clock) -> None:
+def test_a_deadline_lies_far_ahead_and_shortly_ahead_and_one_behind_never_comes_to_the_driver(clock: Clock) -> None:
     seen = []
 
     def run(self: Any, request: Any, control: Any) -> None:
@@ -288,8 +289,8 @@ def test_a_deadline_lies_far_ahead_behind_and_shortly_ahead(clock: Clock) -> Non
         self.give(request, self.result(request))
 
     assert with_samples(running(run), "deadline", SMALL)[0] == "passed"
-    far, behind, short = seen
-    assert far > 60 and behind < 0 < short < 1
+    far, short = seen
+    assert far > 60 and 0 < short < 1
 
 
 def test_a_deadline_that_is_far_is_not_missed_and_one_of_the_compilation_may_be() -> None:
@@ -398,7 +399,7 @@ def test_what_a_process_holds_is_what_the_system_says() -> None:
     }
     assert 0.8 < found["resident memory"] / said["VmRSS"] < 1.25
     assert 0.8 < found["address space"] / said["VmSize"] < 1.25
-    assert found["threads"] == len(os.listdir("/proc/self/task"))
+    assert abs(found["threads"] - len(os.listdir("/proc/self/task"))) <= 1  # one that looks after idle models may end
     assert abs(found["descriptors"] - len(os.listdir("/proc/self/fd"))) <= 1
     assert found["processes"] == len(children_of(os.getpid()))
 
