@@ -113,3 +113,9 @@ def test_with_a_profile_the_best_splits_are_candidates_too(tmp_path: Path) -> No
     with tuned("quick", "other") as compiled:
         assert len(set(where(compiled.placement))) == 1
     assert record.profile() is not None
+
+
+def test_a_model_with_states_is_tuned() -> None:
+    model = nnhal.load("tiny_lstm")
+    with nnhal.compile(model, devices=["litert", "reference"], tune=0.05, cache_dir=False) as compiled:
+        assert compiled.placement.forecasts[0].known

@@ -16,7 +16,6 @@ import numpy as np
 from nnhal import api
 from nnhal.base.errors import NnhalError
 from nnhal.base.log import logger
-from nnhal.base.operands import Array, dtype_of
 from nnhal.base.records import Struct, field, replace
 from nnhal.bench import workloads
 from nnhal.bench.latency import steady, timed
@@ -29,6 +28,7 @@ from nnhal.runtime.measured.families import works
 from nnhal.runtime.measured.profile import CostLine, CrossingCost, DeviceProfile, MachineProfile, Workload
 from nnhal.runtime.measured.record import processor
 from nnhal.runtime.strategies import Rule
+from nnhal.runtime.tuning import drawn
 from nnhal.zoo import maker
 
 LINKS = 1, 5  # of the two chains of a slope
@@ -116,7 +116,7 @@ class Calibration:
         model = workloads.single()
         for place in ("none", "process") if self._isolated and found.device != CPU else ("none",):
             with _compiled(model, found.device, place=place) as compiled:
-                found.steps[place] = took(compiled, _inputs(model))
+                found.steps[place] = took(compiled)
 
     def _line(self, found: Measuring, kind: str, family: workloads.Family) -> None:
         """A line through the sizes; none where the device does not take the family."""
@@ -127,7 +127,7 @@ class Calibration:
             try:
                 with ExitStack() as stack:
                     compiled = [stack.enter_context(_compiled(model, found.device)) for model in models]
-                    few, many = (took(c, _inputs(m)) for c, m in zip(compiled, models, strict=True))
+                    few, many = map(took, compiled)
             except NnhalError as error:
                 _log.info("%s: no %s of %s: %s", found.device, family.name, kind, error)
                 return
@@ -153,9 +153,8 @@ class Calibration:
         predicted = bare.predicted(works(model), 1)
         try:
             with _compiled(model, found.device) as alone, _compiled(model, found.device, threads=0) as threaded:
-                inputs = _inputs(model)
-                one = took(alone, inputs)
-                several = took(threaded, inputs)
+                inputs = drawn(threaded.inputs)
+                one, several = took(alone), took(threaded)
                 spent = time.process_time_ns()
                 start = time.perf_counter_ns()
                 runs = max(3, min(100, int(0.05 / several)))
@@ -179,9 +178,8 @@ class Calibration:
                 with ExitStack() as stack:
                     across = stack.enter_context(_compiled(both, [one, other], place=place, placement=rules))
                     apart = [stack.enter_context(_compiled(single, name, place=place)) for name in (one, other)]
-                    inputs = _inputs(single)
-                    rest = sum(took(each, inputs) for each in apart)
-                    points.append((4 * side * side * channels, max(0.0, took(across, inputs) - rest)))
+                    rest = sum(map(took, apart))
+                    points.append((4 * side * side * channels, max(0.0, took(across) - rest)))
             except NnhalError as error:
                 _log.info("%s to %s is not measured: %s", one, other, error)
                 return
@@ -200,23 +198,9 @@ def _compiled(
     )
 
 
-def _inputs(model: Model) -> list[Array]:
-    found = []
-    for number, i in enumerate(model.main.inputs):
-        operand = model.main.operands[i]
-        random = np.random.default_rng(number)
-        form = dtype_of(operand.type)
-        if form.kind == "f":
-            found.append(random.standard_normal(operand.dimensions).astype(form))
-        elif operand.scale:
-            found.append(random.integers(0, 100, operand.dimensions).astype(form))
-        else:
-            found.append(np.zeros(operand.dimensions, form))
-    return found
-
-
-def took(compiled: Compiled, inputs: Sequence[Array]) -> float:
+def took(compiled: Compiled) -> float:
     """Seconds of an execution: the best of a few blocks, after it has run; whatever else the machine does only adds."""
+    inputs = drawn(compiled.inputs)
 
     def run() -> object:
         return compiled(*inputs)

@@ -19,7 +19,7 @@ from nnhal.base.log import logger
 from nnhal.base.operands import Array
 from nnhal.base.records import replace
 from nnhal.model.graph import Model
-from nnhal.runtime.arguments import Spec, spec_of
+from nnhal.runtime.arguments import Edge, Spec
 from nnhal.runtime.compilation import Attempt, Plan, Tune
 from nnhal.runtime.compiled import Compiled
 from nnhal.runtime.judgement import Judge
@@ -84,7 +84,7 @@ def _tune(
     deadline: int | None,
 ) -> Judge:
     measured = judge.measured or Measured()
-    inputs = [_drawn(spec_of(model, i), n) for n, i in enumerate(model.main.inputs)]
+    inputs = drawn(Edge(model).inputs)
     chosen = _chosen(_expected(model, offers, judge, measured))
     if deadline is not None:  # the other half is for preparing what is taken
         seconds = min(seconds, (deadline - time.monotonic_ns()) / 2e9)
@@ -165,6 +165,11 @@ def _rounds(candidates: Sequence[_Contender], end: float) -> list[_Contender]:
         best = min((min(c.took) for c in running), default=0.0)
         running = [c for c in running if min(c.took) <= FAR * best]
     return standing
+
+
+def drawn(specs: Sequence[Spec]) -> list[Array]:
+    """Values for the inputs that an application gives. InvalidArgument for one whose shape is not known."""
+    return [_drawn(spec, place) for place, spec in enumerate(specs)]
 
 
 def _drawn(spec: Spec, place: int) -> Any:
