@@ -95,8 +95,10 @@ MUTANTS: dict[str, Changes] = {
     "work that could not be begun is done all the same": [
         (
             _SCOPE,
-            "                self._start()\n            self._unfinished += 1\n            self._queue.put(work)\n",
-            "                self._queue.put(work)\n                self._start()\n            self._unfinished += 1\n",
+            "                self._start()\n            self._unfinished += 1\n"
+            "            self._queue.put((-priority, next(self._numbers), work))\n",
+            "                self._queue.put((-priority, next(self._numbers), work))\n                self._start()\n"
+            "            self._unfinished += 1\n",
         ),
     ],
     "the end of a burst is not told": [

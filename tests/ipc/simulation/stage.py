@@ -109,6 +109,7 @@ _INSTEAD: dict[int, Any] = {
         (_native, lanes.native),
         (native.Owner, kernel.Owner),
         (queue.SimpleQueue, threads.SimpleQueue),
+        (queue.PriorityQueue, threads.PriorityQueue),
     )
 }
 _NAMED: dict[str, dict[str, Any]] = {

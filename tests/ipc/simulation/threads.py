@@ -1,6 +1,7 @@
 """What stands in for `threading`, `time`, `queue`, executors and gates. Semantics are those of Python's own."""
 
 import threading as real
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -262,6 +263,16 @@ class SimpleQueue(Source):
 
     def get_nowait(self) -> Any:
         return self.get(False)
+
+
+class PriorityQueue(SimpleQueue):
+    """queue.PriorityQueue"""
+
+    def put(self, item: Any) -> None:
+        insort(self._items, item)
+        self.changed()
+        if not self.world.over:
+            self.world.step("put")
 
 
 class Gate(Source):
