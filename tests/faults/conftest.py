@@ -31,6 +31,7 @@ def runtime_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path
         directory = tmp_path_factory.mktemp("run")
         patch.setenv("XDG_RUNTIME_DIR", str(directory))
         patch.delenv("NNHAL_FAULTY", raising=False)
+        patch.setenv("NNHAL_IDLE_SECONDS", "0")  # who looks after idle models has a descriptor for a while
         yield directory
 
 

@@ -176,6 +176,7 @@ def carried() -> Iterator[Case]:
                 own = along == "a memory" and what in (
                     "a memory with holes",
                     "a memory of huge pages",
+                    "a log",
                 )  # of the driver's
                 if what not in (along, SLOWLY_CLOSED) and not own:
                     yield Case(f"{answer}: with {what}", answer, how="alone", along=(what,))

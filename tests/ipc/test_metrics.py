@@ -26,6 +26,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from nnhal import serve
+from nnhal.base.codes import Priority
 from nnhal.base.errors import Cancelled, DeviceUnavailable, InvalidArgument, MissedDeadline, NnhalError, OperationFailed
 from nnhal.hal.request import Control
 from nnhal.ipc import names
@@ -214,22 +215,27 @@ def test_what_is_inside_and_what_waits_is_told_while_it_is_so() -> None:
 
 
 def test_those_who_wait_for_their_turn_are_told_from_those_that_run() -> None:
-    from nnhal.hal.turns import Ticket, Turns
+    from nnhal.hal.queue import RunQueue
+    from nnhal.hal.waiting import OWN
 
-    metrics, turns = Metrics(), Turns()
-    metrics.watch(turns)
+    metrics, queue, turns = Metrics(), RunQueue("driver", 1, strict=True), threading.Semaphore(0)
+    metrics.watch(queue)
     tally = metrics.connect(1)
-    tickets = [Ticket(True) for _ in range(3)]
-    for ticket in tickets:
+
+    def execute() -> None:
         tally.begin()
-        turns.queue(ticket)
-    assert metrics.depth() == (1, 2)
-    turns.leave(tickets[0])
-    tally.end(0, OK)
-    assert metrics.depth() == (1, 1)
-    turns.leave(tickets[2])
-    tally.end(0, "Cancelled")
-    assert metrics.depth() == (1, 0)
+        queue.run(turns.acquire, OWN, Priority.MEDIUM)
+        tally.end(0, OK)
+
+    threads = [threading.Thread(target=execute) for _ in range(3)]
+    for each in threads:
+        each.start()
+    for left in (2, 1, 0):
+        wait_until(lambda left=left: metrics.depth() == (1, left), f"{left} wait")  # type: ignore[misc]
+        turns.release()
+    for each in threads:
+        each.join(LIMIT)
+    assert metrics.depth() == (0, 0)
 
 
 def test_a_client_that_is_killed_is_told_and_its_label_goes_and_no_count_is_lost() -> None:
