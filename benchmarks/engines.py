@@ -70,13 +70,24 @@ def off(found: Sequence[np.ndarray], wanted: Sequence[np.ndarray], steps: Sequen
     return worst
 
 
+def path_of(name: str) -> Path:
+    """The file of a model of the zoo or the maker."""
+    return Path(maker.path(name) if name in maker.names() else zoo.path(name))
+
+
+def imported(name: str, path: Path) -> nnhal.Model | None:
+    """A model of the zoo or the maker, with its usual shapes; None where it does not import whole."""
+    try:
+        return nnhal.load(path, shapes=None if name in maker.names() else dict(zoo.entry(name).shapes) or None)
+    except nnhal.UnsupportedModel:
+        return None
+
+
 def measured(name: str, threads: int, pairs: int, devices: Sequence[str]) -> EngineRow | None:
     """One model on every device and engine; None where it does not import whole."""
-    row = EngineRow(name)
-    path = Path(maker.path(name) if name in maker.names() else zoo.path(name))
-    try:
-        model = nnhal.load(path, shapes=None if name in maker.names() else dict(zoo.entry(name).shapes) or None)
-    except nnhal.UnsupportedModel:
+    row, path = EngineRow(name), path_of(name)
+    model = imported(name, path)
+    if model is None:
         return None
     steps = [quantised(model.main.operands[i].type) for i in model.main.outputs]
     reference = nnhal.compile(model, devices="reference")

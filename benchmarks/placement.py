@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from engines import BLOCK_NS, DRIFT, SHORT_MS, TOLERANCE, directly, off, outputs_of
+from engines import BLOCK_NS, DRIFT, SHORT_MS, TOLERANCE, directly, imported, off, outputs_of, path_of
 
 import nnhal
 from nnhal import zoo
@@ -63,15 +63,10 @@ class PlacedRow(Struct):
 
 def measured(name: str, threads: int, rounds: int, devices: Sequence[str]) -> PlacedRow | None:
     """One model, everybody in turn; None where it does not import whole."""
-    row, path = PlacedRow(name), None
-    if name == MADE:
-        model = mixed()
-    else:
-        path = Path(maker.path(name) if name in maker.names() else zoo.path(name))
-        try:
-            model = nnhal.load(path, shapes=None if name in maker.names() else dict(zoo.entry(name).shapes) or None)
-        except nnhal.UnsupportedModel:
-            return None
+    row, path = PlacedRow(name), None if name == MADE else path_of(name)
+    model = mixed() if path is None else imported(name, path)
+    if model is None:
+        return None
     reference = nnhal.compile(model, devices="reference")
     inputs = [g.array for g in read_inputs(reference.inputs, (), 0, PictureOptions())]
     wanted = outputs_of(reference(*inputs))

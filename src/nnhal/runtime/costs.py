@@ -10,13 +10,13 @@ for that where they stand in one step, and those that it takes so only are never
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from nnhal.base.codes import TYPE_FACTS
 from nnhal.base.operands import Value, fixed
 from nnhal.model.graph import Model
 from nnhal.model.layouts import LaidOut
 from nnhal.model.outline import outline
 from nnhal.model.parts import live
 from nnhal.model.validate import validate, values_of
+from nnhal.runtime.measured.families import width
 from nnhal.runtime.schedule import Schedule, Standing, StepPlan, Together
 
 OPERATION, ELEMENT, MAC = 50e-6, 1e-9, 0.2e-9  # seconds of the reference, of which only the size counts
@@ -92,9 +92,7 @@ class Prices:
         for i in self._writer:
             value = values[i]
             known = fixed(value.shape) if value is not None else None
-            facts = None if value is None else TYPE_FACTS.get(value.type)
-            width = facts.dtype.itemsize if facts is not None and facts.dtype is not None else 1
-            self._bytes[i] = 0 if known is None else math.prod(known) * width
+            self._bytes[i] = 0 if value is None or known is None else math.prod(known) * width(value.type)
 
     # ------------------------------------------------------------------------------------------------ where to begin
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from nnhal.base.codes import OperandType, OperationType, Preference, operation_name
+from nnhal.base.codes import OperationType, Preference, operation_name
 from nnhal.base.errors import InvalidArgument, UnsupportedModel
 from nnhal.base.extensions import extension_name
 from nnhal.base.levels import Level
@@ -23,6 +23,7 @@ from nnhal.model.layouts import LaidOut
 from nnhal.model.parts import live
 from nnhal.model.validate import level_needed
 from nnhal.runtime import costs
+from nnhal.runtime.measured.families import weighing
 from nnhal.runtime.schedule import Claimed, Schedule, StepPlan, Together
 
 WORTH, BOUNDARY = (
@@ -31,7 +32,6 @@ WORTH, BOUNDARY = (
 )  # what several steps may be predicted to take of one, to be preferred; seconds for each more
 IMPROVED, ENOUGH = 3, 0.01  # assignments that are improved step by step, and the share of a price that is worth a pass
 UNREAD = "nobody reads what it gives, so it does not run"
-LIGHT = OperandType.INT32, OperandType.BOOL, OperandType.TENSOR_INT32  # types of arguments beside the data
 
 
 class Offer(Record, frozen=True):
@@ -167,7 +167,7 @@ def _all_predicted(model: Model, offers: Sequence[Offer]) -> list[Offer]:
     for offer in offers:
         if offer.predicted is None and guessed is not None:
             stated = [
-                _stated(offer.capabilities, o, _type(model, o), model.relaxed) or Performance()
+                _stated(offer.capabilities, o, weighing(model, o), model.relaxed) or Performance()
                 for o in model.main.operations
             ]
             own = [each * figures.exec_time for each, figures in zip(guessed, stated, strict=True)]
@@ -457,7 +457,7 @@ def _choices(model: Model, offers: Sequence[Offer], terms: _Terms, claimed: Clai
         if index not in wanted:
             choices.append(Choice(index, operation.type, "", UNREAD, {}, {}))
             continue
-        type = _type(model, operation)
+        type = weighing(model, operation)
         said = [None if index in offer.excluded else offer.verdicts[index] for offer in offers]
         together = [claims.get(index) for claims in claimed.values()]
         needs = _needs(model, index)
@@ -467,16 +467,6 @@ def _choices(model: Model, offers: Sequence[Offer], terms: _Terms, claimed: Clai
             made[what] = _best(model, offers, index, type, needs, terms, together)
         choices.append(Choice(index, operation.type, *made[what]))
     return choices
-
-
-def _type(model: Model, operation: Operation) -> int:
-    """The type of the operation's first operand of a type that carries weight, or of its first."""
-    operands = model.main.operands
-    places = (*operation.inputs, *operation.outputs)
-    for place in places:
-        if operands[place].type not in LIGHT:
-            return operands[place].type
-    return operands[places[0]].type
 
 
 def _best(

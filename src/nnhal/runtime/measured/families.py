@@ -41,7 +41,7 @@ _KIND: dict[int, str] = {
     OperandType.TENSOR_QUANT8_ASYMM_SIGNED: "quant8_signed",
     OperandType.TENSOR_QUANT8_SYMM: "quant8_signed",
 }
-_LIGHT = OperandType.INT32, OperandType.BOOL, OperandType.TENSOR_INT32  # of arguments beside the data
+LIGHT = OperandType.INT32, OperandType.BOOL, OperandType.TENSOR_INT32  # types of arguments beside the data
 
 
 class OperationWork(NamedTuple):
@@ -63,7 +63,7 @@ def works(model: Model) -> tuple[OperationWork, ...]:
 
 def _works(model: Model) -> list[OperationWork]:
     shown, values = outline(model), validate(model).subgraphs[0].values
-    sizes = [0 if v is None else math.prod(d or 1 for d in v.shape or ()) * _width(v.type) for v in values]
+    sizes = [0 if v is None else math.prod(d or 1 for d in v.shape or ()) * width(v.type) for v in values]
     made = []
     for node, operation in zip(shown.nodes, model.main.operations, strict=True):
         touched = sum(sizes[i] for i in (*operation.inputs, *operation.outputs))
@@ -72,7 +72,8 @@ def _works(model: Model) -> list[OperationWork]:
     return made
 
 
-def _width(type: int) -> int:
+def width(type: int) -> int:
+    """Bytes of an element; 1 of types without elements."""
     facts = TYPE_FACTS.get(type)
     return 1 if facts is None or facts.dtype is None else facts.dtype.itemsize
 
@@ -85,10 +86,15 @@ def _family(model: Model, operation: Operation) -> str:
     return "pointwise" if len(filters) == 4 and tuple(filters[1:3]) == (1, 1) else "convolution"
 
 
-def _kind(model: Model, operation: Operation) -> str:
+def weighing(model: Model, operation: Operation) -> int:
+    """The type of the operation's first operand of a type that carries weight, or of its first."""
     operands = model.main.operands
     types = [operands[i].type for i in (*operation.inputs, *operation.outputs)]
-    heavy = next((t for t in types if t not in _LIGHT), types[0])
+    return next((type for type in types if type not in LIGHT), types[0])
+
+
+def _kind(model: Model, operation: Operation) -> str:
+    heavy = weighing(model, operation)
     if heavy in (OperandType.TENSOR_FLOAT32, OperandType.FLOAT32) and model.relaxed:
         return "relaxed"
     return _KIND.get(heavy, "float32")
