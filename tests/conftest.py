@@ -1,6 +1,7 @@
 """Fixtures shared by all tests."""
 
 import gc
+import logging
 import os
 import signal
 import tempfile
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from nnhal import zoo
+from nnhal.base import log
 from nnhal.base.codes import OperationType
 from nnhal.base.custom_operators import CUSTOM_OPERATORS
 from nnhal.ops import OPS
@@ -67,6 +69,17 @@ def what_a_file_of_tests_registers_ends_with_it() -> Iterator[None]:
     """What its own fixtures register stays for all its tests, and for no other file's."""
     with registries_as_they_were():
         yield
+
+
+@pytest.fixture(autouse=True)
+def what_a_test_wants_told_ends_with_it() -> Iterator[None]:
+    """Levels of the log's tags, and who prints them, are as they were."""
+    loggers = [logging.getLogger("nnhal"), *map(log.logger, log.TAGS)]
+    before = [(each, each.level, list(each.handlers)) for each in loggers]
+    yield
+    for each, level, handlers in before:
+        each.setLevel(level)
+        each.handlers[:] = handlers
 
 
 @pytest.fixture(autouse=True)
