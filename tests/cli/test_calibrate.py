@@ -32,10 +32,12 @@ def test_a_profile_is_shown_and_as_json() -> None:
 @pytest.mark.usefixtures("known")
 def test_what_is_exported_is_imported_and_held_to(tmp_path: Path) -> None:
     file = tmp_path / "profile.json"
-    nnhal("calibrate", "--export", str(file))
+    exported = json.loads(nnhal("calibrate", "--export", str(file), "--json"))
+    assert "--forget leaves none" in nnhal("calibrate", "--forget", "--json", code=2)
     nnhal("calibrate", "--forget")
     assert record.profile() is None
-    nnhal("calibrate", "--import", str(file))
+    imported = json.loads(nnhal("calibrate", "--import", str(file), "--json"))
+    assert imported == exported | {"pinned": True}
     found = record.profile()
     assert found is not None and found.pinned and found.devices == mine().devices
 

@@ -25,7 +25,7 @@ def mine(pinned: bool = False) -> MachineProfile:
 
 def test_without_a_record_nothing_is_known_and_none_is_made_by_asking() -> None:
     assert not place.there()
-    assert record.profile() is None and record.learnt("m") == {} and record.failures("d") == []
+    assert record.profile() is None and record.learnt("m") == {} and record.failures(["d"]) == []
     assert not place.there()
 
 
@@ -67,9 +67,9 @@ def test_a_failure_is_kept_with_what_failed_and_why() -> None:
     record.failed(first)
     record.failed(first._replace(model="n", operations=(0,)))
     record.failed(first._replace(why="still no"))
-    (found,) = record.failures("d", "m")
+    (found,) = record.failures(["d"], "m")
     assert found[:-1] == first._replace(why="still no")[:-1] and found.at > 0
-    assert len(record.failures("d")) == 2 and record.failures("e") == []
+    assert len(record.failures(["d"])) == 2 and record.failures(["e"]) == []
 
 
 DAMAGE = [b"", b"no database", b"SQLite format 3\0" + bytes(500)]
@@ -79,7 +79,7 @@ DAMAGE = [b"", b"no database", b"SQLite format 3\0" + bytes(500)]
 def test_a_damaged_record_is_as_if_nothing_had_been_measured(content: bytes) -> None:
     record.learn("m", [("a", 1.0)])
     place.path().write_bytes(content)
-    assert record.profile() is None and record.learnt("m") == {} and record.failures("d") == []
+    assert record.profile() is None and record.learnt("m") == {} and record.failures(["d"]) == []
     record.learn("m", [("a", 1.0)])  # may be forgotten
     record.keep_profile(mine())  # measuring again mends it
     assert record.profile() == mine()

@@ -44,31 +44,31 @@ def command(
     asked = sum([show, target is not None, source is not None, forget])
     if asked > 1 or (asked and (named or quick)):
         raise click.UsageError("one of --show, --export, --import and --forget, without devices and --quick")
+    if forget and as_json:
+        raise click.UsageError("--json is for a profile, of which --forget leaves none")
     if forget:
         record.forget()
         common.status.print("what was measured is forgotten")
         return
     if source is not None:
-        profile = decoded(_read(source), source)
-        record.keep_profile(
-            MachineProfile(profile.processor, profile.made, profile.devices, profile.crossings, pinned=True)
-        )
+        given = decoded(_read(source), source)
+        known = MachineProfile(given.processor, given.made, given.devices, given.crossings, pinned=True)
+        record.keep_profile(known)
         common.status.print(
             f"the profile of {source} is held to, whatever is measured in use: nnhal calibrate ends that"
         )
-        return
-    if show or target is not None:
-        known = record.profile()
-        if known is None:
+    elif show or target is not None:
+        found = record.profile()
+        if found is None:
             raise InvalidArgument("there is no profile of this processor: nnhal calibrate measures one")
+        known = found
         if target is not None:
             common.write(Path(target), encoded(known))
-            return
     else:
         known = _measured(drivers, named, quick, as_json)
     if as_json:
         common.emit(_document(known))
-    else:
+    elif source is None and target is None:
         _print(known)
 
 

@@ -126,7 +126,7 @@ def _facts(entry: Found, device: Device) -> Iterator[str]:
 def _failures(device: Device) -> list[KeptFailure]:
     here = key_of(device)
     identities = [judgement.identity_of(replace(here, isolation=where), {}) for where in ("none", "process")]
-    return [failure for identity in identities if identity for failure in failures(identity)]
+    return failures(identity for identity in identities if identity)
 
 
 def _measured(device: Device) -> dict[str, Performance]:

@@ -179,13 +179,12 @@ def _without_failures(
     """The offers without what their devices failed at before; what is placed by hand is asked for again."""
     from nnhal.runtime.measured import record
 
+    asked = {o.device: i for o in offers if (i := identities[o.device]) and o.device != discovery.CPU}
     lost: dict[str, dict[int, str]] = {}
-    for offer in offers:
-        identity = identities[offer.device]
-        spared = not identity or offer.device == discovery.CPU
-        for failure in () if spared else record.failures(identity, name):
-            text = f"failed in {failure.phase} before: {failure.why} (kept until its version changes: nnhal devices)"
-            lost.setdefault(offer.device, {}).update(dict.fromkeys(failure.operations, text))
+    for failure in record.failures(asked.values(), name):
+        text = f"failed in {failure.phase} before: {failure.why} (kept until its version changes: nnhal devices)"
+        for device in (device for device, identity in asked.items() if identity == failure.device):
+            lost.setdefault(device, {}).update(dict.fromkeys(failure.operations, text))
     for n, (device, _) in by_hand(model, offers, strategy).items() if lost else ():
         lost.get(device, {}).pop(n, None)
     return [

@@ -9,7 +9,7 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import cache
 from typing import NamedTuple, TypeVar
@@ -205,12 +205,16 @@ def failed(failure: KeptFailure) -> None:
     _noted("a failure", lambda c: c.execute("insert or replace into failures values (?, ?, ?, ?, ?, ?, ?)", row))
 
 
-def failures(device: str, model: str | None = None) -> list[KeptFailure]:
-    """What a device failed to run, of one model or of all."""
-    which = ("", ()) if model is None else (" and model = ?", (model,))
+def failures(devices: Iterable[str], model: str | None = None) -> list[KeptFailure]:
+    """What devices failed to run, of one model or of all, the oldest first. devices: their identities."""
+    asked, which = list(devices), "" if model is None else " and model = ?"
 
     def ask(connection: sqlite3.Connection) -> list[KeptFailure]:
-        rows = connection.execute(f"select * from failures where device = ?{which[0]} order by at", (device, *which[1]))
+        marks = ", ".join("?" * len(asked))
+        rows = connection.execute(
+            f"select * from failures where device in ({marks}){which} order by at",
+            (*asked, *([model] if which else [])),
+        )
         return [KeptFailure(d, m, _places(o), p, w, n, at) for d, m, o, p, w, n, at in rows.fetchall()]
 
     return _looked("what failed", ask, [])
