@@ -264,7 +264,7 @@ def test_whoever_is_lost_with_a_ticket_is_passed_over_whatever_limit_there_is(co
     turns, lost = Turns(), []
     ticket = Ticket(alone=True)
     turns.queue(ticket)
-    thread = threading.Thread(target=lambda: turns.alone(lambda control: lost.append(1))(control))
+    thread = threading.Thread(target=lambda: turns.alone(lambda *_: lost.append(1))(None, control))
     thread.start()
     time.sleep(0.05)
     assert not lost
@@ -286,11 +286,11 @@ def test_a_lost_ticket_in_the_middle_holds_up_nobody_behind_it():
 def test_who_gives_up_does_so_while_another_is_still_inside(kind):
     turns, inside, over, ran = Turns(), threading.Event(), threading.Event(), []
 
-    def holding(control):
+    def holding(*_):
         inside.set()
         assert over.wait(20)
 
-    holder = threading.Thread(target=turns.alone(holding), args=(Control(),))
+    holder = threading.Thread(target=turns.alone(holding), args=(None, Control()))
     holder.start()
     inside.wait(5)
     event = threading.Event()
@@ -298,7 +298,7 @@ def test_who_gives_up_does_so_while_another_is_still_inside(kind):
     threading.Timer(0.1, event.set).start()
     try:
         with pytest.raises(kind):
-            turns.alone(lambda control: ran.append(1))(control)
+            turns.alone(lambda *_: ran.append(1))(None, control)
         assert holder.is_alive() and not ran
     finally:
         over.set()

@@ -104,9 +104,9 @@ class Held:
 
     def __init__(self, prepared: Prepared) -> None:
         self.inside, self.over = threading.Event(), threading.Event()
-        self.thread = threading.Thread(target=queued_as(prepared, self.hold), args=(Control(),))
+        self.thread = threading.Thread(target=queued_as(prepared, self.hold), args=(None, Control()))
 
-    def hold(self, _: Control) -> None:
+    def hold(self, *_: object) -> None:
         self.inside.set()
         assert self.over.wait(20)
 

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -24,11 +24,18 @@ from tests.interrupts import interrupted_at
 HIGH, MEDIUM, LOW = Priority.HIGH, Priority.MEDIUM, Priority.LOW
 LIMIT = 20  # seconds
 MS = 1_000_000
+T = TypeVar("T")
 
 
 def within(ms: float) -> Control:
     """A control with a deadline so far away."""
     return Control(time.monotonic_ns() + int(ms * MS))
+
+
+def in_turn(queue: RunQueue, act: Callable[[Control], T], *how: Any, **more: Any) -> Callable[[Control], T]:
+    """What is done in its turn, of a control alone."""
+    queued = queue.queued(lambda _, control: act(control), *how, **more)
+    return lambda control: queued(None, control)
 
 
 def waiting(queue: RunQueue) -> int:
@@ -55,7 +62,7 @@ def held(queue: RunQueue, client: QueueClient = OWN, count: int = 1) -> Iterator
         inside.release()
         assert over.wait(LIMIT)
 
-    run = queue.queued(hold, client, MEDIUM)
+    run = in_turn(queue, hold, client, MEDIUM)
     threads = [threading.Thread(target=run, args=(UNLIMITED,)) for _ in range(count)]
     for thread in threads:
         thread.start()
@@ -80,7 +87,7 @@ def lined_up(queue: RunQueue, who: list[tuple[QueueClient, Priority]], seconds: 
                 order.append(number)
                 time.sleep(seconds)
 
-            run = queue.queued(act, client, priority)
+            run = in_turn(queue, act, client, priority)
             keep.append(run)
             threads.append(threading.Thread(target=run, args=(UNLIMITED,)))
             threads[-1].start()
@@ -121,7 +128,7 @@ def test_who_has_long_executions_has_no_more_of_a_device_than_who_has_short_ones
 
     threads = []
     for ms in had:
-        run = queue.queued(lambda _, ms=ms: time.sleep(ms / 1e3), QueueClient(str(ms)), MEDIUM)
+        run = in_turn(queue, lambda _, ms=ms: time.sleep(ms / 1e3), QueueClient(str(ms)), MEDIUM)
         threads += [threading.Thread(target=loop, args=(ms, run)) for _ in range(each)]
     for thread in threads:
         thread.start()
@@ -134,9 +141,9 @@ def test_who_has_long_executions_has_no_more_of_a_device_than_who_has_short_ones
 
 def test_a_client_that_rested_has_no_credit_from_that() -> None:
     queue, busy, rested = one(), QueueClient("busy"), QueueClient("rested")
-    keep = queue.queued(lambda _: None, rested, MEDIUM)
+    keep = in_turn(queue, lambda _: None, rested, MEDIUM)
     keep(UNLIMITED)
-    run = queue.queued(lambda _: time.sleep(0.002), busy, MEDIUM)
+    run = in_turn(queue, lambda _: time.sleep(0.002), busy, MEDIUM)
     for _ in range(50):
         run(UNLIMITED)
     order = lined_up(queue, [(busy, MEDIUM), (busy, MEDIUM)] + [(rested, MEDIUM)] * 6, seconds=0.002)
@@ -159,7 +166,7 @@ def test_clocks_of_clients_that_wait_stay_within_an_execution_of_each_other() ->
         time.sleep(ms / 1e3)
         took.append(time.monotonic_ns() - began)
 
-    runs = [queue.queued(partial(act, n), client, MEDIUM) for n, client in enumerate(clients, 1)]
+    runs = [in_turn(queue, partial(act, n), client, MEDIUM) for n, client in enumerate(clients, 1)]
     threads = [threading.Thread(target=loop, args=(run,)) for run in runs for _ in range(3)]
     for thread in threads:
         thread.start()
@@ -185,7 +192,7 @@ def test_never_more_run_than_there_are_places(width: int) -> None:
         with lock:
             inside[0] -= 1
 
-    run = queue.queued(act, OWN, MEDIUM)
+    run = in_turn(queue, act, OWN, MEDIUM)
     threads = [threading.Thread(target=lambda: [run(UNLIMITED) for _ in range(20)]) for _ in range(12)]
     for thread in threads:
         thread.start()
@@ -208,7 +215,7 @@ def test_an_execution_with_threads_of_its_own_takes_as_many_places() -> None:
 
         return run
 
-    runs = [queue.queued(act(units), OWN, MEDIUM, units) for units in (1, 2, 3, 4)]
+    runs = [in_turn(queue, act(units), OWN, MEDIUM, units) for units in (1, 2, 3, 4)]
     threads = [threading.Thread(target=lambda r=r: [r(UNLIMITED) for _ in range(10)]) for r in runs for _ in range(2)]
     for thread in threads:
         thread.start()
@@ -226,12 +233,12 @@ def test_places_are_as_many_as_cores_and_two_at_least_unless_the_device_says(mon
 
 def test_short_executions_of_the_only_client_take_no_place() -> None:
     queue, ran = RunQueue("device mine", 1, strict=False), []
-    run = queue.queued(lambda _: ran.append(1), OWN, MEDIUM)
+    run = in_turn(queue, lambda _: ran.append(1), OWN, MEDIUM)
     run(UNLIMITED)
     with held(queue):
         run(UNLIMITED)
     assert len(ran) == 2
-    other = queue.queued(lambda _: None, QueueClient("another"), MEDIUM)
+    other = in_turn(queue, lambda _: None, QueueClient("another"), MEDIUM)
     thread = threading.Thread(target=run, args=(UNLIMITED,))
     with held(queue):
         thread.start()
@@ -242,7 +249,7 @@ def test_short_executions_of_the_only_client_take_no_place() -> None:
 
 def test_where_one_runs_at_a_time_short_ones_wait_too() -> None:
     queue = one()
-    run = queue.queued(lambda _: None, OWN, MEDIUM)
+    run = in_turn(queue, lambda _: None, OWN, MEDIUM)
     for _ in range(5):
         run(UNLIMITED)
     with held(queue):
@@ -254,13 +261,13 @@ def test_where_one_runs_at_a_time_short_ones_wait_too() -> None:
 
 def test_an_execution_that_asks_for_another_on_its_thread_runs_that_beside_itself_or_is_told() -> None:
     soft = RunQueue("device mine", 1, strict=False)
-    inner = soft.queued(lambda _: "inner", OWN, MEDIUM)
-    assert soft.queued(inner, OWN, MEDIUM)(UNLIMITED) == "inner"
+    inner = in_turn(soft, lambda _: "inner", OWN, MEDIUM)
+    assert in_turn(soft, inner, OWN, MEDIUM)(UNLIMITED) == "inner"
     assert len(soft._free) == 1
     strict = one()
-    inner = strict.queued(lambda _: "inner", OWN, MEDIUM)
+    inner = in_turn(strict, lambda _: "inner", OWN, MEDIUM)
     with pytest.raises(BadState, match="device mine: an execution asks for another of the same device"):
-        strict.queued(inner, OWN, MEDIUM)(UNLIMITED)
+        in_turn(strict, inner, OWN, MEDIUM)(UNLIMITED)
     assert inner(UNLIMITED) == "inner"
 
 
@@ -278,11 +285,11 @@ def test_what_does_not_end_when_it_should_keeps_nobody_from_running_unless_it_mu
 
         event = threading.Event()
         control = {"cancelled": Control(cancelled=event), "late": within(50), "long": UNLIMITED}[why]
-        hung = threading.Thread(target=queue.queued(hang, OWN, MEDIUM), args=(control,))
+        hung = threading.Thread(target=in_turn(queue, hang, OWN, MEDIUM), args=(control,))
         hung.start()
         assert inside.wait(LIMIT)
         event.set()
-        run = queue.queued(lambda _: "ran", OWN, MEDIUM)
+        run = in_turn(queue, lambda _: "ran", OWN, MEDIUM)
         try:
             if strict:
                 with pytest.raises(MissedDeadline):
@@ -302,7 +309,7 @@ def test_what_does_not_end_when_it_should_keeps_nobody_from_running_unless_it_mu
 
 def paced(queue: RunQueue, ms: float, count: int = FIRST, priority: Priority = MEDIUM) -> Callable[[Control], Any]:
     """What takes so long, and is known to."""
-    run = queue.queued(lambda _: time.sleep(ms / 1e3), OWN, priority)
+    run = in_turn(queue, lambda _: time.sleep(ms / 1e3), OWN, priority)
     for _ in range(count):
         run(UNLIMITED)
     return run
@@ -356,7 +363,7 @@ def test_the_first_executions_are_never_refused_nor_is_one_without_a_deadline() 
         time.sleep(0.03)
         control.check()
 
-    run = queue.queued(act, OWN, MEDIUM)
+    run = in_turn(queue, act, OWN, MEDIUM)
     for _ in range(FIRST * 3):  # none ends well, so nothing is known
         with pytest.raises(MissedDeadline):
             run(within(10))
@@ -366,7 +373,7 @@ def test_the_first_executions_are_never_refused_nor_is_one_without_a_deadline() 
 
 def test_an_estimate_that_does_not_hold_any_more_heals_though_all_have_deadlines() -> None:
     queue, seconds = one(), [0.2]
-    run = queue.queued(lambda _: time.sleep(seconds[0]), OWN, MEDIUM)
+    run = in_turn(queue, lambda _: time.sleep(seconds[0]), OWN, MEDIUM)
     for _ in range(FIRST):
         run(UNLIMITED)
     seconds[0] = 0.001
@@ -382,7 +389,7 @@ def test_an_estimate_that_does_not_hold_any_more_heals_though_all_have_deadlines
 
 def test_one_slow_run_refuses_nothing() -> None:
     queue, seconds = one(), [0.005]
-    run = queue.queued(lambda _: time.sleep(seconds[0]), OWN, MEDIUM)
+    run = in_turn(queue, lambda _: time.sleep(seconds[0]), OWN, MEDIUM)
     for each in (0.005, 0.005, 0.3, 0.005):
         seconds[0] = each
         run(UNLIMITED)
@@ -401,7 +408,7 @@ def test_whoever_waited_too_long_to_be_in_time_does_not_begin() -> None:
         begun.append(1)
         time.sleep(0.1)
 
-    run = queue.queued(act, OWN, MEDIUM)
+    run = in_turn(queue, act, OWN, MEDIUM)
     for _ in range(FIRST):
         run(UNLIMITED)
     found: list[ErrorStatus] = []
@@ -435,7 +442,7 @@ def test_the_next_is_predicted_by_the_median_of_the_last_ones() -> None:
 def test_more_than_may_wait_are_refused_and_other_clients_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_WAITING", 3)
     queue = one()
-    run, other = (queue.queued(lambda _: None, client, MEDIUM) for client in (OWN, QueueClient("another")))
+    run, other = (in_turn(queue, lambda _: None, client, MEDIUM) for client in (OWN, QueueClient("another")))
     threads = [threading.Thread(target=run, args=(UNLIMITED,)) for _ in range(3)]
     with held(queue):
         for thread in threads:
@@ -457,7 +464,7 @@ def test_more_than_may_wait_are_refused_and_other_clients_are_not(monkeypatch: p
 def test_a_place_that_was_lost_is_there_again() -> None:
     queue = one()
     lost = queue._free.pop()
-    run = queue.queued(lambda _: "ran", OWN, MEDIUM)
+    run = in_turn(queue, lambda _: "ran", OWN, MEDIUM)
     with pytest.raises(MissedDeadline):
         run(within(20))
     del lost
@@ -476,7 +483,7 @@ def test_a_ticket_that_was_lost_is_passed_over() -> None:
         del tickets[0], ticket
     until(lambda: tickets[0].slot is not None)
     del tickets[:]
-    assert queue.queued(lambda _: "ran", OWN, MEDIUM)(UNLIMITED) == "ran"
+    assert in_turn(queue, lambda _: "ran", OWN, MEDIUM)(UNLIMITED) == "ran"
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -489,7 +496,7 @@ def test_a_place_that_comes_back_when_another_stands_in_for_it_is_none(first: bo
     (queue._free.append if first else queue._free.appendleft)(slot)
     del slot
     with held(queue), pytest.raises(MissedDeadline):
-        queue.queued(lambda _: None, OWN, MEDIUM)(within(20))
+        in_turn(queue, lambda _: None, OWN, MEDIUM)(within(20))
 
 
 def test_a_client_is_a_process_however_many_connections_it_has() -> None:
@@ -499,7 +506,7 @@ def test_a_client_is_a_process_however_many_connections_it_has() -> None:
 
 def test_in_a_forked_child_nobody_holds_a_place() -> None:
     queue = RunQueue("device mine", 2, strict=True)
-    run = queue.queued(lambda _: "ran", OWN, MEDIUM)
+    run = in_turn(queue, lambda _: "ran", OWN, MEDIUM)
     with held(queue):  # one of the two
         pid = os.fork()
         if pid == 0:
@@ -516,7 +523,8 @@ def test_any_interleaving_keeps_within_the_places_lets_everybody_leave_and_loses
     lock, inside, most, begun, outcomes = threading.Lock(), [0], [0], list[int](), list[str]()
     clients = [QueueClient(str(n)) for n in range(chosen.choice([1, 2, 4]))]
 
-    def act(number: int, seconds: float, fails: bool, _: Control) -> None:
+    def act(what: tuple[int, float, bool], _: Control) -> None:
+        number, seconds, fails = what
         with lock:
             inside[0] += 1
             most[0] = max(most[0], inside[0])
@@ -538,7 +546,7 @@ def test_any_interleaving_keeps_within_the_places_lets_everybody_leave_and_loses
             if kind == "cancelled":
                 threading.Timer(plan.uniform(0, 0.01), event.set).start()
             try:
-                run(number, plan.uniform(0, 0.003), kind == "fails", control)
+                run((number, plan.uniform(0, 0.003), kind == "fails"), control)
                 outcomes.append("ran")
             except (Cancelled, MissedDeadline, OSError) as error:
                 outcomes.append(type(error).__name__)
@@ -561,7 +569,7 @@ def test_any_interleaving_keeps_within_the_places_lets_everybody_leave_and_loses
         thread.join(LIMIT)
     assert not any(thread.is_alive() for thread in threads)
     assert most[0] <= width and len(outcomes) == 60
-    assert runs[0][2](0, 0.0, False, UNLIMITED) is None
+    assert runs[0][2]((0, 0.0, False), UNLIMITED) is None
     with queue._lock:
         queue._settle()
     assert not waiting(queue) and len(queue._free) == width
@@ -572,14 +580,14 @@ def test_any_interleaving_keeps_within_the_places_lets_everybody_leave_and_loses
 @pytest.mark.parametrize("how", ["free", "waits", "passes on", "late"])
 def test_interrupted_at_any_point_who_runs_or_waits_is_in_nobodys_way(how: str, strict: bool, shared: bool) -> None:
     queue = RunQueue("device mine", 1, strict=strict)
-    other = queue.queued(lambda _: "ran", QueueClient("another"), MEDIUM) if shared else None
+    other = in_turn(queue, lambda _: "ran", QueueClient("another"), MEDIUM) if shared else None
 
     def hold(_: Control) -> str:
         inside.set()
         time.sleep(0.003)
         return "ran"
 
-    run, inside = queue.queued(hold, OWN, MEDIUM), threading.Event()
+    run, inside = in_turn(queue, hold, OWN, MEDIUM), threading.Event()
     for _ in range(FIRST):
         run(UNLIMITED)
 

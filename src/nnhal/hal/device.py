@@ -3,9 +3,11 @@
 A driver author writes a `Device` with `supports` and `prepare`, and a `Prepared` with `run`; all else has a default.
 """
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from inspect import ismethod
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -30,7 +32,7 @@ from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, merge
 from nnhal.hal.memory_use import MOST as MOST_BYTES
 from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.queue import RunQueue, places, sustained, units_of
-from nnhal.hal.request import UNLIMITED, Control, Request, Signature, Timing, plausible
+from nnhal.hal.request import UNLIMITED, Act, Control, Request, Signature, Timing, plausible, standing_before
 from nnhal.hal.turns import Turns
 from nnhal.hal.waiting import OWN, Pace, QueueClient
 from nnhal.model.graph import Model, Operation
@@ -645,13 +647,13 @@ class _Way:
     def _pass(self, queue: RunQueue, units: int = 1) -> None:
         self.queues.append((queue, units, Pace()))
 
-    def of(self, run: Callable[..., T]) -> Callable[..., T]:
+    def of(self, run: Act[T]) -> Act[T]:
         """What executes, in its turn."""
         for queue, units, pace in self.queues:
             run = queue.queued(run, self._client, self._priority, units, pace)
         return run if self.turns is None else self.turns.side_by_side(run)
 
-    def change(self, change: Callable[..., T]) -> Callable[..., T]:
+    def change(self, change: Act[T]) -> Act[T]:
         """What changes options, when nothing of the model runs."""
         for queue, _, _ in self.queues:
             if queue.strict:
@@ -691,7 +693,7 @@ def traits_of(prepared: Prepared) -> Traits:
     return traits
 
 
-def queued_as(prepared: Prepared, run: Callable[..., T]) -> Callable[..., T]:
+def queued_as(prepared: Prepared, run: Act[T]) -> Act[T]:
     """Another way to execute a model that `prepared_by` gave, in its turn as its `run` is."""
     way: _Way | None = vars(prepared).get("_way")
     return run if way is None else way.of(run)
@@ -736,7 +738,7 @@ def reconfigured_by(prepared: Prepared, where: str, options: Mapping[str, Any], 
     options: all that are to be in force. control: of the wait for executions.
     """
 
-    def change(options: Mapping[str, Any], _: Control) -> None:
+    def reconfigure(options: Mapping[str, Any], _: Control) -> None:
         prepared.reconfigure(options)
 
     with answering(where, "reconfigure()"):
@@ -744,7 +746,7 @@ def reconfigured_by(prepared: Prepared, where: str, options: Mapping[str, Any], 
             raise InvalidArgument("no option of it may change between executions")
         way: _Way | None = vars(prepared).get("_way")
         guard = guard_of(prepared)
-        change = change if guard is None else guard.through(change)
+        change = reconfigure if guard is None else guard.through(reconfigure)
         (change if way is None else way.change(change))(dict(options), control)
 
 
@@ -784,11 +786,27 @@ def executor_by(prepared: Prepared, where: str) -> BurstExecutor | None:
         if not isinstance(executor, BurstExecutor | None):
             raise ContractBroken(f"burst_executor() gave {shown(executor)}, must give a BurstExecutor or None")
         if executor is not None:
-            vars(executor)["execute"] = queued_as(prepared, executor.execute)
-        guard = guard_of(prepared)
-        if executor is not None and guard is not None:
-            vars(executor)["execute"] = guard.through(executor.execute)
+            vars(executor)["execute"] = _executing(prepared, executor)
         return executor
+
+
+def _executing(prepared: Prepared, executor: BurstExecutor) -> Callable[..., Timing | None]:
+    """Its `execute`, as the model's `run` is done: beside no trim, and in its turn."""
+    own = executor.execute
+    held: Callable[[], Callable[..., Timing | None] | None] = weakref.WeakMethod(own) if ismethod(own) else lambda: own
+
+    def execute(given: tuple[Request, Sequence[int]], control: Control) -> Timing | None:
+        call = held()
+        assert call is not None  # it is called through its owner
+        return call(*given, control)
+
+    act, guard = queued_as(prepared, standing_before(own, execute)), guard_of(prepared)
+    act = act if guard is None else guard.through(act)
+
+    def in_its_turn(request: Request, slots: Sequence[int], control: Control) -> Timing | None:
+        return act((request, slots), control)
+
+    return standing_before(own, in_its_turn)
 
 
 def fenced_by(

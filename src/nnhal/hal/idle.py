@@ -22,7 +22,7 @@ from nnhal.base.answers import answering, let_go
 from nnhal.base.errors import ContractBroken, InvalidArgument, NnhalError
 from nnhal.base.log import logger
 from nnhal.base.pressure import pressure
-from nnhal.hal.request import Control, standing_before
+from nnhal.hal.request import Act, Control, standing_before
 
 T = TypeVar("T")
 VARIABLE = "NNHAL_IDLE_SECONDS"
@@ -66,42 +66,26 @@ class Guard:
         self._done, self._lock = threading.Event(), threading.Lock()
         self.quiet = _Quiet()
 
-    def through(self, call: Callable[..., T]) -> Callable[..., T]:
-        """The same function, of a request or more and a control at the end, beside no trim.
+    def through(self, call: Act[T]) -> Act[T]:
+        """The same function, beside no trim.
 
         A method is held weakly: what comes of it becomes an attribute of its own object.
         """
-        if ismethod(call):
-            return standing_before(call, self._through_method(call.__func__, weakref.ref(call.__self__)))
+        owner = weakref.ref(call.__self__) if ismethod(call) else None
+        function: Callable[..., T] = call.__func__ if ismethod(call) else call
         enter, leave = self._inside.append, self._inside.pop
 
-        def guarded(*arguments: Any) -> T:
+        def guarded(what: Any, control: Control) -> T:
             enter(None)
             try:
                 self._uses += 1
                 if self._trimming:  # looked at after it went in; the trim looks who is inside after it has said so
-                    self._wait(arguments[-1])
-                return call(*arguments)
+                    self._wait(control)
+                return function(what, control) if owner is None else function(owner(), what, control)
             finally:
                 leave()
 
         return standing_before(call, guarded)
-
-    def _through_method(self, function: Callable[..., T], owner: "weakref.ref[Any]") -> Callable[..., T]:
-        """As `through`; written again, as half of it would be another call."""
-        enter, leave = self._inside.append, self._inside.pop
-
-        def guarded(*arguments: Any) -> T:
-            enter(None)
-            try:
-                self._uses += 1
-                if self._trimming:
-                    self._wait(arguments[-1])
-                return function(owner(), *arguments)  # it is there: its owner is who calls
-            finally:
-                leave()
-
-        return guarded
 
     def closing(self, close: Callable[[], object]) -> Callable[[], None]:
         """`close` after a trim; where that does not come back, it is left to when it does."""

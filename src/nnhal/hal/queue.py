@@ -24,7 +24,7 @@ from nnhal.base import trace
 from nnhal.base.codes import Priority
 from nnhal.base.cores import usable_cores
 from nnhal.base.errors import BadState, MissedDeadline, ResourceExhausted
-from nnhal.hal.request import UNLIMITED, Control, standing_before
+from nnhal.hal.request import UNLIMITED, Act, Control, standing_before
 from nnhal.hal.waiting import LEVELS, ClientLine, Pace, QueueClient, QueueTicket, Slot
 
 T = TypeVar("T")
@@ -105,9 +105,9 @@ class RunQueue:
     # ------------------------------------------------------------------------------------------------------- to run in it
 
     def queued(  # noqa: PLR0915 (closures, for speed)
-        self, run: Callable[..., T], client: QueueClient, priority: Priority, units: int = 1, pace: Pace | None = None
-    ) -> Callable[..., T]:
-        """The same function, of a request or more and a control at the end, in its turn.
+        self, run: Act[T], client: QueueClient, priority: Priority, units: int = 1, pace: Pace | None = None
+    ) -> Act[T]:
+        """The same function, in its turn.
 
         A method is held weakly: what comes of it becomes an attribute of its own object. units: places that it takes. pace:
         of the model, where other functions run it as well.
@@ -120,18 +120,17 @@ class RunQueue:
         if self.strict:
             pace.limit = 0
 
-        def queued(*arguments: Any) -> T:
-            control: Control = arguments[-1]
+        def queued(what: Any, control: Control) -> T:
             if pace.left and not self._contended and (control is UNLIMITED or control.deadline is None):
                 pace.left -= 1
-                return call(*arguments) if owner is None else call(owner(), *arguments)
-            return in_turn(control, arguments)
+                return call(what, control) if owner is None else call(owner(), what, control)
+            return in_turn(what, control)
 
-        def in_turn(control: Control, arguments: Any) -> T:  # noqa: PLR0912 (in one frame: see its end)
+        def in_turn(what: Any, control: Control) -> T:  # noqa: PLR0912 (in one frame: see its end)
             free_for_all = not self._contended and control.deadline is None
             if pace.short and free_for_all:
                 begun = _now()
-                result = call(*arguments) if owner is None else call(owner(), *arguments)
+                result = call(what, control) if owner is None else call(owner(), what, control)
                 pace.took(_now() - begun)
                 return result
             slot = ticket = None
@@ -151,7 +150,7 @@ class RunQueue:
                 slot.thread, slot.pace = get_ident(), pace
                 slot.begun = begun = _now()
                 slot.control = control  # from here on it is busy
-                result = call(*arguments) if owner is None else call(owner(), *arguments)
+                result = call(what, control) if owner is None else call(owner(), what, control)
                 pace.took(_now() - begun)
                 return result
             finally:
@@ -174,7 +173,7 @@ class RunQueue:
 
     def run(self, call: Callable[[], T], client: QueueClient, priority: Priority, control: Control = UNLIMITED) -> T:
         """What the call returns, in its turn."""
-        return self.queued(lambda _: call(), client, priority)(control)
+        return self.queued(lambda *_: call(), client, priority)(None, control)
 
     def _enter(self, ticket: QueueTicket, level: int) -> Slot:
         """Wait for its turn. Raises what `control.check` does, MissedDeadline where it cannot be in time,

@@ -14,7 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
@@ -190,6 +190,8 @@ _COPYING: Any = "being copied"  # in place of a shape
 
 
 T = TypeVar("T")
+P = ParamSpec("P")
+Act = Callable[[Any, Control], T]  # what is done in its turn: an execution, or a change of options
 _STEP = trace.LAYER["runtime"], trace.PHASE["execution"], "step"
 _RUN = trace.LAYER["driver"], trace.PHASE["execution"]
 
@@ -244,7 +246,7 @@ def _driven(log: trace.Log, run: Run, owner: Any) -> Run:
 OWNER = "owner"  # attribute of what stands before a way to run: whose it is, held weakly
 
 
-def standing_before(run: Any, before: Callable[..., T]) -> Callable[..., T]:
+def standing_before(run: Any, before: Callable[P, T]) -> Callable[P, T]:
     """What is called in the place of a way to run: it is known whose that is."""
     own = getattr(run, "__self__", None)
     setattr(before, OWNER, getattr(run, OWNER, None) if own is None else weakref.ref(own))

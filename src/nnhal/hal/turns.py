@@ -3,11 +3,10 @@
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
 from inspect import ismethod
 from typing import Any, TypeVar
 
-from nnhal.hal.request import Control, standing_before
+from nnhal.hal.request import Act, Control, standing_before
 
 T = TypeVar("T")
 _LOOK = 0.25  # seconds between looks whether whoever has the turn, or waits before, still exists
@@ -33,27 +32,27 @@ class Turns:
         self._lock = threading.Lock()
         self._queue: deque[weakref.ref[Ticket]] = deque()
 
-    def alone(self, run: Callable[..., T]) -> Callable[..., T]:
-        """The same function, of a request or more and a control at the end, beside nobody else.
+    def alone(self, run: Act[T]) -> Act[T]:
+        """The same function, beside nobody else.
 
         A method is held weakly: what comes of it becomes an attribute of its own object.
         """
         return self._queued(run, True)
 
-    def side_by_side(self, run: Callable[..., T]) -> Callable[..., T]:
+    def side_by_side(self, run: Act[T]) -> Act[T]:
         """As `alone`, for any number of callers at once, but beside nobody who is alone."""
         return self._queued(run, False)
 
-    def _queued(self, run: Callable[..., T], alone: bool) -> Callable[..., T]:
+    def _queued(self, run: Act[T], alone: bool) -> Act[T]:
         held = weakref.WeakMethod(run) if ismethod(run) else lambda: run
 
-        def queued(*arguments: Any) -> T:
+        def queued(what: Any, control: Control) -> T:
             call, ticket = held(), Ticket(alone)
             assert call is not None  # its owner is who calls
             try:
                 self.queue(ticket)
-                self.wait(ticket, arguments[-1])
-                return call(*arguments)
+                self.wait(ticket, control)
+                return call(what, control)
             finally:
                 self.leave(ticket)
 

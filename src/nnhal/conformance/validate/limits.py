@@ -207,6 +207,6 @@ def _look(trial: Trial, pid: int, what: str, once: Callable[[], object]) -> None
         grown = [after[name] - before[name] for before, after in pairwise(seen)]
         if min(grown) >= least:
             per_round = sum(grown) / BLOCKS / rounds
-            much = f"{per_round:.2g} {name}" if counted else f"{per_round / 1024:.0f} KiB of {name}"
+            much = f"{round(per_round, 1):g} {name}" if counted else f"{per_round / 1024:.0f} KiB of {name}"
             place = trial.place() if what == "run" else trial.place("prepare")
             raise Unmet(f"each {what} leaves {much} behind ({rounds * BLOCKS} rounds)", place)
