@@ -5,7 +5,7 @@ import logging
 import os
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -108,6 +108,14 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.pop("NNHAL_CACHE_DIR", None)
     os.environ["NNHAL_MODELS"] = str(zoo.folder().absolute())
     os.environ["XDG_CACHE_HOME"] = str(Path(folder.name, "cache"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What drivers said that no text can hold, as others can read it: reports go from process to process."""
+    report = yield
+    report.sections = [(name, said.encode(errors="backslashreplace").decode()) for name, said in report.sections]
+    return report
 
 
 def pytest_collection_finish() -> None:
