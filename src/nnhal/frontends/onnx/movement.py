@@ -196,8 +196,7 @@ def split(t: NodeTask) -> None:
         parts = [min(step, size - n * step) for n in range(count)]
     t.require(len(parts) == count and sum(parts) == size and min(parts) >= 0, f"split = {parts}, must sum up to {size}")
     if len(set(parts)) == 1 and t.rank(x) <= MOST_DIMENSIONS and x.value.type != B8:
-        like = Value(x.value.type, None, x.value.scale, x.value.zero_point)
-        for n, term in enumerate(t.run("SPLIT", x, axis, count, outs=[like] * count)):
+        for n, term in enumerate(equal_parts(t, x, axis, count)):
             t.result(n, term, x.kind)
         return
     start = 0
@@ -205,6 +204,12 @@ def split(t: NodeTask) -> None:
         if t.wants(n):
             t.result(n, part_of(t, x, axis, start, part), x.kind)
         start += part
+
+
+def equal_parts(t: NodeTask, x: Term, axis: int, count: int) -> list[Term]:
+    """So many runs of one length along one dimension, of at most `MOST_DIMENSIONS`."""
+    like = Value(x.value.type, None, x.value.scale, x.value.zero_point)
+    return t.run("SPLIT", x, axis, count, outs=[like] * count)
 
 
 def part_of(t: NodeTask, x: Term, axis: int, start: int, size: int) -> Term:

@@ -1,6 +1,6 @@
 """Entries of recurrent nodes: NNAPI has sequences of LSTM and RNN cells; GRU is made of products, step by step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from nnhal.frontends.common.reals import Reals
 from nnhal.frontends.common.terms import Blob, Term, constant
 from nnhal.frontends.onnx.elementwise import floats
 from nnhal.frontends.onnx.indexing import reversed_along
-from nnhal.frontends.onnx.movement import part_of
+from nnhal.frontends.onnx.movement import equal_parts, part_of
 from nnhal.frontends.onnx.task import NodeTask, node
 from nnhal.ops.schema import F32
 
@@ -176,7 +176,9 @@ def rnn(t: NodeTask) -> None:
     s.finish(outputs, lasts)
 
 
-@node("GRU", inputs=(3, 6), outputs=(0, 2), becomes="FULLY_CONNECTED, LOGISTIC, TANH, MUL, ADD, step by step")
+@node(
+    "GRU", inputs=(3, 6), outputs=(0, 2), becomes="FULLY_CONNECTED, SPLIT, LOGISTIC, TANH, MUL, ADD, SUB, step by step"
+)
 def gru(t: NodeTask) -> None:
     """The input's products of all steps are one; the state's are made step by step."""
     s = Sequences(t, 3)
@@ -194,34 +196,29 @@ def gru(t: NodeTask) -> None:
 def gru_steps(t: NodeTask, s: Sequences, n: int) -> list[Term]:
     """The states after each step of a direction. Gates are update, reset, hidden."""
     r, units, after = Reals(t), s.units, bool(t.attr("linear_before_reset", 0))
-    rows = s.bias[n].shape[0] // 2
-    own, other = s.bias[n][:rows], s.bias[n][rows:]
-    given = own.copy()
-    given[: 2 * units] += other[: 2 * units]
-    if not after:
-        given[2 * units :] += other[2 * units :]
+    both = slice(2 * units)
+    hidden = slice(2 * units, None)
+    own, other = np.split(s.bias[n], 2)
+    given = own + other
+    if after:
+        given[hidden] = own[hidden]
     flat = t.reshaped(s.over(n), (s.steps * s.batch, s.size))
-    w = constant(Value(F32), np.ascontiguousarray(s.weights[n]))
-    inputs = t.make("FULLY_CONNECTED", flat, w, constant(Value(F32), given), like=flat, activation=0)
-    inputs = t.reshaped(inputs, (s.steps, s.batch, rows))
-    both = constant(Value(F32), np.ascontiguousarray(s.recurrent[n][: 2 * units]))
-    hidden = constant(Value(F32), np.ascontiguousarray(s.recurrent[n][2 * units :]))
-    nothing = constant(Value(F32), np.zeros(2 * units, np.float32))
-    offset = constant(Value(F32), np.ascontiguousarray(other[2 * units :]) if after else np.zeros(units, np.float32))
+
+    def layer(weights: Array, bias: Array) -> Callable[[Term], Term]:
+        held = [constant(Value(F32), np.ascontiguousarray(each)) for each in (weights, bias)]
+        return lambda x: t.make("FULLY_CONNECTED", x, *held, like=x, activation=0)
+
+    of_gates, of_hidden = (
+        equal_parts(t, layer(s.weights[n][rows], given[rows])(flat), 0, s.steps) for rows in (both, hidden)
+    )
+    gates = layer(s.recurrent[n][both], np.zeros(2 * units, np.float32))
+    candidate = layer(s.recurrent[n][hidden], other[hidden] if after else np.zeros(units, np.float32))
     h, made = s.state(5, n), []
-    for step in range(s.steps):
-        x = t.reshaped(part_of(t, inputs, 0, step, 1), (s.batch, rows))
-        sums = t.make("FULLY_CONNECTED", h, both, nothing, like=h, activation=0)
-        gates = t.make("LOGISTIC", r("ADD", sums, part_of(t, x, 1, 0, 2 * units)))
-        update, reset = part_of(t, gates, 1, 0, units), part_of(t, gates, 1, units, units)
-        fresh = part_of(t, x, 1, 2 * units, units)
-        if after:
-            product = t.make("FULLY_CONNECTED", h, hidden, offset, like=h, activation=0)
-            fresh = r("ADD", fresh, r("MUL", reset, product))
-        else:
-            product = t.make("FULLY_CONNECTED", r("MUL", reset, h), hidden, offset, like=h, activation=0)
-            fresh = r("ADD", fresh, product)
-        fresh = t.make("TANH", fresh)
+    for to_gates, to_candidate in zip(of_gates, of_hidden, strict=True):
+        sums = gates(h)
+        update, reset = equal_parts(t, t.make("LOGISTIC", r("ADD", sums, to_gates)), 1, 2)
+        seen = r("MUL", reset, candidate(h)) if after else candidate(r("MUL", reset, h))
+        fresh = t.make("TANH", r("ADD", to_candidate, seen))
         h = r("ADD", r("MUL", update, r("SUB", h, fresh)), fresh)
         made.append(h)
     return made

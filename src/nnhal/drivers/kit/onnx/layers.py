@@ -169,17 +169,22 @@ def transposed_convolution(t: OnnxTask) -> None:
 def fully_connected(t: OnnxTask) -> None:
     """The input is taken for rows of `input_size` elements, whatever its rank."""
     a, width = t.a, t.a.input_size
-    rows = [None if None in a.input.dims else math.prod(a.input.known) // width, width]
+    count = None if None in a.input.dims else math.prod(a.input.known) // width
+
+    def rows(x: str) -> str:
+        return x if a.input.dims[1:] == (width,) else t.reshaped(x, [count, width])
+
     if t.form == "uint8":
         require_32_bits(greatest_sum(a.input, a.weights, 0))
         weights, zero = unsigned(t, "weights")
-        x = t.reshaped(t.x("input"), rows)
-        y = t.o.MatMulInteger(x, t.o.Transpose(weights, perm=(1, 0)), np.uint8(zero_point(a.input)), np.uint8(zero))
+        y = t.o.MatMulInteger(
+            rows(t.x("input")), t.o.Transpose(weights, perm=(1, 0)), np.uint8(zero_point(a.input)), np.uint8(zero)
+        )
         y = t.o.Add(t.cast(y, np.float32), bias_steps(t))
     else:
         require_sums(t, a.weights, 0)
         weights = moved(t, "weights", (0, 1)) if a.out.quantised else t.x("weights")
-        y = t.o.Gemm(t.reshaped(t.steps("input"), rows), weights, bias_steps(t), transB=1)
+        y = t.o.Gemm(rows(t.steps("input")), weights, bias_steps(t), transB=1)
     summed(t, y, a.weights, 2, 1)
 
 
