@@ -4,6 +4,8 @@ import os
 import signal
 import threading
 import time
+import tracemalloc
+import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -144,6 +146,45 @@ def test_a_step_inside_that_fails_is_run_on_the_cpu_and_the_others_are_not():
     assert (fell.step, fell.device, fell.count) == (0, "runtime", 1) and "worn out" in fell.why
     inside = compiled.placement.inside[0].placement.live
     assert [(each.step, each.device) for each in inside] == [(0, "adder")]
+
+
+@pytest.mark.parametrize("how", ["call", "burst", "callback"])
+@pytest.mark.parametrize("model", [doubling, nested])
+def test_an_execution_of_which_several_turns_fell_back_counts_once(model, how, monkeypatch):
+    if how == "callback":
+        monkeypatch.setenv("NNHAL_SYNC_EXEC", "0")
+    on = failing(OperationFailed("worn out"))
+    compiled = nnhal.compile(model(), devices=[adder(on_run=on), Some("multiplier", "MUL")], fallback="allow")
+    run = compiled.burst() if how == "burst" else compiled
+    for _ in range(3):
+        _, report = run.run(X, times_of(3), measure=True)
+        assert len(report.fallbacks) > 3  # each of them
+    told = compiled.placement.live.to_dict()
+    assert (told["executions"], told["fell_back"]) == (3, 3)
+    for branch in compiled.placement.inside:
+        told = branch.placement.live.to_dict()
+        assert 0 < told["fell_back"] <= told["executions"] * len(branch.placement.steps)
+
+
+def test_a_step_that_fails_after_something_inside_fell_back_counts_once(monkeypatch):
+    compiled = nnhal.compile(
+        branching(), devices=[Some("adder", "ADD", on_run=failing(OperationFailed("worn out")))], fallback="allow"
+    )
+    compiled(np.array([True]), X)
+    spares = compiled._caller.lines[0].prepared._branches[0].runner.spares  # type: ignore[attr-defined]
+    monkeypatch.setattr(spares.get(0).prepared, "run", lambda *_: failing(OperationFailed("of the CPU"))())
+    compiled(np.array([True]), X)
+    told = compiled.placement.live.to_dict()
+    assert (told["executions"], told["fell_back"]) == (2, 2)
+
+
+def test_an_execution_that_ends_early_after_something_inside_fell_back_counts_once():
+    on = failing(OperationFailed("worn out"))
+    compiled = nnhal.compile(endless(), devices=[adder(on_run=on)], fallback="allow")
+    with pytest.raises(LoopTimeout):
+        compiled.run(times_of(0), loop_timeout=0.05)
+    told = compiled.placement.live.to_dict()
+    assert (told["executions"], told["fell_back"]) == (1, 1)
 
 
 def test_what_fails_on_the_cpu_too_fails_with_its_own_reason():
@@ -338,6 +379,29 @@ def test_arrays_that_a_loop_keeps_count_as_what_is_kept_between_steps(monkeypatc
     assert compiled.memory.between == 2 * X.nbytes
 
 
+@pytest.mark.parametrize("count", [0, 3])
+def test_a_loop_lets_go_of_what_it_was_given_when_it_has_ended(count):
+    compiled = nnhal.compile(doubling(), devices=two())
+    x, times = X.copy(), times_of(count)
+    held = [weakref.ref(x), weakref.ref(times)]
+    compiled(x, times)
+    del x, times
+    assert [ref() for ref in held] == [None, None]
+
+
+def test_a_loop_lets_go_of_values_whose_shape_turned_out():
+    compiled = nnhal.compile(doubling(stated=(None,), shape=(None,)), devices=two())
+    x = np.zeros(1 << 20, np.float32)
+    compiled(x, times_of(2))
+    tracemalloc.start()
+    try:
+        compiled(x, times_of(2))
+        held, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < x.nbytes / 4 < x.nbytes <= most
+
+
 def extended() -> tuple[Model, str]:
     """OP of an extension in one branch, NEG in the other."""
     extension = register_extension("com.example.inside", [], ["OP"])
@@ -488,6 +552,31 @@ def test_an_execution_that_ends_early_leaves_no_buffer_for_the_next(device, copi
     assert len(device.buffers) == 4
     with pytest.raises(nnhal.Closed):
         _ = device.buffers[0].shape
+    compiled.close()
+
+
+def test_where_a_later_loop_fails_an_earlier_one_gives_its_buffers_back(device, copies):
+    x = np.arange(2048, dtype=np.float32)
+    b = nnhal.Builder()
+    start, *times = b.input(x.shape), b.input((1,), "TENSOR_INT32"), b.input((1,), "TENSOR_INT32")
+    found: Any = start
+    for most in times:
+        condition, body = b.subgraph(), b.subgraph()
+        k, _, m = condition.input((1,), "TENSOR_INT32"), condition.input(x.shape), condition.input((1,), "TENSOR_INT32")
+        first = condition.finish_subgraph([k, _, m], [condition.less(k, m)])
+        k, y, m = body.input((1,), "TENSOR_INT32"), body.input(x.shape), body.input((1,), "TENSOR_INT32")
+        second = body.finish_subgraph([k, y, m], [body.add(k, [1]), body.add(y, y)])
+        given = [b.constant(times_of(0)), found, most]
+        found = b.while_(first, second, given, out_type=["TENSOR_INT32", "TENSOR_FLOAT32"], outputs=2)[1]
+    compiled = nnhal.compile(b.finish([start, *times], [found]), devices=[device])
+    assert len(compiled.placement.steps) == 1
+    with pytest.raises(LoopTimeout):
+        compiled.run(x, times_of(2), times_of(1 << 30), loop_timeout=0.2)
+    assert len(device.buffers) == 4
+    for buffer in device.buffers:
+        with pytest.raises(nnhal.Closed):
+            _ = buffer.shape
+    assert compiled(x, times_of(2), times_of(1)).tolist() == (x * 8).tolist()
     compiled.close()
 
 

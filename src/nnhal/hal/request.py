@@ -289,12 +289,14 @@ class Request:
     given, rooms: for who carries the request elsewhere: the caller's arrays for inputs, and where it wants outputs: an array
     of the output's type, an array of bytes, or None where it left that open.
     results, shapes, small: after the end: an array for each output, its shape, and which ones their room was too small for.
+    fell_back: what did inside, where the runtime runs a step itself.
     """
 
     rooms: Sequence[Array | None] | None = None
     input_buffers: Mapping[int, Any] = {}
     output_buffers: Mapping[int, Any] = {}
     small: tuple[int, ...] = ()
+    fell_back = ""
     _ended = _given_up = False
     _views: list[Array | None] | None = None
     _own: dict[int, Array] | None = None

@@ -140,11 +140,10 @@ class Inside(Record, frozen=True):
 class Composite(Prepared):
     """What the runtime prepares itself, of plans. inside: those, in the order in which operations refer to them.
 
-    told: what is to hear of what fell back inside.
+    What falls back inside an execution, its request says afterwards.
     """
 
     inside: tuple[Inside, ...] = ()
-    told: Callable[[str], object] = staticmethod(lambda text: None)
 
     def kept(self) -> int:
         """Bytes of intermediates that are kept for the next execution."""

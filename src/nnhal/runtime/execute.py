@@ -3,7 +3,6 @@
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -100,12 +99,9 @@ class Runner:
         self._known = [argument.fixed for argument in whole.signature.outputs]
         self._places = {operand: place for place, operand in enumerate(main.outputs)}
         only = self.lines[0] if len(self.lines) == 1 else None
-        direct = only is not None and (only.reads, only.writes) == (main.inputs, main.outputs) and not only.launched
+        self._watched = any(line.launched or isinstance(line.prepared, Composite) for line in self.lines)
+        direct = only is not None and (only.reads, only.writes) == (main.inputs, main.outputs) and not self._watched
         self._only = only if direct else None
-        self._launched = any(line.launched for line in self.lines)
-        for number, step in enumerate(plan.steps):
-            if isinstance(step.prepared, Composite):
-                step.prepared.told = partial(self.fell_back_inside, number)
         self._large = {  # shapes and element types
             operand: (argument.fixed, argument.dtype)
             for line in self.lines
@@ -158,7 +154,7 @@ class Runner:
         arrays: dict[int, Any] = dict(zip(main.inputs, job.given, strict=True))
         shapes: list[Any] = list(self._known)
         frame = None
-        watched = control.bounded or job.report is not None or bool(job.buffers) or self._launched
+        watched = control.bounded or job.report is not None or bool(job.buffers) or self._watched
         if job.rooms is not None or self._large:
             try:
                 frame = self._frames.pop()
@@ -232,6 +228,9 @@ class Runner:
             _add_fallbacks(report, profile)
             profile = None
             device, timing = self._step_on_cpu(number, line, request, job, error)
+        finally:
+            if request.fell_back:
+                self._fell_back_inside(job, number, request.fell_back)
         if report is not None:
             total = time.monotonic_ns() - start
             timing = plausible(timing, f"device {device}")
@@ -245,6 +244,7 @@ class Runner:
         """Run a step that failed on the CPU, where that is allowed; else raises the error."""
         if not self._may_fall_back([line.step]):
             raise error
+        request.fell_back = ""  # it counts once
         step = self.plan.partition.steps[number]
         self.plan.judge.failed(self.plan.model, step.device, step.operations, "execution", error)
         self._note(job, number, f"step {number} failed on {line.label}: {error}; trying it on the CPU")
@@ -290,7 +290,7 @@ class Runner:
         if self.plan.wishes.fallback == "warn":
             warn_of_fallback(text)
 
-    def fell_back_inside(self, step: int, text: str) -> None:
+    def _fell_back_inside(self, job: Job, step: int, text: str) -> None:
         """Count an execution of a step that the runtime runs itself, of which something inside fell back."""
         self._live.fell_back(step, text)
 

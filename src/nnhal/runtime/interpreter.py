@@ -7,9 +7,8 @@ the other. Elsewhere large ones lie in two arrays in the same way.
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -50,15 +49,12 @@ class PreparedFlow(Composite):
         """model: of nothing but control flow. inside: two for each operation."""
         self.inside, self.model = tuple(inside), model
         self.weights_consumed = all(step.consumed for each in inside for step in each.plan.steps)
-        self._branches = [_Branch(each, self._hear) for each in inside]
+        self._branches = [_Branch(each) for each in inside]
         self._operations = [_operation(model, n, self._branches[2 * n : 2 * n + 2]) for n in range(len(inside) // 2)]
         main = model.main
         self._inputs, self._outputs = main.inputs, main.outputs
         read = {i for operation in main.operations for i in operation.inputs}
         self._constants = {i: model.constant(main.operands[i]) for i in read if main.operands[i].lifetime in CONSTANTS}
-
-    def _hear(self, text: str) -> None:
-        self.told(text)
 
     def run(self, request: Request, control: Control) -> Timing | None:
         """As `Prepared.run`; LoopTimeout where a WHILE goes on for too long."""
@@ -67,14 +63,25 @@ class PreparedFlow(Composite):
     def run_on(self, branches: "Sequence[_Branch]", request: Request, control: Control) -> Timing | None:
         """Run, each subgraph in one of its ways."""
         inner = control if control.profile is None else control._replace(profile=None)
-        spent = _Spent(control.profile) if control.measure else None
+        execution = _Execution(inner, _Spent(control.profile) if control.measure else None)
+        try:
+            self._run_all(branches, request, control, execution)
+        except BaseException:
+            execution.give_up()
+            raise
+        finally:
+            request.fell_back = execution.fell_back
+        execution.end()  # what lies in memory that is used again has been taken over
+        return None if execution.spent is None else execution.spent.told()
+
+    def _run_all(
+        self, branches: "Sequence[_Branch]", request: Request, control: Control, execution: "_Execution"
+    ) -> None:
         values: dict[int, Any] = {**self._constants, **dict(zip(self._inputs, request.given, strict=True))}
         rooms = {i: request.room(n) for n, i in enumerate(self._outputs)}
-        ended: list[Callable[[], None]] = []
         for n, operation in enumerate(self._operations):
             begin = time.monotonic_ns()
-            two = branches[2 * n], branches[2 * n + 1]
-            course = _Course(two, inner, spent, ended)
+            course = _Course(branches[2 * n], branches[2 * n + 1], execution)
             given: Values = [values.get(i) for i in operation.inputs]
             results = operation.run(course, given, [rooms.get(i) for i in operation.outputs])
             values.update(zip(operation.outputs, operation.checked(results), strict=True))
@@ -86,9 +93,6 @@ class PreparedFlow(Composite):
                 request.filled(n, room.shape)
             else:
                 request.write(n, result)
-        for call in ended:  # what lies in memory that is used again has been taken over
-            call()
-        return None if spent is None else spent.told()
 
     def burst(self) -> Burst:
         """Each step inside in a burst of its driver."""
@@ -111,7 +115,7 @@ class PreparedFlow(Composite):
                 other, way = opened(line, bursts)
                 lines.append(other)
                 ways.append(way)
-            found.append(_Branch(each.inside, self._hear, lines, each.runner))
+            found.append(_Branch(each.inside, lines, each.runner))
         return found
 
     def memory(self) -> MemoryUse:
@@ -124,16 +128,11 @@ class PreparedFlow(Composite):
 
     def close(self) -> None:
         """Close all that was prepared for it."""
-        self.told = _nobody
         branches, self._branches = self._branches, []
         for each in branches:
             each.runner.close()
         for operation in self._operations:
             operation.close()
-
-
-def _nobody(text: str) -> None:
-    """Nobody hears of what fell back."""
 
 
 class _Spent:
@@ -200,24 +199,21 @@ def _sum(timings: Sequence[Timing | None]) -> Timing:
 class _Inner(Runner):
     """Runs a plan as part of an execution of another, which sees to turns, and falls back as a whole itself."""
 
-    def __init__(
-        self, inside: Inside, whole: Whole, told: Callable[[str], None], lines: Sequence[Line] | None, spares: Any
-    ) -> None:
+    def __init__(self, inside: Inside, whole: Whole, lines: Sequence[Line] | None, spares: Any) -> None:
         super().__init__(inside.plan, whole, lines, spares)
         self._turns = self._only = None
-        self._what, self._hear = f"{inside.name} of operation #{inside.operation}", told
+        self._what = f"{inside.name} of operation #{inside.operation}"
 
     def _whole_on_cpu(self, job: Job, error: Exception) -> None:
         raise error
 
     def _note(self, job: Job, step: int, text: str) -> None:
-        text = f"{self._what}: {text}"
-        super()._note(job, step, text)
-        self._hear(text)
+        job.fell_back = f"{self._what}: {text}"
+        super()._note(job, step, job.fell_back)
 
-    def fell_back_inside(self, step: int, text: str) -> None:
-        super().fell_back_inside(step, text)
-        self._hear(f"{self._what}: {text}")
+    def _fell_back_inside(self, job: Job, step: int, text: str) -> None:
+        super()._fell_back_inside(job, step, text)
+        job.fell_back = f"{self._what}: {text}"
 
 
 class _Branch:
@@ -226,14 +222,13 @@ class _Branch:
     def __init__(
         self,
         inside: Inside,
-        told: Callable[[str], None],
         lines: Sequence[Line] | None = None,
         of: "_Inner | None" = None,
     ) -> None:
         """lines, of: other ways to run the steps of another runner."""
         self.inside = inside
         self.whole = Whole(inside.plan.model)
-        self.runner = _Inner(inside, self.whole, told, lines, None if of is None else of.spares)
+        self.runner = _Inner(inside, self.whole, lines, None if of is None else of.spares)
 
     def operand(self, n: int) -> int | None:
         """The operand of its model that is value `n` of those given; None where it does not read that."""
@@ -243,8 +238,7 @@ class _Branch:
     def __call__(
         self,
         values: Sequence[Array | None],
-        control: Control,
-        spent: _Spent | None,
+        execution: "_Execution",
         rooms: Sequence[Array | None] | None = None,
         buffers: Mapping[int, Buffer] | None = None,
     ) -> Sequence[Any]:
@@ -256,29 +250,48 @@ class _Branch:
                 what = f"input {place} of its {self.inside.name} is given {show(x.shape)}"
                 raise OperationFailed(f"operation #{self.inside.operation}: {what}, must be {show(shape)}")
         job = Job([values[place] for place in self.inside.reads], rooms)
-        job.control = control
+        job.control, spent = execution.control, execution.spent
         if buffers:
             job.buffers = buffers
         if spent is not None:
             job.report = spent.report()
-        self.runner.run(job)
+        try:
+            self.runner.run(job)
+        finally:
+            execution.fell_back = job.fell_back or execution.fell_back
         if spent is not None and job.report is not None:
             spent.add(self.inside, job.report)
         return job.results
 
 
-class _Course:
-    """What one execution of an operation needs. ended: to be called once the execution has gone well."""
+class _Execution:
+    """One execution of all operations. fell_back: what did last of the steps inside, "" where nothing did."""
 
-    def __init__(
-        self,
-        branches: tuple[_Branch, _Branch],
-        control: Control,
-        spent: _Spent | None,
-        ended: list[Callable[[], None]],
-    ) -> None:
-        self.first, self.second = branches
-        self.control, self.spent, self.ended = control, spent, ended
+    def __init__(self, control: Control, spent: _Spent | None) -> None:
+        self.control, self.spent, self.fell_back = control, spent, ""
+        self._loops: list[tuple[_Carrying, _State]] = []
+
+    def keep(self, carrying: "_Carrying", state: "_State") -> None:
+        """A loop came to its end: what it carried in is wanted until all has."""
+        self._loops.append((carrying, state))
+
+    def end(self) -> None:
+        """All went well: the next execution may have what loops carried in."""
+        for carrying, state in self._loops:
+            carrying.end(state)
+
+    def give_up(self) -> None:
+        """Give it back."""
+        for _, state in self._loops:
+            state.close()
+
+
+class _Course(NamedTuple):
+    """What one execution of an operation needs: both subgraphs, in the ways in which they run."""
+
+    first: _Branch
+    second: _Branch
+    execution: _Execution
 
 
 # ----------------------------------------------------------------------------------------------------------- operations
@@ -328,12 +341,12 @@ class _If(_Operation):
         assert condition is not None
         chosen = course.first if condition[0] else course.second
         places: list[Array | None] = [None] * len(rooms)
-        if not course.control.bounded:  # else it may be given up, and nothing is to be written after that
+        if not course.execution.control.bounded:  # else it may be given up, and nothing is to be written after that
             for n, (room, argument) in enumerate(zip(rooms, chosen.whole.signature.outputs, strict=True)):
                 if room is not None and room.shape == argument.fixed and room.dtype == argument.dtype:
                     places[n] = room
         wanted = places if any(place is not None for place in places) else None
-        return chosen(given[1:], course.control, course.spent, wanted)
+        return chosen(given[1:], course.execution, wanted)
 
 
 class _While(_Operation):
@@ -345,7 +358,7 @@ class _While(_Operation):
 
     def run(self, course: _Course, given: Values, rooms: Sequence[Array | None]) -> Sequence[Any]:
         """What the first outputs of the body were in the last turn; without one, what was given."""
-        control, start = course.control, time.monotonic_ns()
+        control, start = course.execution.control, time.monotonic_ns()
         state = self._carrying.begin(given)
         try:
             while self._goes_on(course, state):
@@ -356,18 +369,16 @@ class _While(_Operation):
                         f"{self.label}: has run for {spent / 1e6:.3g} ms, must end within its loop time-out of "
                         f"{limit / 1e6:g} ms"
                     )
-                state.turned(
-                    course.second(state.values, control, course.spent, state.rooms(), state.buffers(course.second))
-                )
+                state.turned(course.second(state.values, course.execution, state.rooms(), state.buffers(course.second)))
             results = state.results(len(self.outputs))
         except BaseException:
             state.close()  # a step that was given up may still write to what it carries
             raise
-        course.ended.append(partial(self._carrying.end, state))
+        course.execution.keep(self._carrying, state)
         return results
 
     def _goes_on(self, course: _Course, state: "_State") -> bool:
-        (goes_on,) = course.first(state.values, course.control, course.spent, None, state.buffers(course.first))
+        (goes_on,) = course.first(state.values, course.execution, None, state.buffers(course.first))
         return bool(goes_on[0])
 
     def kept(self) -> int:
@@ -482,6 +493,7 @@ class _Carrying:
 
     def end(self, state: "_State") -> None:
         """It has gone well: the next execution may have it."""
+        state.values = []  # which are the caller's, or as large as they turned out
         self._free.append(state)
 
     def kept(self) -> int:

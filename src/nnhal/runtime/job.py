@@ -116,7 +116,7 @@ class Job:
     ordinary memory. buffers: those of a class of their driver's, by operand of the main subgraph. plain: all are arrays
     that fit, and given in order. taken, left: inputs and outputs that cross into another form, by place. named: inputs
     came by name, and so go the outputs. ticket: its place before a change of options, where it takes that ahead of its run.
-    results, shapes: of every output, after `Runner.run`.
+    results, shapes: of every output, after `Runner.run`. fell_back: what did, of one that runs inside another.
     """
 
     control: Control = UNLIMITED
@@ -129,6 +129,7 @@ class Job:
     left: Mapping[int, Crossing] = {}
     named = False
     ticket: Ticket | None = None
+    fell_back = ""
     writer: object = None  # what stands for it where it writes allocations
     shapes: Sequence[Any] = ()
     results: Sequence[Any] = ()
