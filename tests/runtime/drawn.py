@@ -323,8 +323,26 @@ def _but(shape: Sequence[int], axis: int) -> Any:
 
 
 def operands(d: Drawing, most: int) -> list[Known]:
+    """Values that a subgraph is given: some of them constants, some of them twice."""
     found = [d.some() for _ in range(int(d.rng.integers(1, most + 1)))]
-    return list({id(v.tensor): v for v in found}.values())
+    if not d.chance(0.2):
+        found = list({id(v.tensor): v for v in found}.values())
+    return [Known(d.constant(v.kind, v.fixed or ()), v.kind, v.shape) if d.chance(0.15) else v for v in found]
+
+
+def omitted(d: Drawing, inner: Drawing) -> None:
+    """An input that nobody is given; an operation that may do without it has it, in some."""
+    units = 1 + d.depth
+    bias = inner.b.input([units])
+    inner.inputs.append(Known(bias, "f", (units,)))
+    rows = [v for v in inner.pool if v.kind == "f" and v.fixed and len(v.fixed) == 2]
+    if rows and inner.chance(0.7):
+        x = inner.one(rows)
+        size = x.fixed[1]
+        features, times = inner.constant("f", (units, size)), inner.constant("f", (units, 3))
+        state = inner.b.constant(np.zeros((x.fixed[0], 3 * units), "f4"))
+        made = inner.b.svdf(x.tensor, features, times, bias, state, 1, "none")
+        inner.put(made, ("f", (x.fixed[0], 3 * units)), ("f", (x.fixed[0], units)))
 
 
 def results(b: nnhal.Builder, put: Callable[..., Any], made: Sequence[tuple[str, Shape]], *arguments: Any) -> None:
@@ -336,7 +354,7 @@ def results(b: nnhal.Builder, put: Callable[..., Any], made: Sequence[tuple[str,
 
 def chosen(d: Drawing) -> None:
     """IF: branches that draw what they like on the same operands, and give the same kinds; or longer ones than others."""
-    given, condition = operands(d, 3), d.truth()
+    given, condition, missing = operands(d, 3), d.truth(), d.chance(0.15)
     wanted = [(v.kind, v.fixed or ()) for v in given if d.chance(0.6)] or [(given[0].kind, given[0].fixed or ())]
     ragged = [kind in "fhi" and d.chance(0.25) for kind, _ in wanted]
     graphs = []
@@ -344,6 +362,8 @@ def chosen(d: Drawing) -> None:
         inner = d.inside()
         for v in given:
             inner.given(v.kind, v.shape)
+        if missing:
+            omitted(d, inner)
         inner.grow(int(d.rng.integers(0, 5)))
         ends = []
         for (kind, shape), longer in zip(wanted, ragged, strict=True):
@@ -358,7 +378,13 @@ def chosen(d: Drawing) -> None:
     made = [
         (kind, (None, *shape[1:]) if longer else shape) for (kind, shape), longer in zip(wanted, ragged, strict=True)
     ]
-    results(d.b, d.put, made, d.b.if_, condition, *graphs, [v.tensor for v in given])
+    if not any(ragged) and d.chance(0.1):
+        graphs[1] = graphs[0]
+    tensors = [v.tensor for v in given] + [None] * missing
+    results(d.b, d.put, made, d.b.if_, condition, *graphs, tensors)
+    if d.chance(0.1):  # once more, on other values
+        again = [d.like(v.kind, v.fixed or ()).tensor for v in given] + [None] * missing
+        results(d.b, d.put, made, d.b.if_, d.truth(), *reversed(graphs), again)
 
 
 def looped(d: Drawing) -> None:
@@ -366,7 +392,7 @@ def looped(d: Drawing) -> None:
     carried, read = operands(d, 2), operands(d, 2)
     growing = [v for v in d.pool if v.kind in "fhi" and len(v.shape) == 1 and v.fixed and v.fixed[0] < 5]
     tail: Known | None = d.one(growing) if growing and d.chance(0.5) else None
-    limit = int(d.rng.integers(0, 5))
+    limit, missing = int(d.rng.integers(0, 5)) if d.chance(0.9) else 20, d.chance(0.1)
     ends = [Known(d.constant("i", (1,)), "i", (1,)) if d.chance(0.3) else d.like("i", (1,)) for _ in range(1)]
     zero = d.b.mul(ends[0].tensor, [0]) if d.chance(0.5) else d.b.constant(np.zeros(1, "i4"))
     counter = Known(zero, "i", (1,))
@@ -381,6 +407,8 @@ def looped(d: Drawing) -> None:
                 inner.pool.append(one)
             else:
                 inner.given(v.kind, v.shape)
+        if missing:
+            omitted(d, inner)
 
     first = d.inside()
     heads(first)
@@ -403,7 +431,8 @@ def looped(d: Drawing) -> None:
     turns = body.b.finish_subgraph([v.tensor for v in body.inputs], following)
     made: list[tuple[str, Shape]] = [(v.kind, (None,) if v is tail else v.shape) for v in start[: len(following)]]
     count = len(made) if d.chance(0.7) else int(d.rng.integers(1, len(made) + 1))
-    results(d.b, d.put, made[:count], d.b.while_, condition, turns, [v.tensor for v in start])
+    tensors = [v.tensor for v in start] + [None] * missing
+    results(d.b, d.put, made[:count], d.b.while_, condition, turns, tensors)
 
 
 FLOW: list[tuple[Callable[[Drawing], None], float]] = [(chosen, 4), (looped, 4)]

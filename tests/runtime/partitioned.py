@@ -65,6 +65,36 @@ def again(compiled: nnhal.Compiled, x: Sequence[Array]) -> Any:
         return compiled(*x)
 
 
+def bound(compiled: nnhal.Compiled, x: Sequence[Array]) -> Any:
+    """By a binding, whose arguments hold other values before."""
+    given = [np.flip(each).copy() for each in x]
+    run = compiled.bind(*given)
+    run()
+    for one, other in zip(given, x, strict=True):
+        one[...] = other
+    return run()
+
+
+def allocated(compiled: nnhal.Compiled, x: Sequence[Array]) -> Any:
+    """All that can be in memory of the drivers' own, or in shared pools."""
+    given = [nnhal.allocate([(compiled, "input", n)], each.shape) for n, each in enumerate(x)]
+    for allocation, each in zip(given, x, strict=True):
+        allocation.write(each)
+    rooms = [
+        None if spec.fixed is None else nnhal.allocate([(compiled, "output", n)])
+        for n, spec in enumerate(compiled.outputs)
+    ]
+    made = compiled(*given, out=rooms)
+    found = [
+        one if room is None else room.read()
+        for one, room in zip(made if isinstance(made, tuple) else [made], rooms, strict=True)
+    ]
+    for allocation in [*given, *rooms]:
+        if allocation is not None:
+            allocation.close()
+    return tuple(found)
+
+
 def late(compiled: nnhal.Compiled, x: Sequence[Array]) -> Any:
     """After executions with too little time, which write nothing once they have ended."""
     for deadline in (0.0002, 0.001, 0.003):
@@ -97,6 +127,8 @@ WAYS: dict[str, Way] = {
     "submitted": lambda compiled, x: compiled.submit(*x).result(),
     "deadline": lambda compiled, x: compiled.run(*x, deadline=LONG)[0],
     "measured": measured,
+    "bound": bound,
+    "allocated": allocated,
     "late": late,
     "cancelled": cancelled,
     "impatient": impatient,
