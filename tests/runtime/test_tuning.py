@@ -1,6 +1,8 @@
 """`tune` measures candidate placements of one model and takes the fastest."""
 
+import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 
 import nnhal
+from nnhal.base.errors import OperationFailed
 from nnhal.frontends.python import Builder
 from nnhal.runtime.measured import place, record
 from tests.runtime.devices import Fake, failing
@@ -51,6 +54,42 @@ def test_it_ends_when_its_time_is_over(tmp_path: Path) -> None:
     start = time.monotonic()
     tuned("slow0", "slow1", "slow2", "slow3", seconds=0.05).close()
     assert time.monotonic() - start < 5  # a first candidate, and its preparation again
+
+
+def test_candidates_that_fail_late_take_no_longer_than_others() -> None:
+    ran = list[int]()
+
+    def late(number: int) -> None:
+        ran.append(number)
+        time.sleep(0.1)
+        raise OperationFailed("worn out")
+
+    tuned(*[Fake(on_run=partial(late, n)) for n in range(4)], seconds=0.05).close()
+    assert len(ran) == 1
+
+
+def test_one_that_takes_longer_than_there_is_time_is_run_as_seldom_as_can_be() -> None:
+    ran = list[None]()
+
+    def slow() -> None:
+        ran.append(None)
+        time.sleep(0.1)
+
+    devices = [Fake(on_run=slow), Fake(on_run=slow)]
+    tuned(*devices, seconds=0.05).close()
+    assert len(ran) == 2  # the first time is not like the others
+
+
+def test_a_candidate_that_does_not_come_back_costs_no_more_than_the_deadline_leaves() -> None:
+    over = threading.Event()
+    try:
+        start = time.monotonic()
+        compiled = tuned(Fake(on_run=lambda: over.wait(20) and None), seconds=2.0, deadline=1.0)
+        assert time.monotonic() - start < 10  # it hangs for 20 s
+        assert not compiled.placement.events
+    finally:
+        over.set()
+    compiled.close()
 
 
 def test_candidates_are_closed_and_only_the_winner_stays() -> None:

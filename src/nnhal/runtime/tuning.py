@@ -43,13 +43,17 @@ def tuned_by(seconds: float) -> Tune:
 class _Contender:
     """A placement that is being measured. took: nanoseconds of an execution, by round."""
 
-    def __init__(self, compiled: Compiled, inputs: Sequence[Array], devices: Sequence[str]) -> None:
+    def __init__(self, compiled: Compiled, inputs: Sequence[Array], devices: Sequence[str], left: float | None) -> None:
+        """left: seconds that its first execution may take, None for no limit."""
         self.compiled, self.devices = compiled, devices
         self._run = partial(compiled, *inputs)
-        self.took: list[float] = []
-        self._run()  # the first one is not like the others
+        self.took: list[float] = []  # none where it does not run where it was placed
+        compiled.run(*inputs, deadline=left)  # the first one is not like the others
+        if compiled._caller.plan.live.total:
+            return
         self._inner = max(1, min(1000, int(BLOCK_NS / self.timed(1))))
-        self.took.clear()
+        if self._inner > 1:
+            self.took.clear()
 
     def timed(self, inner: int = 0) -> float:
         """One round."""
@@ -91,12 +95,12 @@ def _tune(
     end = time.perf_counter() + seconds
     with ExitStack() as stack:
         candidates: list[_Contender] = []
-        for each in chosen:
-            if candidates and time.perf_counter() > end:
+        for number, each in enumerate(chosen):
+            if number and time.perf_counter() > end:
                 _log.info("tuning: %d of %d candidates were measured in time", len(candidates), len(chosen))
                 break
-            candidate = _made(each, judge, attempt, inputs, stack)
-            if candidate is not None and candidate.stands():
+            candidate = _made(each, judge, attempt, inputs, stack, None if deadline is None else end)
+            if candidate is not None and (candidate.took or candidate.stands()):
                 candidates.append(candidate)
                 _log.info("tuning: %s: %.3g ms", candidate.compiled.placement.summary(), candidate.took[0] / 1e6)
         candidates = _rounds(candidates, end)
@@ -124,9 +128,14 @@ def _chosen(found: Sequence[Expectation]) -> list[Expectation]:
 
 
 def _made(
-    each: Expectation, judge: Judge, attempt: Attempt, inputs: Sequence[Array], stack: ExitStack
+    each: Expectation,
+    judge: Judge,
+    attempt: Attempt,
+    inputs: Sequence[Array],
+    stack: ExitStack,
+    end: float | None,
 ) -> _Contender | None:
-    """A candidate, prepared and run once; None where a device fails."""
+    """A candidate, prepared and run once; None where a device fails, or has not done that by its end."""
     fixed = replace(judge, strategy=Strategy(decide=lambda model, offers: each.devices), learns=False)
     with ExitStack() as undo:
         try:
@@ -136,7 +145,8 @@ def _made(
             compiled = Compiled(plan)
             undo.pop_all()
             stack.enter_context(compiled)
-            candidate = _Contender(compiled, inputs, each.devices)
+            left = None if end is None else max(0.001, end - time.perf_counter())
+            candidate = _Contender(compiled, inputs, each.devices, left)
         except NnhalError as error:
             _log.info("tuning: a candidate is left out: %s", error)
             return None
