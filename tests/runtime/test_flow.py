@@ -20,7 +20,7 @@ from nnhal.hal.device import Capabilities, Device, Verdict, each_operation
 from nnhal.hal.wrappers import Limited
 from nnhal.model.graph import Model
 from nnhal.runtime import execute, interpreter
-from tests.runtime.devices import Fake, for_nothing, to_be_killed
+from tests.runtime.devices import Fake, failing, for_nothing, to_be_killed
 
 I32, F32 = "TENSOR_INT32", "TENSOR_FLOAT32"
 X = np.arange(4, dtype=np.float32)
@@ -288,6 +288,30 @@ def test_control_flow_of_which_nobody_reads_anything_is_not_asked_about():
     device = Some("adder", "ADD")
     compiled = nnhal.compile(model, devices=[device])
     assert len(device.models) == 1 and compiled.placement.devices() == {"adder": 1}
+
+
+def placed(model: Model, *rules: nnhal.Rule, **more: Any) -> nnhal.Placement:
+    devices = more.pop("devices", [*two(), Some("both", "ADD LESS MUL CONCATENATION", 0.3)])
+    return nnhal.compile(model, devices=devices, placement=list(rules), **more).placement
+
+
+def test_a_rule_holds_inside_but_one_for_a_number_is_about_the_models_own_operation():
+    body = placed(growing(), nnhal.Rule("both", "ADD")).inside[1].placement
+    assert [choice.device for choice in body.choices] == ["multiplier", "both"]
+    found = placed(growing(), nnhal.Rule("both", "#1"))
+    assert [choice.device for choice in found.choices] == ["runtime", "both"]
+    assert [choice.device for choice in found.inside[1].placement.choices] == ["multiplier", "adder"]
+    placed(nested(), nnhal.Rule("both", "#1"))  # there is none, and an IF inside is no reason to refuse
+
+
+def test_a_rule_may_be_for_the_runtime_or_for_a_device_that_failed_to_say_what_it_takes():
+    assert placed(growing(), nnhal.Rule("runtime", "WHILE")).choices[0].device == "runtime"
+    mute = Some("mute", "ADD")
+    mute.supports = lambda model: failing(OperationFailed("out of order"))()  # type: ignore[method-assign]
+    devices = [*two(), mute]
+    assert "mute" not in placed(nested(), nnhal.Rule("mute", "CONV_2D"), devices=devices).devices()
+    with pytest.raises(nnhal.InvalidArgument, match="of device 'any', must be one of adder, multiplier, both, runtime"):
+        placed(nested(), nnhal.Rule("any", "ADD"))
 
 
 def test_a_device_that_failed_to_say_what_it_takes_is_asked_once():

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from nnhal.base.codes import DeviceType, Lifetime, OperationType, Preference
 from nnhal.base.errors import InvalidModel, OperationFailed, UnsupportedModel
 from nnhal.base.operands import Shape
-from nnhal.base.records import Record
+from nnhal.base.records import Record, replace
 from nnhal.base.version import __version__
 from nnhal.hal.claims import Claims
 from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict
@@ -93,6 +93,7 @@ def interpreting(
 
     held: lets go of what devices worked out.
     """
+    wishes = replace(wishes, strategy=replace(wishes.strategy, inside=True))
     device, verdicts, found = (
         ControlFlow(wishes, events),
         [_NO] * len(model.main.operations),

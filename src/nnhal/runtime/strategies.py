@@ -19,14 +19,20 @@ KINDS = "stated", "measured", "single"
 class Rule(Record, frozen=True):
     """Operations that go to a device, and nowhere else: those that all that is said here fits.
 
-    device: as `placement` names it. operation: `CONV_2D`, `*_POOL_2D`, or `#7` for the one of that number. name: of the
-    operation or of what it writes. type: of any operand but arguments, as `TENSOR_QUANT8_*`. Each a pattern as of a shell.
+    device: as `placement` names it. operation: `CONV_2D`, `*_POOL_2D`, or `#7` for the one of that number in the
+    model, which no operation of a subgraph is. name: of the operation or of what it writes. type: of any operand but
+    arguments, as `TENSOR_QUANT8_*`. Each a pattern as of a shell.
     """
 
     device: str
     operation: str = "*"
     name: str = "*"
     type: str = "*"
+
+    @property
+    def numbered(self) -> bool:
+        """Whether it is about one operation by its number."""
+        return self.operation.startswith("#")
 
     def fits(self, model: Model, index: int) -> bool:
         """Whether it is about this operation."""
@@ -51,7 +57,7 @@ Asked = Literal["stated", "measured", "single"] | Rule | Sequence[Rule] | Decide
 class Strategy(Record, frozen=True):
     """A way to place. kind: "stated", "measured", or "" for what is known. single: on one device. rules, decide: by hand.
 
-    why: what places an operation on a device, where `decide` does.
+    why: what places an operation on a device, where `decide` does. inside: of a subgraph of the model that was asked for.
     """
 
     kind: str = ""
@@ -59,6 +65,7 @@ class Strategy(Record, frozen=True):
     rules: tuple[Rule, ...] = ()
     decide: Decide | None = None
     why: str = "the application places it"
+    inside: bool = False
 
     @classmethod
     def asked(cls, given: Any) -> "Strategy":
@@ -105,7 +112,7 @@ def by_hand(model: Model, offers: Sequence[Offer], strategy: Strategy) -> dict[i
     if strategy.decide is not None:
         return _decided(model, offers, strategy.decide, strategy.why)
     there = {offer.device for offer in offers}
-    rules = [rule for rule in strategy.rules if rule.device in there]
+    rules = [rule for rule in strategy.rules if rule.device in there and not (strategy.inside and rule.numbered)]
     wanted = {}
     for n in live(model) if rules else ():
         rule = next((rule for rule in rules if rule.fits(model, n)), None)
@@ -115,8 +122,8 @@ def by_hand(model: Model, offers: Sequence[Offer], strategy: Strategy) -> dict[i
 
 
 def check(strategy: Strategy, labels: Sequence[str]) -> None:
-    """InvalidArgument for a rule of a device that is none."""
-    for rule in strategy.rules:
+    """InvalidArgument for a rule of a device that is none; of a subgraph it may be one that said nothing of the whole."""
+    for rule in () if strategy.inside else strategy.rules:
         if rule.device not in labels:
             told = f"must be one of {', '.join(labels)}{meant(rule.device, labels)}"
             raise InvalidArgument(f"placement: a rule is of device {rule.device!r}, {told}")
