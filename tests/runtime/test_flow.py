@@ -2,6 +2,7 @@
 
 import pickle  # noqa: TID251 (as applications do)
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -312,6 +313,47 @@ def test_a_rule_may_be_for_the_runtime_or_for_a_device_that_failed_to_say_what_i
     assert "mute" not in placed(nested(), nnhal.Rule("mute", "CONV_2D"), devices=devices).devices()
     with pytest.raises(nnhal.InvalidArgument, match="of device 'any', must be one of adder, multiplier, both, runtime"):
         placed(nested(), nnhal.Rule("any", "ADD"))
+
+
+def test_what_is_placed_by_hand_on_the_cpu_it_has_whole_whatever_is_inside():
+    devices = [Some("both", "ADD LESS MUL CONCATENATION", 0.3), "reference"]
+    found = placed(growing(), nnhal.Rule("reference", "WHILE"), devices=devices)
+    assert [choice.device for choice in found.choices] == ["reference", "both"]
+    found = placed(nested(), nnhal.Rule("reference", "IF"), devices=devices)
+    assert [choice.device for choice in found.inside[1].placement.choices] == ["both", "reference", "both"]
+
+    def decide(model: Model, offers: Any) -> list[str]:
+        return ["reference" if operation_name(o.type) == "WHILE" else "" for o in model.main.operations]
+
+    compiled = nnhal.compile(growing(), devices=devices, placement=decide)
+    assert [choice.device for choice in compiled.placement.choices] == ["reference", "both"]
+    assert compiled(X[:2], times_of(2)).tolist() == [0, 2, 0, 0]
+
+
+def test_all_on_one_device_is_on_one_that_takes_control_flow_whole_or_on_one_that_takes_all_inside():
+    devices = [Some("both", "ADD LESS MUL CONCATENATION", 0.3), "reference"]
+    for model in (growing(), nested()):
+        assert nnhal.compile(model, devices=devices, placement="single").placement.devices().keys() == {"reference"}
+    found = nnhal.compile(doubling(), devices=devices, placement="single").placement
+    assert found.devices() == {"runtime": 1, "both": 3}
+    with pytest.raises(UnsupportedModel, match="no device takes the whole model"):
+        nnhal.compile(growing(), devices=devices[:1], placement="single")
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_tuning_measures_who_takes_control_flow_whole_too(works):
+    ran = Counter[str]()
+
+    def of(name: str) -> Callable[[], None]:
+        return lambda: ran.update([name]) if works else failing(OperationFailed("worn out"))()
+
+    devices = [Some("both", "ADD LESS MUL CONCATENATION", 0.3, on_run=of("both"))]
+    compiled = nnhal.compile(doubling(), devices=[*devices, "reference"], tune=0.2, fallback="allow", cache_dir=False)
+    assert (ran["both"] > 0) == works
+    why = compiled.placement.choices[0].others.values()
+    assert any("placements that were measured" in each for each in why)
+    if not works:
+        assert where(compiled) == "reference"
 
 
 def test_a_device_that_failed_to_say_what_it_takes_is_asked_once():

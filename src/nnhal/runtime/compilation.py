@@ -42,7 +42,7 @@ from nnhal.hal.device import (
 from nnhal.hal.utilities import is_extension
 from nnhal.model.graph import Model
 from nnhal.model.layouts import LaidOut, laid_out
-from nnhal.model.parts import Part, cut, reached
+from nnhal.model.parts import Part, cut, live, reached
 from nnhal.model.validate import let_constants_go, validate
 from nnhal.runtime import costs, discovery
 from nnhal.runtime.cache.wanted import NOT_KEPT, CacheEntry, CacheOutcome, Caching, Keeping, KeepsNothing
@@ -52,7 +52,7 @@ from nnhal.runtime.judgement import Asking, Judge, judged
 from nnhal.runtime.lanes import Lane
 from nnhal.runtime.partition import Offer, Partition
 from nnhal.runtime.placement import Live, PlacedBranch, Placement, StepLayout
-from nnhal.runtime.strategies import Strategy
+from nnhal.runtime.strategies import Strategy, by_hand
 
 Fallback = Literal["allow", "warn", "forbid"]
 CONTROL_FLOW = frozenset((OperationType.IF, OperationType.WHILE))
@@ -247,6 +247,8 @@ def compiled_on(
                 return _attempt(model, wishes, candidates, offers, judge, events, kept, undo)
 
             judge = tune(model, offers, judge, attempt, wishes.deadline)
+            if judge.strategy is wishes.strategy:  # nothing could be measured
+                offers = judge_of(candidates, model, wishes)[0]
         plan = _attempt(model, wishes, candidates, offers, judge, events, kept, undo)
     except UnsupportedModel as refused:
         failures = [c.failed for c in candidates if c.failed is not None]
@@ -317,19 +319,38 @@ def asked(
 def judge_of(
     candidates: Sequence[Candidate], model: Model, wishes: Wishes, lost: Collection[int] = (), *, tune: bool = False
 ) -> tuple[list[Offer], Judge]:
-    """What devices offer, with what is known of them, and who places the model. lost: as of `offers_of`.
+    """What devices offer, with what is known of them, and who places the model. lost: what the runtime could not prepare.
 
     tune: it is going to be measured.
     """
     asking = Asking(wishes.preference, wishes.threads, wishes.driver_options)
     keys = {c.offer.device: c.key for c in candidates}
     forgive = wishes.fallback == "forbid"
-    return judged(model, offers_of(candidates, lost), keys, wishes.strategy, asking, forgive=forgive, tune=tune)
+    shared = {*lost, *_shared(candidates, model, wishes.strategy, tune)}
+    return judged(model, offers_of(candidates, shared), keys, wishes.strategy, asking, forgive=forgive, tune=tune)
 
 
-def offers_of(candidates: Sequence[Candidate], lost: Collection[int] = ()) -> list[Offer]:
-    """What devices offer: nobody else has what the runtime takes for its own. lost: what it could not prepare."""
-    own = {n for c in candidates if c.interprets for n, v in enumerate(c.offer.verdicts) if v.ok}.difference(lost)
+def _shared(candidates: Sequence[Candidate], model: Model, strategy: Strategy, tune: bool) -> Collection[int]:
+    """What the runtime takes and others may have as well: they are measured, or it is to be placed on one of them."""
+    runtime = next((c.offer for c in candidates if c.interprets), None)
+    own = set() if runtime is None else _taken(runtime)
+    if not own or runtime is None:
+        return ()
+    if tune:
+        return own
+    if strategy.single:
+        return () if own.issuperset(live(model)) else own
+    wanted = by_hand(model, [c.offer for c in candidates], strategy)
+    return {n for n, (label, _) in wanted.items() if n in own and label != runtime.device}
+
+
+def _taken(offer: Offer) -> set[int]:
+    return {n for n, verdict in enumerate(offer.verdicts) if verdict.ok}
+
+
+def offers_of(candidates: Sequence[Candidate], shared: Collection[int] = ()) -> list[Offer]:
+    """What devices offer: nobody else has what the runtime takes for its own. shared: what they may have nevertheless."""
+    own = {n for c in candidates if c.interprets for n in _taken(c.offer)}.difference(shared)
     refused = dict.fromkeys(own, Verdict(False, "the runtime runs it, its branches on devices of their own"))
     return [
         c.offer if c.interprets else _without(c.offer, {n: v for n, v in refused.items() if c.offer.verdicts[n].ok})

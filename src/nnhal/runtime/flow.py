@@ -252,6 +252,7 @@ def _cost(choice: Choice, device: str) -> float:
 def _verdict(branches: tuple[Branch, Branch], wishes: Wishes, whole: Sequence[Candidate]) -> Verdict:
     """Whether the runtime takes an operation. whole: the CPU, where that takes it with its subgraphs."""
     used: dict[str, list[str]] = {}
+    alone: set[str | None] = set()  # None for the runtime
     own = elsewhere = 0.0
     for each in branches:
         by_label = {c.offer.device: c for c in each.candidates}
@@ -261,9 +262,12 @@ def _verdict(branches: tuple[Branch, Branch], wishes: Wishes, whole: Sequence[Ca
         except UnsupportedModel as error:
             return Verdict(False, f"{each.name}: {error}")
         used[each.name] = list(dict.fromkeys(step.device for step in found.steps))
+        alone.update(None if by_label[device].interprets else device for device in used[each.name])
         if whole:
             price, other = _prices(each, found, wishes.preference, whole[0].offer.device)
             own, elsewhere = own + price, elsewhere + other
+    if whole and wishes.strategy.single and (len(alone) > 1 or None in alone):
+        return Verdict(False, f"{whole[0].offer.device} takes it whole, and all is to be on one device")
     if whole and own >= elsewhere:
         return Verdict(False, f"{whole[0].offer.device} takes it whole, at the best price for all inside")
     why = f"only {whole[0].offer.device} takes it whole" if whole else "no device takes it whole"
