@@ -20,7 +20,7 @@ from nnhal.base.records import replace
 from nnhal.hal.device import Capabilities, Device, Verdict, each_operation
 from nnhal.hal.wrappers import Limited
 from nnhal.model.graph import Model
-from nnhal.runtime import execute, interpreter
+from nnhal.runtime import costs, execute, interpreter
 from tests.runtime.devices import Fake, failing, for_nothing, to_be_killed
 
 I32, F32 = "TENSOR_INT32", "TENSOR_FLOAT32"
@@ -176,6 +176,35 @@ def test_a_part_inside_is_not_worth_a_step_of_its_own_where_it_costs_more_than_i
     for cost, size, expected in ((0.9, 4, "reference"), (0.1, 4, "runtime"), (0.9, 1 << 18, "runtime")):
         compiled = nnhal.compile(doubling((size,)), devices=[Some("adder", "ADD", cost)], fallback="allow")
         assert where(compiled) == expected
+
+
+def test_what_is_saved_within_control_flow_within_control_flow_counts():
+    found = nnhal.compile(nested(), devices=[Some("multiplier", "MUL"), "reference"])
+    assert found.placement.devices() == {"runtime": 3, "multiplier": 1, "reference": 6}
+    assert found(X, times_of(2)).tolist() == (X * 16 + 1).tolist()
+    assert where(nnhal.compile(nested(), devices=[Some("multiplier", "MUL", 2.0), "reference"])) == "reference"
+
+
+@pytest.mark.parametrize("placement", ["stated", "measured"])
+def test_what_is_saved_within_has_to_be_worth_the_steps_around_it(placement, monkeypatch):
+    b = nnhal.Builder("an IF between others")
+    x, times = b.input((4,)), b.input((1,), I32)
+    condition, body = b.subgraph(), b.subgraph()
+    n, _, most = condition.input((1,), I32), condition.input((4,)), condition.input((1,), I32)
+    first = condition.finish_subgraph([n, _, most], [condition.less(n, most)])
+    n, y, most = body.input((1,), I32), body.input((4,)), body.input((1,), I32)
+    graphs = []
+    for _ in range(2):
+        sub = body.subgraph()
+        u = sub.input((4,))
+        graphs.append(sub.finish_subgraph([u], [sub.mul(u, u)]))
+    middle = body.if_(body.less(n, most), *graphs, [body.neg(y)], out_type=F32)
+    second = body.finish_subgraph([n, y, most], [body.add(n, [1]), body.neg(middle)])
+    z = b.while_(first, second, [b.constant(times_of(0)), x, times], out_type=[I32, F32], outputs=2)[1]
+    model, devices = b.finish([x, times], [z]), [Some("multiplier", "MUL"), "reference"]
+    assert where(nnhal.compile(model, devices=devices, placement=placement)) == "runtime"
+    monkeypatch.setattr(costs, "STEP", 30e-6)
+    assert where(nnhal.compile(model, devices=devices, placement=placement)) == "reference"
 
 
 def test_a_model_without_control_flow_knows_nothing_of_the_runtime():

@@ -84,7 +84,7 @@ def test_a_candidate_that_fails_later_is_left_out(tmp_path: Path) -> None:
 def test_what_fell_back_while_it_was_measured_is_no_measurement(tmp_path: Path) -> None:
     counting = "globals().__setitem__('n', globals().get('n', 0) + 1)"
     driver(
-        tmp_path, "worn", seconds=0.001, on_run=f"{counting}\n        if globals()['n'] > 3: raise RuntimeError('no')"
+        tmp_path, "worn", seconds=0.001, on_run=f"{counting}\n        if globals()['n'] > 2: raise RuntimeError('no')"
     )
     driver(tmp_path, "steady", seconds=0.0015)
     identity = identity_of(isolation.key_of(discovery.load_one("worn")), {})

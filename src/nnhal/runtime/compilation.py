@@ -189,7 +189,8 @@ class Plan(Record, frozen=True):
 class Candidate(Record, frozen=True):
     """A device that may take part, and what it says of the model. failed: what kept it from answering.
 
-    interprets: whether it is the runtime itself, which then has what it takes for its own.
+    interprets: whether it is the runtime itself, which then has what it takes for its own. prices: of each operation that it
+    takes, what one run of all inside costs as it is placed, and within one on the CPU.
     """
 
     device: Device
@@ -198,6 +199,7 @@ class Candidate(Record, frozen=True):
     claims: Claims
     failed: NnhalError | None = None
     interprets: bool = False
+    prices: Mapping[int, tuple[float, float]] = field(default_factory=dict)
 
 
 class Failure(Record, frozen=True):

@@ -99,6 +99,7 @@ def interpreting(
         [_NO] * len(model.main.operations),
         dict[int, tuple[Branch, Branch]](),
     )
+    prices: dict[int, tuple[float, float]] = {}
     said = False
     for n in live(model):
         if model.main.operations[n].type not in CONTROL_FLOW:
@@ -116,7 +117,7 @@ def interpreting(
             continue
         parts = parts_of(model, n)
         first, second = (_asked(model, n, each, wishes, candidates, events, kept, held) for each in parts)
-        verdicts[n] = _verdict((first, second), wishes, whole)
+        verdicts[n], prices[n] = _verdict((first, second), wishes, whole)
         if verdicts[n].ok:
             found[n] = first, second
     if not said:
@@ -126,7 +127,7 @@ def interpreting(
     key = DeviceKey(device.name, device.version, f"{__name__}:{ControlFlow.__name__}", "none")
     label = labels([*(c.key for c in candidates), key])[-1]
     offer = Offer(label, device.level, Capabilities.uniform(1.0), verdicts, step=0.0)
-    return [Candidate(device, key, offer, claims, interprets=True)]
+    return [Candidate(device, key, offer, claims, interprets=True, prices=prices)]
 
 
 def _takes(model: Model, offer: Offer, n: int) -> bool:
@@ -232,10 +233,14 @@ def _asked(
 def _prices(branch: Branch, found: Partition, preference: Preference, cpu: str) -> tuple[float, float]:
     """What one run of a subgraph costs as it is placed, each step counted, and what it costs within one on the CPU."""
     starting = {c.offer.device: c.offer.step for c in branch.candidates}
+    inside = {c.offer.device: c.prices for c in branch.candidates if c.interprets}
     seconds = [1.0] * len(found.choices) if found.forecasts else costs.seconds(branch.model)  # else shares of the CPU's
     own = whole = 0.0
     for choice in found.choices:
-        if choice.device:
+        if choice.device in inside:
+            there, cost = inside[choice.device][choice.operation]
+            own, whole = own + there, whole + cost
+        elif choice.device:
             own += seconds[choice.operation] * _cost(choice, choice.device)
             whole += seconds[choice.operation] * _cost(choice, cpu)
     if preference != Preference.LOW_POWER:
@@ -249,8 +254,13 @@ def _cost(choice: Choice, device: str) -> float:
     return stated if stated < math.inf else 1.0
 
 
-def _verdict(branches: tuple[Branch, Branch], wishes: Wishes, whole: Sequence[Candidate]) -> Verdict:
-    """Whether the runtime takes an operation. whole: the CPU, where that takes it with its subgraphs."""
+def _verdict(
+    branches: tuple[Branch, Branch], wishes: Wishes, whole: Sequence[Candidate]
+) -> tuple[Verdict, tuple[float, float]]:
+    """Whether the runtime takes an operation, and as of `_prices` what one run of both its subgraphs costs.
+
+    whole: the CPU, where that takes it with its subgraphs.
+    """
     used: dict[str, list[str]] = {}
     alone: set[str | None] = set()  # None for the runtime
     own = elsewhere = 0.0
@@ -260,16 +270,22 @@ def _verdict(branches: tuple[Branch, Branch], wishes: Wishes, whole: Sequence[Ca
             offers, judge = judge_of(each.candidates, each.model, wishes)
             found, _ = placed(each.model, wishes, by_label, offers, judge)
         except UnsupportedModel as error:
-            return Verdict(False, f"{each.name}: {error}")
+            return Verdict(False, f"{each.name}: {error}"), (0.0, 0.0)
         used[each.name] = list(dict.fromkeys(step.device for step in found.steps))
         alone.update(None if by_label[device].interprets else device for device in used[each.name])
         if whole:
             price, other = _prices(each, found, wishes.preference, whole[0].offer.device)
             own, elsewhere = own + price, elsewhere + other
     if whole and wishes.strategy.single and (len(alone) > 1 or None in alone):
-        return Verdict(False, f"{whole[0].offer.device} takes it whole, and all is to be on one device")
+        return Verdict(False, f"{whole[0].offer.device} takes it whole, and all is to be on one device"), (
+            own,
+            elsewhere,
+        )
     if whole and own >= elsewhere:
-        return Verdict(False, f"{whole[0].offer.device} takes it whole, at the best price for all inside")
+        return Verdict(False, f"{whole[0].offer.device} takes it whole, at the best price for all inside"), (
+            own,
+            elsewhere,
+        )
     why = f"only {whole[0].offer.device} takes it whole" if whole else "no device takes it whole"
     where = ", ".join(f"{name} on {' and '.join(devices)}" for name, devices in used.items())
-    return Verdict(True, f"{why}; {where}")
+    return Verdict(True, f"{why}; {where}"), (own, elsewhere)
