@@ -514,6 +514,15 @@ def test_in_a_forked_child_nobody_holds_a_place() -> None:
         assert os.waitpid(pid, 0)[1] == 0
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_in_a_child_that_an_execution_has_forked_there_are_no_more_places_once_it_has_ended(strict: bool) -> None:
+    queue = RunQueue("device mine", 1, strict=strict)
+    pid = in_turn(queue, lambda _: os.fork(), OWN, MEDIUM)(UNLIMITED)
+    if pid == 0:
+        os._exit(len(queue._free))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1 == len(queue._free)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_any_interleaving_keeps_within_the_places_lets_everybody_leave_and_loses_no_wake_up(seed: int) -> None:
     """Threads of several clients and priorities that run, fail, are cancelled, are late, or are lost with their ticket."""

@@ -72,8 +72,10 @@ class RunQueue:
     def _forked(self) -> None:
         """Nobody who was in it exists any more."""
         self._lock, self._waiting, self._contended = threading.Lock(), 0, int(self._shared)
-        for slot in self._free:
-            slot.there = False
+        for ref in self._slots:  # what the thread that forked is in comes back to no place either
+            slot = ref()
+            if slot is not None:
+                slot.there = False
         self._free.clear()
         self._slots.clear()
         for line in self._lines.values():
