@@ -304,6 +304,49 @@ def test_what_does_not_end_when_it_should_keeps_nobody_from_running_unless_it_mu
             run(within(20))
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_was_given_up_a_tenth_of_a_second_ago_is_in_nobodys_way_however_little_time_that_has(waits: bool) -> None:
+    queue, over = RunQueue("device mine", 2, strict=False), threading.Event()
+    hang = in_turn(queue, lambda _: over.wait(LIMIT), OWN, MEDIUM)
+    hung = [threading.Thread(target=hang, args=(within(100),)) for _ in range(2)]
+    for thread in hung:
+        thread.start()
+    until(lambda: not queue._free)
+    try:
+        time.sleep(0.0 if waits else 0.25)
+        assert in_turn(queue, lambda _: "ran", OWN, MEDIUM)(within(300 if waits else 150)) == "ran"
+    finally:
+        over.set()
+        for thread in hung:
+            thread.join(LIMIT)
+
+
+def test_what_ends_while_somebody_looks_at_it_is_nothing_to_who_looks() -> None:
+    queue, over, inside = RunQueue("device mine", 2, strict=False), threading.Event(), threading.Semaphore(0)
+
+    class LookedAt(threading.Event):
+        """The other one ends while this is asked."""
+
+        def is_set(self) -> bool:
+            if not over.is_set():
+                over.set()
+                until(lambda: sum(1 for _ in queue._busy()) < 2)
+            return False
+
+    def hold(_: Control) -> None:
+        inside.release()
+        assert over.wait(LIMIT)
+
+    run = in_turn(queue, hold, OWN, MEDIUM)
+    threads = [threading.Thread(target=run, args=(each,)) for each in (UNLIMITED, Control(cancelled=LookedAt()))]
+    for thread in threads:
+        thread.start()
+        assert inside.acquire(timeout=LIMIT)
+    assert in_turn(queue, lambda _: "ran", OWN, MEDIUM)(UNLIMITED) == "ran"
+    for thread in threads:
+        thread.join(LIMIT)
+
+
 # ---------------------------------------------------------------------------------------------------------- deadlines
 
 

@@ -34,6 +34,7 @@ HOLD_NS = 2_000_000
 GRACE_NS = 100_000_000  # after which an execution that was given up and does not end keeps no other from running
 LONG_NS, LONG_FACTOR = 2_000_000_000, 8  # one that takes longer than this, and so often what it usually takes, neither
 _LOOK = 0.25  # seconds between looks whether whoever is in the way still exists
+_RELIEF_NS = 5_000_000  # between looks of those who come
 _now = time.monotonic_ns
 
 
@@ -61,7 +62,7 @@ class RunQueue:
         self._slots: list[weakref.ref[Slot]] = []
         self._lines: weakref.WeakValueDictionary[QueueClient, ClientLine] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
-        self._clock = 0
+        self._clock = self._relieved = 0
         self._waiting = 0  # as of the last look; somebody who waits looks every now and then
         self._contended = 0  # the same, and one where there has been more than one client: nobody passes by the queue
         self._shared = False  # whether there has been more than one client
@@ -189,6 +190,8 @@ class RunQueue:
                 self._settle()
                 inner = self._held_by(get_ident())
             if inner is None:
+                if len(self._free) < ticket.units and now - self._relieved > _RELIEF_NS:
+                    self._relieve(now)
                 count = sum(map(len, line.waiting))
                 if count >= MOST_WAITING:
                     raise ResourceExhausted(
@@ -231,9 +234,12 @@ class RunQueue:
 
     def _wait(self, ticket: QueueTicket, control: Control) -> None:
         patience = control.patience()
-        left = _LOOK if patience is None else min(patience, _LOOK)
+        left, now = _LOOK if patience is None else min(patience, _LOOK), _now()
+        if not self.strict:
+            for slot in self._busy():
+                left = min(left, max(0, self._counts_until(slot, now) - now) / 1e9)
         if ticket.look:
-            until = ticket.look - _now()
+            until = ticket.look - now
             if until > 0:
                 left = min(left, until / 1e9)
             else:
@@ -288,25 +294,32 @@ class RunQueue:
 
     def _look(self, now: int) -> None:
         """As `_dispatch`, where it may be that nobody does, or that what runs does not end."""
+        self._relieve(now)
+        self._dispatch(now)
+
+    def _relieve(self, now: int) -> None:
+        """Places that were lost, or are at what should have ended, are there again."""
+        self._relieved = now
         if not self.strict:
             for slot in list(self._busy()):
-                if self._stuck(slot, now):
+                if self._counts_until(slot, now) <= now:
                     for each in (slot, *slot.others):
                         each.there = False
         self._settle()
-        self._dispatch(now)
 
-    def _stuck(self, slot: Slot, now: int) -> bool:
+    def _counts_until(self, slot: Slot, now: int) -> int:
+        """When what runs there, if it goes on, keeps nobody from running any more."""
         control, pace = slot.control, slot.pace
-        assert control is not None
-        if (control.cancelled is not None and control.cancelled.is_set()) or (
-            control.deadline is not None and control.deadline < now
-        ):
+        if control is None:  # it has ended meanwhile, for which nobody needs the lock
+            return now + LONG_NS
+        until = slot.begun + max(LONG_NS, LONG_FACTOR * (0 if pace is None else pace.typical))
+        if control.cancelled is not None and control.cancelled.is_set():
             if slot.overdue < slot.begun:  # of another execution
                 slot.overdue = now
-            return now - slot.overdue > GRACE_NS
-        typical = 0 if pace is None else pace.typical
-        return now - slot.begun > max(LONG_NS, LONG_FACTOR * typical)
+            until = min(until, slot.overdue + GRACE_NS)
+        if control.deadline is not None:
+            until = min(until, control.deadline + GRACE_NS)
+        return until
 
     @trace.instead(_counted)
     def _dispatch(self, now: int) -> bool:
