@@ -213,6 +213,32 @@ def test_executions_for_sustained_speed_use_no_more_threads_than_there_are_cores
     assert len(sustained()._free) == 2
 
 
+@pytest.mark.parametrize("also", ["one at a time", "sustained speed"])
+def test_what_a_model_waits_for_in_a_second_queue_is_no_time_that_an_idle_device_would_take(
+    also: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another had all of the device, or of the cores, whenever it was executed: its deadline can be made all the same."""
+    monkeypatch.setattr("nnhal.hal.queue._sustained", {})
+    sustained_speed = also == "sustained speed"
+    preference = nnhal.Preference.SUSTAINED_SPEED if sustained_speed else nnhal.Preference.FAST_SINGLE_ANSWER
+    devices = [device_of(1), device_of(1)]
+    busy = prepared_by(devices[sustained_speed], doubling(), Hints(preference, options={"ms": 300}))
+    monkeypatch.setattr("tests.faults.drivers.slowed.Slow.one_at_a_time", not sustained_speed)
+    model = prepared_by(devices[0], doubling(), Hints(preference, options={"ms": 1}))
+
+    def execute(prepared: Any, seconds: float | None = None) -> None:
+        deadline = None if seconds is None else time.monotonic_ns() + int(seconds * 1e9)
+        prepared.request([X]).execute(prepared.run, nnhal.hal.request.Control(deadline))
+
+    for _ in range(3):
+        other = threading.Thread(target=execute, args=(busy,))
+        other.start()
+        wait_until(lambda: any(device.inside for device in devices), "the other to run")
+        execute(model)
+        other.join(LIMIT)
+    execute(model, 0.2)
+
+
 def test_a_device_says_how_many_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in (3, 12):
         device = device_of(number)

@@ -645,7 +645,7 @@ class _Way:
         self.turns = Turns() if traits_of(prepared).changeable and here else None
 
     def _pass(self, queue: RunQueue, units: int = 1) -> None:
-        self.queues.append((queue, units, Pace()))
+        self.queues.append((queue, units, Pace(self.queues[-1][2] if self.queues else None)))
 
     def of(self, run: Act[T]) -> Act[T]:
         """What executes, in its turn."""

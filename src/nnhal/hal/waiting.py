@@ -47,9 +47,11 @@ class Pace:
     left: how many run like that before one is measured again.
     """
 
-    __slots__ = ("best", "left", "limit", "recent", "refused", "short")
+    __slots__ = ("_inner", "best", "left", "limit", "recent", "refused", "short")
 
-    def __init__(self) -> None:
+    def __init__(self, inner: "Pace | None" = None) -> None:
+        """inner: of the same model in a queue that its executions stand in once it is their turn here."""
+        self._inner = inner
         self.recent: deque[int] = deque(maxlen=RECENT)
         self.best = 1 << 62
         self.refused = self.left = 0
@@ -57,7 +59,9 @@ class Pace:
         self.short = False
 
     def took(self, spent: int) -> None:
-        """One more."""
+        """One more. What it waited for in the inner queue is none of what it takes."""
+        if self._inner is not None and self._inner.recent:
+            spent = min(spent, self._inner.recent[-1])
         self.recent.append(spent)
         if spent < self.best:  # noqa: PLR1730 (min() takes three times as long)
             self.best = spent
