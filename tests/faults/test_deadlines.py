@@ -15,6 +15,7 @@ import pytest
 
 import nnhal
 from nnhal.base.errors import MissedDeadline, NnhalError
+from nnhal.base.levels import Level
 from nnhal.hal.device import Hints, prepared_by
 from nnhal.hal.queue import sustained
 from nnhal.runtime import discovery, isolation
@@ -22,7 +23,7 @@ from tests.faults import deadlines as measure
 from tests.faults.deadlines import DRIVER, SERVICE, X, at_once, compiled, device
 from tests.faults.drivers.slowed import Slowed, device_of
 from tests.faults.support import service
-from tests.ipc.support import LIMIT, doubling, wait_until
+from tests.ipc.support import LIMIT, doubling, run, served_here, wait_until
 
 
 @pytest.fixture
@@ -167,6 +168,26 @@ def test_what_is_prepared_waits_in_a_queue_of_its_own_high_first_and_until_its_d
     order = the_device().prepared[1:]
     assert sorted(order[:5])[:2] == ["HIGH", "HIGH"] and order.count("LOW") >= 8
     assert [type(error) for error in late] == [MissedDeadline]
+
+
+def test_executions_of_a_device_that_only_notifies_do_not_wait_for_what_their_client_prepares_either() -> None:
+    """Below 1.2 each execution is launched and notified, as what is prepared is."""
+
+    class Old(Slowed):
+        level = Level.V1_1
+
+    with served_here(Old()) as device:
+        model = prepared_by(device, doubling(), Hints(options={"ms": 1}))
+        slow = Hints(options={"prepare_ms": 600})
+        threads = [threading.Thread(target=prepared_by, args=(device, doubling(), slow)) for _ in range(12)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.2)
+        began = time.monotonic()
+        assert np.array_equal(run(model, X), X + X)
+        assert time.monotonic() - began < 0.4  # eight of them, two at once, would take two seconds
+        for thread in threads:
+            thread.join(LIMIT)
 
 
 @pytest.mark.parametrize("threads", [0, 1])

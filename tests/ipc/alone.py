@@ -128,7 +128,7 @@ class Alone:
     def ends(self, end: Callable[[], object]) -> None:
         end()
 
-    def in_background(self, work: Work, priority: Priority = Priority.MEDIUM) -> None:
+    def in_background(self, work: Work, priority: Priority = Priority.MEDIUM, *, takes_long: bool = False) -> None:
         if self.refuses:
             raise ResourceExhausted("background: too much")
         self.works.append(work)

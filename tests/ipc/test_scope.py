@@ -10,7 +10,7 @@ from nnhal.base.codes import Priority
 from nnhal.base.errors import DeadObject, InvalidArgument, ResourceExhausted
 from nnhal.ipc.service.exports import Exports
 from nnhal.ipc.service.quota import Claim, Share
-from nnhal.ipc.service.scope import Ends, Wanted, Workers
+from nnhal.ipc.service.scope import KEPT, Ends, Wanted, Workers
 from tests.ipc.support import LIMIT, a_share, wait_until
 
 
@@ -195,6 +195,49 @@ def test_what_waits_at_the_end_of_the_workers_is_dropped_and_let_go(share):
     wait_until(lambda: used(share) == before, "the end of the thread")
     with pytest.raises(DeadObject, match="is ending"):
         workers.submit(lambda: None)
+
+
+def test_work_that_takes_long_leaves_threads_to_other_work_and_is_all_done_the_most_urgent_first(share):
+    before, go, begun, done = used(share), threading.Semaphore(0), [], []
+
+    def long(n: int) -> None:
+        begun.append(n)
+        assert go.acquire(timeout=LIMIT)
+        done.append(n)
+        if n % 2:
+            raise OSError("told to")
+
+    workers, short = Workers(2 + KEPT, lambda: room(share)), threading.Semaphore(0)
+    for n in range(9):
+        workers.submit(lambda n=n: long(n), Priority.HIGH if n == 8 else Priority.LOW, takes_long=True)
+    wait_until(lambda: len(begun) == 2, "two at work")
+    for _ in range(20):
+        workers.submit(short.release, Priority.LOW)
+    for _ in range(20):
+        assert short.acquire(timeout=LIMIT)
+    assert sorted(begun) == [0, 1]
+    go.release()
+    wait_until(lambda: len(begun) == 3, "the next")
+    assert begun[2] == 8
+    go.release(8)
+    wait_until(lambda: sorted(done) == list(range(9)), "all is done")
+    workers.end()
+    wait_until(lambda: used(share) == before, "the ends of the threads")
+
+
+def test_work_that_takes_long_and_has_not_begun_is_dropped_at_the_end(share):
+    go, done = threading.Event(), []
+    workers, thing = Workers(1 + KEPT, lambda: room(share)), Thing(done, "dropped")
+    waits = weakref.ref(thing)
+    workers.submit(lambda: go.wait(LIMIT), takes_long=True)
+    workers.submit(lambda thing=thing: thing.end(), takes_long=True)
+    del thing
+    workers.end()
+    wait_until(lambda: gc.collect() >= 0 and waits() is None, "what waited goes")
+    before = used(share)["threads"]
+    go.set()
+    wait_until(lambda: used(share)["threads"] < before, "the end of the thread")
+    assert not done
 
 
 def used(share: Share) -> dict[str, int]:

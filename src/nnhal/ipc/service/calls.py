@@ -88,8 +88,11 @@ class Client(Protocol):
     tally: Tally | None
     scope: trace.Scope
 
-    def in_background(self, work: Work, priority: Priority) -> None:
-        """Do work on another thread and send its notification, exactly once; of what waits the highest priority first."""
+    def in_background(self, work: Work, priority: Priority, *, takes_long: bool = False) -> None:
+        """Do work on another thread and send its notification, exactly once; of what waits the highest priority first.
+
+        takes_long: other work is not to wait for it.
+        """
 
 
 class CallHandler:
@@ -332,7 +335,7 @@ class CallHandler:
 
         exports.claim(number)
         try:
-            self._client.in_background(work, priority)
+            self._client.in_background(work, priority, takes_long=True)
         except BaseException:
             exports.release(number)
             raise

@@ -278,7 +278,7 @@ class Connection:
 
     # ----------------------------------------------------------------------------------------------------- callbacks
 
-    def in_background(self, work: Work, priority: Priority = Priority.MEDIUM) -> None:
+    def in_background(self, work: Work, priority: Priority = Priority.MEDIUM, *, takes_long: bool = False) -> None:
         """Do work and notify, exactly once. ResourceExhausted where too much waits already."""
         if self._callbacks is None:
             raise InvalidArgument("connection: has no callback lane, must be attached before calls that notify")
@@ -297,7 +297,7 @@ class Connection:
             finally:
                 claim.give()
 
-        self._background.submit(notify, priority)
+        self._background.submit(notify, priority, takes_long=takes_long)
 
     def _worked(self, work: Work) -> tuple[wire.ServiceCall, Sequence[int]]:
         log = self.scope.log

@@ -2,6 +2,8 @@
 
 import threading
 from collections.abc import Callable
+from functools import partial
+from heapq import heappop, heappush
 from itertools import count
 from queue import Empty, PriorityQueue, SimpleQueue
 
@@ -10,6 +12,7 @@ from nnhal.base.errors import DeadObject, InvalidArgument, ResourceExhausted
 from nnhal.base.log import logger
 from nnhal.ipc.service.quota import Claim
 
+KEPT = 2  # threads for the background that work which takes long leaves to other work
 _log = logger("driver")
 
 
@@ -110,21 +113,29 @@ def _do(end: Callable[[], object]) -> None:
         _log.exception("what was to be done for a client failed")
 
 
+_Entry = tuple[int, int, Callable[[], object] | None]  # the least first: priority, number, what is to be done
+
+
 class Workers:
     """Threads for a connection's work in the background: one more where all are busy, as far as there is room.
 
+    Of `most`, work that takes long leaves `KEPT` to other work.
     room: takes what one counts for; ResourceExhausted where there is none.
     """
 
     def __init__(self, most: int, room: Callable[[], Claim]) -> None:
         self._most, self._room = most, room
-        self._queue: PriorityQueue[tuple[int, int, Callable[[], object] | None]] = PriorityQueue()
+        self._queue: PriorityQueue[_Entry] = PriorityQueue()
+        self._held: list[_Entry] = []  # long work that is to wait for other long work, a heap
         self._numbers = count()
         self._lock = threading.Lock()
         self._threads = self._unfinished = 0
+        self._most_long, self._long = max(1, most - KEPT), 0
         self._ended = False
 
-    def submit(self, work: Callable[[], object], priority: Priority = Priority.MEDIUM) -> None:
+    def submit(
+        self, work: Callable[[], object], priority: Priority = Priority.MEDIUM, *, takes_long: bool = False
+    ) -> None:
         """Have this done; of what waits the highest priority first, then in order.
 
         ResourceExhausted where not even one thread is to be had, DeadObject after the end.
@@ -132,10 +143,20 @@ class Workers:
         with self._lock:
             if self._ended:
                 raise DeadObject("connection: is ending")
+            if takes_long:
+                work = partial(self._do_long, work)
+            entry = -priority, next(self._numbers), work
+            if takes_long and self._long >= self._most_long:
+                heappush(self._held, entry)
+                return
             if self._unfinished >= self._threads < self._most:
                 self._start()
-            self._unfinished += 1
-            self._queue.put((-priority, next(self._numbers), work))
+            self._long += takes_long
+            self._put(entry)
+
+    def _put(self, entry: _Entry) -> None:
+        self._unfinished += 1
+        self._queue.put(entry)
 
     def _start(self) -> None:
         try:
@@ -153,6 +174,16 @@ class Workers:
         else:
             self._threads += 1
 
+    def _do_long(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        finally:
+            with self._lock:
+                if self._held:  # it is in the place of this one, whose thread has nothing to do
+                    self._put(heappop(self._held))
+                else:
+                    self._long -= 1
+
     def _work(self, claim: Claim) -> None:
         while (work := self._queue.get()[-1]) is not None:
             _do(work)
@@ -165,6 +196,7 @@ class Workers:
         """Begin nothing more; what waits is dropped, and the threads end when they have done what they are at."""
         with self._lock:
             self._ended = True
+            self._held.clear()
             try:
                 while True:
                     self._queue.get_nowait()
