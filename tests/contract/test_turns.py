@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import nnhal
-from nnhal.base.errors import Cancelled, InvalidArgument, MissedDeadline, OperationFailed
+from nnhal.base.errors import Cancelled, ContractBroken, MissedDeadline, OperationFailed
 from nnhal.hal.device import Device, Hints, Prepared, prepared_by
 from nnhal.hal.request import Control
 from nnhal.hal.turns import Ticket, Turns
@@ -151,9 +151,31 @@ def test_a_prepared_model_may_say_so_for_itself():
 
 
 @pytest.mark.parametrize("declared", [1, "yes", None])
-def test_what_is_no_boolean_is_refused(declared):
-    with pytest.raises(InvalidArgument, match=r"one_at_a_time of a Prepared is .*, must be a bool"):
+def test_what_is_no_boolean_is_the_drivers_fault_and_what_it_prepared_is_closed(declared):
+    with pytest.raises(ContractBroken, match=r"one_at_a_time of a Prepared is .*, must be a bool"):
         prepared_by(Mine(lambda *_: None, declared), graph(), Hints())
+
+
+@pytest.mark.parametrize(
+    ("what", "value"), [("at_once", -1), ("one_at_a_time", 1), ("weights_consumed", 1), ("trimmable", "yes")]
+)
+def test_what_a_driver_says_that_cannot_be_is_no_error_of_the_applications_and_leaves_nothing_prepared(what, value):
+    closed, device = [], Mine(lambda *_: None, False)
+    prepare = device.prepare
+
+    def prepared(*given):
+        made = prepare(*given)
+        made.close = lambda: closed.append(made)
+        if what in ("weights_consumed", "trimmable"):
+            setattr(made, what, value)
+        return made
+
+    device.prepare = prepared
+    if what in ("at_once", "one_at_a_time"):
+        setattr(device, what, value)
+    with pytest.raises(ContractBroken, match=f"device mine: {what}.* is {value!r}, must be"):
+        prepared_by(device, graph(), Hints())
+    assert len(closed) == 1
 
 
 def test_a_prepared_model_goes_with_its_last_reference():

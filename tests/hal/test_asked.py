@@ -204,6 +204,8 @@ def test_an_executor_for_bursts_waits_for_its_turn_where_there_are_any(alone: bo
             asked(prepared).execute(run, soon())
     request = asked(prepared)
     assert request.execute(run, Control()) == Timing(2) and request.results[0].tolist() == (X + 1).tolist()
+    with pytest.raises(ContractBroken, match=r"burst_executor\(\) gave a BurstExecutor that it gave before"):
+        executor_by(prepared, MINE)  # two bursts would number their memories alike
     prepared.burst_executor = lambda: 3  # type: ignore[method-assign, assignment, return-value]
     with pytest.raises(ContractBroken, match=r"burst_executor\(\) gave 3, must give a BurstExecutor or None"):
         executor_by(prepared, MINE)

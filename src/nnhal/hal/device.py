@@ -12,7 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from nnhal.base import trace
-from nnhal.base.answers import answering, shown
+from nnhal.base.answers import answering, let_go, shown
 from nnhal.base.codes import DeviceStatus, DeviceType, OperandType, Preference, Priority, type_name
 from nnhal.base.cores import usable_cores
 from nnhal.base.errors import ContractBroken, InvalidArgument, InvalidModel, NnhalError, OperationFailed
@@ -221,7 +221,7 @@ class Prepared(ABC):
         return LocalBurst(self)
 
     def burst_executor(self) -> BurstExecutor | None:
-        """An executor of the driver's own for one burst from another process; None for the one that calls `run`."""
+        """A new executor of the driver's own for one burst from another process; None for the one that calls `run`."""
         return None
 
     def burst_opened(self) -> None:
@@ -603,8 +603,11 @@ def _taken(
     _given_once(prepared, f"{query} gave a Prepared")
     prepared.model = model
     vars(prepared)["_where"] = where
-    vars(prepared)["_traits"] = _traits(prepared)
-    way = _Way(device, prepared, where, hints, client)
+    try:
+        vars(prepared)["_traits"] = _traits(prepared)
+        way = _Way(device, prepared, where, hints, client)
+    except InvalidArgument as error:
+        raise _unfit(prepared, where, error) from None
     if way.queues or way.turns is not None:
         vars(prepared).update(_way=way, run=way.of(prepared.run))
     return prepared
@@ -614,13 +617,19 @@ def _watched(prepared: Prepared, where: str) -> Prepared:
     """The same, trimmed from now on where it can be."""
     try:
         trimmable = _member(bool, prepared.trimmable, "trimmable of a Prepared")
-    except InvalidArgument as error:  # none of the application's
-        raise ContractBroken(f"{where}: {error}") from None
+    except InvalidArgument as error:
+        raise _unfit(prepared, where, f"{where}: {error}") from None
     if trimmable:
         from nnhal.hal import idle
 
         idle.watch(prepared, where)
     return prepared
+
+
+def _unfit(prepared: Prepared, where: str, why: object) -> ContractBroken:
+    """What is raised, none of the application's errors, where what a driver says of a model that it prepared cannot be."""
+    let_go(where, "close() of a prepared model", prepared.close)
+    return ContractBroken(str(why))
 
 
 class _Way:
@@ -680,11 +689,8 @@ class Traits(NamedTuple):
 
 
 def _traits(prepared: Prepared) -> Traits:
-    try:
-        consumed = _member(bool, prepared.weights_consumed, "weights_consumed of a Prepared")
-        return Traits(consumed, _texts(prepared.changeable, "changeable of a Prepared"))
-    except InvalidArgument as error:  # none of the application's
-        raise ContractBroken(str(error)) from None
+    consumed = _member(bool, prepared.weights_consumed, "weights_consumed of a Prepared")
+    return Traits(consumed, _texts(prepared.changeable, "changeable of a Prepared"))
 
 
 def traits_of(prepared: Prepared) -> Traits:
@@ -780,12 +786,15 @@ def burst_by(prepared: Prepared, where: str) -> Burst:
 
 
 def executor_by(prepared: Prepared, where: str) -> BurstExecutor | None:
-    """The executor for a burst from another process, None for plain runs; ContractBroken where it is neither."""
+    """The executor for a burst from another process, None for plain runs; ContractBroken where it is neither, or one that
+    it gave before.
+    """
     with answering(where, "burst_executor()"):
         executor = prepared.burst_executor()
         if not isinstance(executor, BurstExecutor | None):
             raise ContractBroken(f"burst_executor() gave {shown(executor)}, must give a BurstExecutor or None")
         if executor is not None:
+            _given_once(executor, "burst_executor() gave a BurstExecutor")
             vars(executor)["execute"] = _executing(prepared, executor)
         return executor
 
