@@ -483,7 +483,21 @@ def test_a_file_that_is_no_socket_stays(tmp_path: Path) -> None:
     assert path.read_text() == "mine"
 
 
-@pytest.mark.parametrize("address", ["", "x", "host:", "127.0.0.1:99999", "127.0.0.1:-1", "1:2:x", "/a/path"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "x",
+        "host:",
+        "127.0.0.1:99999",
+        "127.0.0.1:-1",
+        "1:2:x",
+        "/a/path",
+        "a..b:1",
+        f"{'a' * 64}:1",
+        f":{'1' * 5000}",
+    ],
+)
 def test_an_address_that_is_none_is_refused_with_what_it_must_be(address: str) -> None:
     with pytest.raises(InvalidArgument, match="must be HOST:PORT, PORT or unix:PATH"):
         scrapes.listen(address)

@@ -51,12 +51,15 @@ def listen(address: str) -> socket.socket:
 
 def _listen_tcp(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
-    if not port.isdecimal() or int(port) >= 1 << 16:
+    try:
+        if not port.isdecimal() or int(port) >= 1 << 16:
+            raise ValueError
+        host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
+        family, kind, _, _, where = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
+    except ValueError:  # of a host that no name can be, too
         from nnhal.base.errors import InvalidArgument
 
-        raise InvalidArgument(f"metrics: address is {address!r}, must be HOST:PORT, PORT or unix:PATH")
-    host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
-    family, kind, _, _, where = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
+        raise InvalidArgument(f"metrics: address is {address!r}, must be HOST:PORT, PORT or unix:PATH") from None
     listener = socket.socket(family, kind)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
