@@ -150,6 +150,17 @@ def test_a_client_that_rested_has_no_credit_from_that() -> None:
     assert order.index(1) < 6  # credit of 100 ms would let all six by
 
 
+def test_a_client_that_was_not_there_has_no_credit_from_one_long_execution_that_has_ended() -> None:
+    """Such as the first one of a model whose engine makes itself ready then."""
+    queue, busy, rested = one(), QueueClient("busy"), QueueClient("rested")
+    keep = [in_turn(queue, lambda _: None, rested, MEDIUM), in_turn(queue, lambda _: time.sleep(0.5), busy, MEDIUM)]
+    keep[1](UNLIMITED)
+    time.sleep(0.01)
+    keep[0](UNLIMITED)
+    order = lined_up(queue, [(busy, MEDIUM)] * 4 + [(rested, MEDIUM)] * 20, seconds=0.002)
+    assert max(order.index(n) for n in range(4)) < 16  # of half a second all twenty would be before
+
+
 def test_clocks_of_clients_that_wait_stay_within_an_execution_of_each_other() -> None:
     queue, over, apart, took = one(), threading.Event(), list[int](), list[int]()
     clients = [QueueClient(str(n)) for n in range(3)]

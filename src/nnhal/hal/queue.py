@@ -201,6 +201,8 @@ class RunQueue:
                 if control.deadline is not None and ticket.pace.known:
                     self._admit(ticket, level, control, control.deadline, now)
                 ticket.predicted = ticket.pace.typical if self._shared or self._waiting else 0
+                if self._shared and not self._waiting and (line.left is None or now - line.left > HOLD_NS):
+                    self._rest()
                 if line.left is not None:
                     line.gap, line.left = now - line.left, None
                 line.clock = max(line.clock, self._clock)
@@ -282,6 +284,11 @@ class RunQueue:
         self._slots = [ref for ref in self._slots if (slot := ref()) is not None and slot.there]
         while len(self._slots) < self.width:
             self._add()
+
+    def _rest(self) -> None:
+        """Where nothing runs, the device's clock is that of the client furthest ahead: what others had is no one's credit."""
+        if not list(self._busy()):
+            self._clock = max(self._clock, *(line.clock for line in self._lines.values()))
 
     def _busy(self) -> Iterator[Slot]:
         for ref in self._slots:
