@@ -286,7 +286,7 @@ class RunQueue:
             self._add()
 
     def _rest(self) -> None:
-        """Where nothing runs, the device's clock is that of the client furthest ahead: what others had is no one's credit."""
+        """Where nothing runs, the clock is that of the client furthest ahead: what others had is nobody's credit."""
         if not list(self._busy()):
             self._clock = max(self._clock, *(line.clock for line in self._lines.values()))
 
