@@ -1,7 +1,6 @@
 """The model: frozen graphs of operands and operations, as the HAL has them. Made by `model.builder`."""
 
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 from typing import Any, NoReturn
 
 import numpy as np
@@ -10,6 +9,7 @@ from nnhal.base.brief import brief, counted, named, tensor
 from nnhal.base.codes import Lifetime, operation_name, type_name
 from nnhal.base.errors import ContractBroken, InvalidRequest
 from nnhal.base.extensions import canonical, moved, prefixes_here
+from nnhal.base.kept import kept
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array, ChannelQuant, dtype_of
 from nnhal.base.records import PartlyCompared, Record, field, replace
@@ -146,7 +146,7 @@ class Model(PartlyCompared, frozen=True, dict=True):
 
     _not_compared = frozenset({"states", "name", "edge", "metadata", "notes"})
 
-    @cached_property
+    @kept
     def _memo(self) -> dict[str, Any]:
         """Facts that were derived from it."""
         return {}

@@ -7,12 +7,12 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from nnhal.base.codes import TYPE_FACTS, OperandType, operation_name, type_name
+from nnhal.base.kept import kept
 from nnhal.base.operands import Shape, Value, fixed
 from nnhal.base.records import Record
 from nnhal.model.graph import CONSTANTS, Model
@@ -70,7 +70,7 @@ class Outline(Record, frozen=True, dict=True):
     reasons: tuple[str, ...] = ()
     metadata: Metadata | None = None
 
-    @cached_property
+    @kept
     def folded(self) -> Mapping[int, int]:
         """Operations on constants alone, such as those that widen float16 weights, by their place: they belong to whoever
         reads them. Each has the first tensor that it reads.
@@ -84,7 +84,7 @@ class Outline(Record, frozen=True, dict=True):
                 known.update(node.outputs)
         return found
 
-    @cached_property
+    @kept
     def _origin(self) -> Mapping[int, int]:
         """What a folded operation gives, and the tensor that it is made from."""
         return {i: read for n, read in self.folded.items() for i in self.nodes[n].outputs}

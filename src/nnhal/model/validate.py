@@ -5,7 +5,6 @@ Source of the rules: the NN HAL `types.hal` and the definition of `ANeuralNetwor
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from nnhal.base.codes import (
 )
 from nnhal.base.errors import InvalidArgument, InvalidModel
 from nnhal.base.extensions import canonical, extension_name
+from nnhal.base.kept import kept
 from nnhal.base.levels import FL7, V1_0, V1_1, V1_2, V1_3, Level
 from nnhal.base.log import logger
 from nnhal.base.memory import address
@@ -120,7 +120,7 @@ class _Later:
     def __init__(self, model: Model) -> None:
         self._model = replace(model)  # without what is known of it: it must not refer to itself
 
-    @cached_property
+    @kept
     def bound(self) -> Facts:
         """What validation finds out."""
         return _validate(self._model)

@@ -10,7 +10,7 @@ on the way. Documentation, validation, shape inference and random graphs are all
 import math
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from enum import IntEnum
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from importlib import import_module
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
@@ -26,6 +26,7 @@ from nnhal.base.codes import (
     type_name,
 )
 from nnhal.base.errors import InvalidModel
+from nnhal.base.kept import kept
 from nnhal.base.levels import V1_0, V1_2, Level
 from nnhal.base.operands import Shape, SubgraphFacts, Unknown, Value
 from nnhal.base.records import PartlyCompared, Record, field
@@ -111,7 +112,7 @@ class Arg(PartlyCompared, frozen=True, dict=True):
 
     _not_compared = frozenset({"drawn"})
 
-    @cached_property
+    @kept
     def scalar(self) -> bool:
         """Whether the argument is decoded to a Python value rather than handed to the kernel as an array."""
         if isinstance(self.spec, _Var):
@@ -168,7 +169,7 @@ class Form(tuple[Arg, ...]):
         form._slots, form._tensors = {}, {}
         return form
 
-    @cached_property
+    @kept
     def counts(self) -> tuple[list[int], int | None]:
         """The numbers of inputs this form takes, and the least number where it is variadic."""
         least = sum(1 for a in self if a.default is REQUIRED and a.many is None) + sum(a.many or 0 for a in self)
@@ -176,17 +177,17 @@ class Form(tuple[Arg, ...]):
         whole = [n for n in range(least, least + trailing + 1) if n >= len(self) or not self[n].paired]
         return whole, (least if any(a.many is not None for a in self) else None)
 
-    @cached_property
+    @kept
     def places(self) -> dict[str, int]:
         """The place of each argument."""
         return {a.name: n for n, a in enumerate(self)}
 
-    @cached_property
+    @kept
     def defaults(self) -> tuple[Any, ...]:
         """What stands for each argument that is not given; None for one that has to be."""
         return tuple(None if a.default is REQUIRED else a.default for a in self)
 
-    @cached_property
+    @kept
     def required(self) -> int:
         """The place of the last argument that has to be given, -1 for none."""
         return max((n for n, a in enumerate(self) if a.default is REQUIRED), default=-1)
@@ -331,12 +332,12 @@ class Op(Record, frozen=True, dict=True):
             return OperationType[self.name]
         return next(code for code, name in FOREIGN_OPERATIONS.items() if name == self.name)
 
-    @cached_property
+    @kept
     def since(self) -> Level:
         """The first level that has the operation."""
         return OperationType[self.name].since if self.name in OperationType.__members__ else V1_2
 
-    @cached_property
+    @kept
     def existence(self) -> str:
         """Why a call needs the level that it does, where nothing asks for a later one."""
         return f"{self.name} exists since {self.since}"

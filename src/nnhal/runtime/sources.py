@@ -9,7 +9,6 @@ import importlib
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import spec_from_file_location
 from itertools import count
@@ -19,6 +18,7 @@ from typing import Any
 
 from nnhal.base.answers import shown
 from nnhal.base.errors import InvalidArgument
+from nnhal.base.kept import kept
 
 _RULES = {
     "driver": "must be a Python file that defines device(), or a folder with such an __init__.py",
@@ -99,7 +99,7 @@ class _Space:
             spec.loader = _Loader(name, spec.loader.path, self)
         return spec
 
-    @cached_property
+    @kept
     def builtins(self) -> dict[str, Any]:
         """Those of the driver's modules, whose `import` statements look here first."""
         return {**vars(builtins), "__import__": self._import}

@@ -7,12 +7,12 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from nnhal.base.digests import blake2b
 from nnhal.base.errors import DeadObject, InvalidArgument, MissedDeadline, NnhalError, clipped, told
+from nnhal.base.kept import kept
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.base.records import Record, replace
@@ -59,7 +59,7 @@ class ModelCache:
     def __init__(self, caching: Caching, model: Model, of: "tuple[ModelCache, int, str] | None" = None) -> None:
         self._caching, self._model, self._of = caching, model, of
 
-    @cached_property
+    @kept
     def _folder(self) -> CacheFolder | str:
         """The folder, or why there is none."""
         if self._caching.folder is None:
@@ -69,7 +69,7 @@ class ModelCache:
         except OSError as error:
             return f"the folder {self._caching.folder} {why_of(error)}"
 
-    @cached_property
+    @kept
     def _token(self) -> bytes:
         assert isinstance(self._folder, CacheFolder)
         if self._of is not None:

@@ -5,11 +5,11 @@ given so, in float32 where an operation computes it; either way its elements are
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from nnhal.base.kept import kept
 from nnhal.base.operands import Array, Value, fixed
 from nnhal.drivers.kit.forms import Refused
 from nnhal.drivers.kit.lowering import LoweringTable, LoweringTask
@@ -160,7 +160,7 @@ class RealTask(LoweringTask):
         self.o: Primitives = graph.engine
         self.op = graph.engine.op
 
-    @cached_property
+    @kept
     def eight(self) -> bool:
         """Whether it is written for kernels of 8 bits: in that form, where their numbers hold its scales."""
         arguments = [value for _, value in self.a.inputs if isinstance(value, Value)]
