@@ -101,6 +101,39 @@ def test_no_more_workers_are_asked_for_than_may_be_at_work(held):
     assert len(held) == 2  # the one before is gone
 
 
+@pytest.mark.parametrize("taken", [False, True])
+def test_without_a_thread_more_what_is_submitted_is_run_by_those_that_are_at_work(taken, held, monkeypatch):
+    queue, gate, done = Queue(2), threading.Event(), []
+    queue.submit(1, lambda: gate.wait(LONG), nothing, UNLIMITED)
+    threads = started(held)
+    wait_until(lambda: len(queue._threads) == 1)
+
+    def refused(_: Callable[[], Any]) -> None:
+        if taken:
+            gate.set()
+            wait_until(lambda: done)
+        raise ResourceExhausted("no thread")
+
+    monkeypatch.setattr(inflight, "start", refused)
+    execution = queue.submit(2, lambda: done.append(2), nothing, UNLIMITED)
+    gate.set()
+    assert execution.result(LONG) is None and done == [2] and ended(threads)
+
+
+def test_without_any_thread_what_is_submitted_is_refused_and_never_runs(held, monkeypatch):
+    queue, done = Queue(2), []
+
+    def refused(_: Callable[[], Any]) -> None:
+        raise ResourceExhausted("no thread")
+
+    monkeypatch.setattr(inflight, "start", refused)
+    with pytest.raises(ResourceExhausted, match="no thread"):
+        queue.submit(1, lambda: done.append(1), nothing, UNLIMITED)
+    monkeypatch.setattr(inflight, "start", held.append)
+    queue.submit(2, lambda: done.append(2), nothing, UNLIMITED)
+    assert ended(started(held)) and done == [2] and not queue.has(1)
+
+
 def test_what_was_submitted_is_the_queues_until_it_has_ended_and_left(held):
     queue, gate, left = Queue(1), threading.Event(), []
     first = queue.submit("first", lambda: gate.wait(LONG), lambda: left.append(queue.has("first")), UNLIMITED)

@@ -171,8 +171,11 @@ class Queue:
                 start(self._run)
             except NnhalError:
                 with self._lock:
-                    self._waiting.remove(item)
-                raise
+                    alone = not self._threads and item in self._waiting  # else those at work come to it, or have
+                    if alone:
+                        self._waiting.remove(item)
+                if alone:
+                    raise
         return Execution(item.future, control)
 
     def has(self, who: object) -> bool:
