@@ -201,6 +201,22 @@ def test_of_more_calls_than_32_at_once_the_others_wait_for_a_lane_and_past_their
     assert len(session._lanes) == 32 and session.dead is None
 
 
+def test_who_is_cancelled_while_he_waits_for_a_lane_leaves_at_once(service: Service) -> None:
+    session, cancelled = service.session, threading.Event()
+    service.waits = lambda call: call == ASK
+    with ThreadPoolExecutor(33) as pool:
+        calls = [pool.submit(session.call, ASK, wire.Word) for _ in range(32)]
+        wait_until(lambda: len(service.came) == 32, "32 calls at once")
+        waits = pool.submit(session.call, ASK, wire.Word, cancelled=cancelled)
+        wait_until(lambda: bool(session._in_want), "one that waits")
+        cancelled.set()
+        try:
+            assert isinstance(waits.exception(LIMIT / 4), Cancelled)
+        finally:
+            service.gate.set()
+        assert [call.result(LIMIT)[0] for call in calls] == [ONE] * 32
+
+
 def test_who_waits_for_a_lane_hears_of_a_death(service: Service) -> None:
     session = service.session
     service.waits = lambda call: True

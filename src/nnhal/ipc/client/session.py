@@ -287,9 +287,9 @@ class Session:
             raise again(self.dead)
         try:
             few = lanes == MAX_LANES or len(self._lanes) <= lanes
-            channel = self._free.pop() if few else self._lane(deadline, lanes)
+            channel = self._free.pop() if few else self._lane(deadline, cancelled, lanes)
         except IndexError:
-            channel = self._lane(deadline, lanes)
+            channel = self._lane(deadline, cancelled, lanes)
         blamed = refused = False
         fresh = not channel.lane.called
         try:
@@ -402,10 +402,10 @@ class Session:
             self._died(DeadObject(f"{self.where}: the process is replaced: {error}"), blame=False)
         return error
 
-    def _lane(self, deadline: int | None, most: int) -> Channel:
+    def _lane(self, deadline: int | None, cancelled: threading.Event | None, most: int) -> Channel:
         """A lane when fewer calls are at it: one that is free, or a new one up to the limit.
 
-        MissedDeadline, and ResourceExhausted where none will be.
+        MissedDeadline, Cancelled, and ResourceExhausted where none will be.
         """
         while True:
             if self.dead is not None:
@@ -419,6 +419,8 @@ class Session:
             self._await_lane()
             if deadline is not None and time.monotonic_ns() > deadline + GRACE_NS:
                 raise MissedDeadline(f"{self.where}: no lane was free by the deadline")
+            if cancelled is not None and cancelled.is_set():
+                raise Cancelled("execution: cancelled by its owner")
         if len(self._given_up) >= MAX_LANES:
             if self.process is not None:
                 raise self._died(
