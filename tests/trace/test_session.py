@@ -1,11 +1,14 @@
 """A trace from its begin to its file, whatever happens meanwhile; and nothing of it where there is none."""
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +23,12 @@ from nnhal.hal.wrappers import Wrapper
 from nnhal.runtime import discovery
 from nnhal.runtime.caller import ModelCallable
 from nnhal.runtime.compiled import Compiled
+from nnhal.runtime.tracing import perfetto, session
 from nnhal.runtime.tracing.perfetto import read
 from nnhal.runtime.tracing.timeline import Timeline
-from tests.ipc.support import doubling
+from tests.hal.devices import descriptors
+from tests.interrupts import interrupted_at
+from tests.ipc.support import doubling, wait_until
 from tests.trace.opened import ALWAYS, decoded, opened, wrong
 
 X = np.arange(4, dtype=np.float32)
@@ -207,6 +213,77 @@ def test_an_interrupt_in_a_span_is_passed_on_and_ends_it(path: Path) -> None:
     assert all(span.ended for span in found.spans)
 
 
+def in_finalizer(frame: Any) -> bool:
+    """Where Python loses interrupts."""
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
+
+
+def test_an_interrupt_anywhere_leaves_nothing_traced_and_the_next_trace_is_whole(path: Path) -> None:
+    whole, struck = 0, False
+    files = base.__file__, session.__file__, perfetto.__file__
+
+    def hits(frame: Any, _: str) -> bool:
+        return struck and frame.f_code.co_filename in files and not in_finalizer(frame)
+
+    with nnhal.compile(doubling(), devices="reference") as compiled:
+        compiled(X)
+        before = descriptors()
+
+        def traced() -> None:
+            nonlocal whole, struck
+            struck = False
+            wait_until(lambda: descriptors() == before, "all is closed")  # a last look at memory may go on
+            assert base.process.recording is None and base.process.users == 0 and all(plain(*seam) for seam in SEAMS)
+            if path.exists() and path.stat().st_size:
+                whole += 1
+                seen(path)
+                path.unlink()
+            struck = True
+            with nnhal.trace(path, spans=50):
+                compiled(X)
+
+        places = interrupted_at(hits, traced)
+    assert places > 300 and whole > 200
+    assert len(named(seen(path), "call")) == 1
+
+
+def test_a_trace_whose_begin_nobody_has_ends_with_it(path: Path) -> None:
+    trace = nnhal.trace(path).start()
+    nnhal.compile(doubling(), devices="reference").close()
+    with pytest.raises(nnhal.BadState):
+        trace.start()
+    del trace
+    assert base.process.recording is None and len(named(seen(path), "prepare step")) == 1
+
+
+def test_a_thread_that_was_traced_keeps_nothing_of_it(path: Path) -> None:
+    go, done, logs = threading.Semaphore(0), threading.Semaphore(0), []
+
+    def work() -> None:
+        with nnhal.compile(doubling(), devices="reference") as compiled:
+            while go.acquire(timeout=60) and base.process.recording is not None:
+                logs.append(weakref.ref(base.process.recording.log))
+                compiled(X)
+                done.release()
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    with nnhal.trace(path):
+        for _ in threads:
+            go.release()
+            assert done.acquire(timeout=60)
+    try:
+        gc.collect()
+        assert len(logs) == 2 and not any(log() for log in logs)
+    finally:
+        go.release(2)
+        for thread in threads:
+            thread.join()
+
+
 def test_what_still_runs_when_the_trace_ends_ends_with_it(path: Path) -> None:
     inside, go_on = threading.Event(), threading.Event()
 
@@ -285,6 +362,42 @@ def test_a_forked_child_is_not_traced_and_writes_no_file(path: Path) -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         nnhal.compile(doubling(), devices="reference").close()
     assert len(named(seen(path), "prepare step")) == 1
+
+
+def test_a_child_that_was_forked_while_a_trace_began_can_begin_one_of_its_own(path: Path) -> None:
+    go, inside = threading.Event(), threading.Event()
+
+    class Slow:
+        def follow(self, _: base.Recording) -> None:
+            inside.set()
+            go.wait(60)
+
+        def unfollow(self) -> None:
+            pass
+
+    slow = Slow()
+    base.followers.add(slow)
+
+    def trace() -> None:
+        with nnhal.trace(path):
+            pass
+
+    thread = threading.Thread(target=trace)
+    thread.start()
+    assert inside.wait(60)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork among threads
+        child = os.fork()
+    if not child:
+        signal.alarm(20)
+        base.followers.clear()
+        with nnhal.trace(path.with_name("b")):
+            nnhal.compile(doubling(), devices="reference").close()
+        os._exit(0)
+    go.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert named(seen(path.with_name("b")), "prepare step") and not seen(path).spans
 
 
 def test_who_waits_for_a_turn_is_counted_and_seen_to_wait(path: Path) -> None:
@@ -396,6 +509,38 @@ def test_a_program_is_traced_to_its_end_by_the_environment_and_its_drivers_with_
     (file,) = tmp_path.iterdir()
     found = seen(file)
     assert named(found, "call") and found.processes[int(file.stem)] == "application" and len(found.processes) == 2
+
+
+WORKERS = """
+import multiprocessing, sys
+def work():
+    import numpy as np, nnhal
+    b = nnhal.Builder()
+    x = b.input((4,))
+    nnhal.compile(b.finish([x], [b.add(x, x)]), devices="reference")(np.ones(4, np.float32))
+if __name__ == "__main__":
+    context = multiprocessing.get_context(sys.argv[1])
+    children = [context.Process(target=work) for _ in range(2)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+        assert child.exitcode == 0
+"""
+
+
+@pytest.mark.parametrize("how", ["fork", "forkserver", "spawn"])
+def test_each_child_of_multiprocessing_writes_a_trace_of_its_own(how: str, tmp_path: Path) -> None:
+    program, traces = tmp_path / "program.py", tmp_path / "traces"
+    program.write_text(WORKERS)
+    traces.mkdir()
+    environment = os.environ | {"NNHAL_TRACE": str(traces / "%p")}
+    subprocess.run([sys.executable, program, how], env=environment, check=True, timeout=100)
+    files = list(traces.iterdir())
+    assert len(files) == 2
+    for file in files:
+        found = seen(file)
+        assert found.processes == {int(file.name): "application"} and len(named(found, "call")) == 1
 
 
 def test_a_driver_that_uses_nnhal_itself_writes_no_file_of_its_own(tmp_path: Path) -> None:

@@ -14,10 +14,11 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import wraps
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
+from nnhal.base.descriptors import Owner
 from nnhal.base.errors import told
 from nnhal.base.records import Record, Struct, field
 
@@ -68,6 +69,7 @@ class Log:
             memory = mmap.mmap(-1, size_of(slots), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.slots, self.memory = slots, memoryview(memory).cast("B")
         self._next, self._next_text = itertools.count(), itertools.count(1)
+        self._mark = object()  # threads remember this one: what one of them knew last is not kept in memory for it
         self._texts: dict[str, int] = {"": 0}
 
     def take(self) -> None:
@@ -87,7 +89,7 @@ class Log:
         place = next(self._next)
         if place >= self.slots:
             return self._drop(place)
-        if _here.known is not self:
+        if _here.known is not self._mark:
             self._enter()
         at = _FIRST + place * _SLOT.size
         texts = self._texts
@@ -140,7 +142,7 @@ class Log:
         if place >= self.slots:
             self._drop(place)
             return
-        if _here.known is not self and kind != THREAD:
+        if _here.known is not self._mark and kind != THREAD:
             self._enter()
         at = _FIRST + place * _SLOT.size
         begin = begin or _now()
@@ -156,7 +158,7 @@ class Log:
         if place >= self.slots:
             self._drop(place)
             return
-        if _here.known is not self:
+        if _here.known is not self._mark:
             self._enter()
         texts = self._texts
         what = texts[name] if name in texts else self._text(name)
@@ -166,7 +168,7 @@ class Log:
 
     def _enter(self) -> None:
         """The name of this thread, ahead of what it does first."""
-        _here.known = self
+        _here.known = self._mark
         _here.tid = threading.get_native_id()
         self.write(THREAD, threading.current_thread().name)
 
@@ -299,11 +301,14 @@ class Recording(Struct):
 
 def _resident(pid: int) -> int | None:
     """Bytes that a process has in memory; None where it has ended."""
+    file = Owner()
     try:
-        with open(f"/proc/{pid}/statm", "rb", buffering=0) as file:
-            return int(file.read(100).split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        file.fds.extend(map(os.open, (f"/proc/{pid}/statm",), (os.O_RDONLY | os.O_CLOEXEC,)))
+        return int(os.pread(file.fds[0], 100, 0).split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError):
         return None
+    finally:
+        file.close()
 
 
 class Follower(Protocol):
@@ -325,19 +330,29 @@ class Scope:
 class _Here(threading.local):
     log: Log | None = None  # of the client whose call this thread answers
     call = 0  # the place of its span
-    known: Log | None = None  # that has the name of this thread
+    known: object = None  # the mark of the log that has the name of this thread
     tid = 0
 
 
 class _Process:
-    """What is traced of this process. log: None where nothing is. users: who wants the functions with spans."""
+    """What is traced of this process. log: None where nothing is. scopes: of clients that trace.
+
+    spanning: whether the functions with spans are in their places; None while they are put there, or were when an interrupt
+    came.
+    """
 
     def __init__(self) -> None:
         self.log: Log | None = None
         self.recording: Recording | None = None
-        self.users = 0
+        self.scopes: set[Scope] = set()
+        self.spanning: bool | None = False
         self.lock = threading.Lock()
         self.early: list[tuple[str, str, int, int]] = []  # before there was a client: name, detail, begin, end
+
+    @property
+    def users(self) -> int:
+        """Who wants the functions with spans."""
+        return len(self.scopes) + (self.log is not None)
 
 
 _here = _Here()
@@ -357,18 +372,26 @@ def begin(recording: Recording) -> None:
     """From now on this process is traced, and the drivers' processes that it is connected to."""
     with process.lock:
         process.log, process.recording = recording.log, recording
-    _use(1)
-    for follower in list(followers):
+    _settle()
+    for follower in _all_followers():
         follower.follow(recording)
 
 
-def end() -> None:
-    """Nothing is traced any more."""
+def end(recording: Recording) -> None:
+    """Nothing is traced any more for this recording; the same where it was ended already, or an interrupt came between."""
     with process.lock:
-        process.log = process.recording = None
-    _use(-1)
-    for follower in list(followers):
+        if process.recording is recording:
+            process.log = process.recording = None
+        others = process.recording is not None
+    _settle()
+    for follower in () if others else _all_followers():
         follower.unfollow()
+
+
+def _all_followers() -> "list[Follower]":
+    while True:
+        with suppress(RuntimeError):  # one more came meanwhile, which looks itself whether something is traced
+            return list(followers)
 
 
 def open_scope(scope: Scope, into: Log, since: int) -> None:
@@ -378,29 +401,30 @@ def open_scope(scope: Scope, into: Log, since: int) -> None:
         if begun >= since:
             into.write(SPAN, name, begin=begun, end=ended, layer=driver, phase=initialisation, detail=detail)
     with process.lock:
-        before, scope.log = scope.log, into
-    if before is None:
-        _use(1)
+        scope.log = into
+        process.scopes.add(scope)
+    _settle()
     into.take()
 
 
 def close_scope(scope: Scope, only: Log) -> None:
     """They are not any more, unless another log has taken the place of this one."""
     with process.lock:
-        ours = scope.log is only
-        if ours:
+        if scope.log is only:
             scope.log = None
-    if ours:
-        _use(-1)
+            process.scopes.discard(scope)
+    _settle()
 
 
-def _use(change: int) -> None:
-    """Put the functions with spans in their places for the first who traces, and those without for nobody."""
+def _settle() -> None:
+    """Put the functions with spans in their places where anybody traces, and those without where nobody does."""
     with process.lock:
-        before, process.users = process.users, process.users + change
-        if bool(before) != bool(process.users):
+        wanted = process.users > 0
+        if process.spanning is not wanted:
+            process.spanning = None
             for owner, name, plain, traced in _seams:
-                setattr(owner, name, traced if process.users else plain)
+                setattr(owner, name, traced if wanted else plain)
+            process.spanning = wanted
 
 
 @contextmanager
@@ -415,7 +439,7 @@ def inside(scope_log: Log | None) -> Iterator[None]:
 
 def _after_fork() -> None:
     """A child is not traced: the file is its parent's."""
-    used = process.users
+    used = process.spanning is not False
     process.__init__()  # type: ignore[misc]
     _here.log = _here.known = None
     for owner, name, plain, _ in _seams if used else ():
@@ -502,7 +526,7 @@ class _Seam:
     def __set_name__(self, owner: type, name: str) -> None:
         with process.lock:
             _seams.append((owner, name, self._plain, self._traced))
-            setattr(owner, name, self._traced if process.users else self._plain)
+            setattr(owner, name, self._plain if process.spanning is False else self._traced)
 
 
 def _traced(

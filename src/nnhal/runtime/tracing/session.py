@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from nnhal.base import trace as base
 from nnhal.base.answers import shown
+from nnhal.base.descriptors import Owner
 from nnhal.base.errors import BadState, InvalidArgument, ResourceExhausted
 from nnhal.base.log import logger
 from nnhal.base.uncopied import Uncopied
@@ -25,7 +26,7 @@ VARIABLE = "NNHAL_TRACE"
 MOST_SLOTS = 1 << 24
 SAMPLES = 0.05  # seconds between looks at memory
 _log = logger("execution")
-_beginning = threading.Lock()
+_beginning = threading.RLock()  # a trace that nobody has any more may end in the middle of another's begin
 
 
 class Trace(Uncopied, instead="its file can be read anywhere"):
@@ -39,66 +40,90 @@ class Trace(Uncopied, instead="its file can be read anywhere"):
             raise InvalidArgument(f"trace: spans is {shown(spans)}, must be an integer of 1 to {MOST_SLOTS}")
         self.path, self._spans = Path(path), spans
         self._recording: base.Recording | None = None
-        self._pid = os.getpid()
+        self._pid, self._ender, self._until = os.getpid(), 0, 0
 
     def start(self) -> "Trace":
         """Begin. BadState where another one is running, InvalidArgument where its file cannot be written."""
         from nnhal.runtime.tracing import perfetto
 
         with _beginning:
-            if base.process.recording is not None:
+            if base.process.recording is not None or self._recording is not None:
                 raise BadState(f"trace to {self.path}: another one is running in this process, must be ended first")
             self._file, self._pid = _opened(self.path), os.getpid()
             self._clocks = perfetto.clocks()
             recording = base.Recording(base.Log(self._spans), time.monotonic_ns())
-            self._recording = recording
+            self._ender = self._until = 0
             self._ended = threading.Event()
-            self._sampler = threading.Thread(target=self._sample, args=(recording,), name="nnhal-trace", daemon=True)
+            self._sampler = threading.Thread(
+                target=_sample, args=(recording, self._ended), name="nnhal-trace", daemon=True
+            )
             try:
+                self._recording = recording
                 base.begin(recording)
                 with suppress(RuntimeError):  # no thread to be had: no samples
                     self._sampler.start()
             except BaseException:  # interrupted
                 self._recording = None
                 self._ended.set()
-                base.end()
-                os.close(self._file)
+                base.end(recording)
+                self._file.close()
                 raise
         return self
 
     def stop(self) -> None:
         """End it and write the file; nothing happens the second time, and in a process forked from the one that began.
 
-        What still runs then ends with the trace. ResourceExhausted where the file cannot be written.
+        What still runs then ends with the trace. An interrupt is passed on once the file is written. ResourceExhausted where
+        it cannot be.
         """
+        recording = self._recording
+        if recording is None or os.getpid() != self._pid:
+            return
+        try:
+            self._end(recording)
+        except ResourceExhausted:
+            raise
+        except BaseException:  # interrupted
+            self._end(recording)
+            raise
+
+    def _end(self, recording: base.Recording) -> None:
+        """All of it, from wherever an interrupt came."""
         from nnhal.runtime.tracing import perfetto
 
-        if os.getpid() != self._pid:
-            return
         with _beginning:
-            recording, self._recording = self._recording, None
-            if recording is None:
+            if self._recording is not recording or self._ender not in (0, threading.get_ident()):
                 return
-            recording.look()
-            base.end()
-        until = time.monotonic_ns()
+            self._ender = threading.get_ident()
+            if base.process.recording is recording:
+                recording.look()
+            base.end(recording)
+        self._until = until = self._until or time.monotonic_ns()
         self._ended.set()
         if self._sampler.is_alive():
             self._sampler.join()
-        _remember(recording)
-        timeline = _gathered(recording, until)
         try:
+            timeline = _gathered(recording, until)
+            (fd,) = self._file.fds
             with suppress(OSError):  # what cannot be made shorter is no ordinary file
-                os.ftruncate(self._file, 0)
-            with open(self._file, "wb") as file:
+                os.ftruncate(fd, 0)
+                os.lseek(fd, 0, os.SEEK_SET)
+            with open(fd, "wb", closefd=False) as file:
                 file.writelines(perfetto.written(timeline, self._clocks))
         except OSError as error:
+            self._over()
             raise ResourceExhausted(f"trace {self.path}: cannot be written: {error.strerror}") from None
+        self._over()
+        _remember(recording)
 
-    def _sample(self, recording: base.Recording) -> None:
-        """Memory of all processes, now and then, where it has changed."""
-        while not self._ended.wait(SAMPLES):
-            recording.look()
+    def _over(self) -> None:
+        self._recording = None
+        self._file.close()
+
+    def __del__(self) -> None:
+        """One that nobody can end any more ends."""
+        with suppress(Exception):  # it may be half made
+            self.stop()
 
     def __enter__(self) -> "Trace":
         return self.start()
@@ -133,6 +158,11 @@ def from_environment() -> None:
         return
     running = Trace(path.replace("%p", str(os.getpid()))).start()
     atexit.register(_stop_at_exit, running)
+    processes = sys.modules.get("multiprocessing.process")
+    if processes is not None and processes.parent_process() is not None:  # such a child ends without what atexit has
+        from multiprocessing import util
+
+        util.Finalize(None, _stop_at_exit, (running,), exitpriority=0)
 
 
 def _stop_at_exit(running: Trace) -> None:
@@ -145,15 +175,21 @@ def _stop_at_exit(running: Trace) -> None:
 @contextmanager
 def in_memory() -> "Iterator[Callable[[], Timeline]]":
     """Trace what happens within, to no file: what comes can be called once for it. BadState where a trace is running."""
-    with _beginning:
-        if base.process.recording is not None:
-            raise BadState("trace: another one is running in this process, must be ended first")
-        recording = base.Recording(base.Log(base.SLOTS), time.monotonic_ns())
-        base.begin(recording)
+    recording = base.Recording(base.Log(base.SLOTS), time.monotonic_ns())
     try:
+        with _beginning:
+            if base.process.recording is not None:
+                raise BadState("trace: another one is running in this process, must be ended first")
+            base.begin(recording)
         yield lambda: _gathered(recording, time.monotonic_ns())
     finally:
-        base.end()
+        base.end(recording)
+
+
+def _sample(recording: base.Recording, ended: threading.Event) -> None:
+    """Memory of all processes, now and then, where it has changed."""
+    while not ended.wait(SAMPLES):
+        recording.look()
 
 
 def _gathered(recording: base.Recording, until: int) -> "Timeline":
@@ -168,20 +204,31 @@ def _gathered(recording: base.Recording, until: int) -> "Timeline":
     return merged(parts, recording.since, until, recording.notes)
 
 
-def _opened(path: Path) -> int:
-    """A descriptor of the file, which keeps what is in it until there is something else to write."""
+def _opened(path: Path) -> Owner:
+    """The file, opened, which keeps what is in it until there is something else to write."""
+    file = Owner()
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+        how = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+        file.fds.extend(map(os.open, (path,), (how,), (0o666,)))
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise InvalidArgument(f"trace {path}: cannot be written: {why}") from None
-    if not stat.S_ISREG(os.fstat(fd).st_mode) and not stat.S_ISCHR(os.fstat(fd).st_mode):
-        os.close(fd)
+    mode = os.fstat(file.fds[0]).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISCHR(mode):
         raise InvalidArgument(f"trace {path}: is no file, must be one that can be written")
-    return fd
+    return file
 
 
 def _remember(recording: base.Recording) -> None:
     """What was not followed, in the log of this process."""
     for note in recording.notes:
         _log.info("trace: %s", note)
+
+
+def _begin_anew() -> None:
+    """A forked child: who began or ended a trace in its parent meanwhile does not go on here."""
+    global _beginning  # noqa: PLW0603
+    _beginning = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
