@@ -14,6 +14,7 @@ from nnhal.base import trace as base
 from nnhal.ipc.client.process import Resilient, start
 from nnhal.ipc.names import connect
 from nnhal.runtime.tracing.summary import summary
+from nnhal.runtime.tracing.timeline import Timeline
 from tests.faults.support import service
 from tests.ipc.support import PROBE, doubling
 from tests.trace.test_session import named, seen
@@ -154,3 +155,37 @@ def test_a_client_of_a_service_sees_nothing_of_what_others_have_done(
     found = seen(path)
     away = [span for span in named(found, "run") if span.pid != os.getpid()]
     assert len(away) == 20 and all(run.parent.caller is not None for run in away)
+
+
+def done_for(timeline: Timeline, name: str) -> list[str]:
+    """By the calls of the application, for which each of the outermost spans of this name in a driver's process was done."""
+    away = [span for span in named(timeline, name) if span.pid != os.getpid() and span.parent is None]
+    return [span.origin.name for span in away if span.origin.layer == "application"] + [
+        "nobody" for span in away if span.origin.layer != "application"
+    ]
+
+
+def test_a_preparation_that_begins_before_its_call_is_answered_is_done_for_who_compiles(path: Path) -> None:
+    device = Resilient("reference", lambda: start("reference"))
+    try:
+        nnhal.compile(doubling(3), devices=device).close()
+        with nnhal.trace(path):
+            for size in range(4, 24):
+                nnhal.compile(doubling(size), devices=device).close()
+    finally:
+        device.close()
+    assert done_for(seen(path), "prepare") == ["compile"] * 20
+
+
+def test_an_execution_in_the_background_of_a_process_is_done_for_who_called(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NNHAL_SYNC_EXEC", "0")
+    device = Resilient("reference", lambda: start("reference"))
+    try:
+        with nnhal.compile(doubling(), devices=device) as compiled, nnhal.trace(path):
+            for _ in range(40):
+                assert (compiled(X) == X + X).all()
+    finally:
+        device.close()
+    assert done_for(seen(path), "execute") == ["call"] * 40

@@ -136,6 +136,7 @@ class Log:
         detail: str = "",
         amount: int = 0,
         direction: int = 0,
+        group: int = LOCAL,
     ) -> None:
         """A whole entry at once. begin: now by default."""
         place = next(self._next)
@@ -148,7 +149,7 @@ class Log:
         begin = begin or _now()
         ids = self._text(name), self._text(detail)
         _SLOT.pack_into(
-            *(self.memory, at, begin, end or begin, number, amount, _here.tid, *ids, 0, LOCAL, kind, layer, phase),
+            *(self.memory, at, begin, end or begin, number, amount, _here.tid, *ids, 0, group, kind, layer, phase),
             direction,
         )
 
@@ -597,6 +598,13 @@ def handed_over() -> int:
     number = next(_numbers)
     into.write(MARK, "", number, direction=OUT)
     return number
+
+
+def hand_over(key: Key) -> None:
+    """What the span around has done elsewhere may begin after its end. key: as of the span that is it."""
+    into = _here.log or process.log
+    if into is not None:
+        into.write(MARK, "", key[1], direction=OUT, group=key[0])
 
 
 def carried(work: Callable[[], R], name: str, phase: str = "execution") -> Callable[[], R]:

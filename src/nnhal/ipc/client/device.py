@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from nnhal.base.codes import DeviceStatus, DeviceType
-from nnhal.base.errors import MissedDeadline, UnsupportedModel
+from nnhal.base.errors import UnsupportedModel
 from nnhal.base.levels import V1_2, V1_3, Level
 from nnhal.base.records import replace
 from nnhal.hal.cache.files import Cache, CacheFiles
@@ -201,14 +201,8 @@ class RemoteDevice(Device):
         prepared: RemotePrepared,
     ) -> None:
         """Send, and wait for the end of the preparation."""
-        pending = None
-        try:
-            pending = self.session.notified(message, packing, hints.deadline)
-            told, _ = self.session.outcome(pending, hints.deadline)
-        except MissedDeadline:
-            if pending is not None and pending.came:  # an answer
-                raise
-            raise MissedDeadline(f"device {self.name}: did not prepare the model by the deadline") from None
+        late = f"device {self.name}: did not prepare the model by the deadline"
+        told, _ = self.session.outcome_of(message, packing, hints.deadline, late=late)
         if isinstance(told, wire.PreparedTraits):
             prepared.weights_consumed, prepared.changeable = told.weights_consumed, told.changeable
 

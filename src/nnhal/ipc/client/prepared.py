@@ -116,7 +116,8 @@ class RemotePrepared(Prepared):
         frame, home, binding = self.bound(request, control, apart=self.form is None)
         session = self.session
         if self.form is None:
-            result, fds = session.outcome(self._launch(binding, control), control.deadline, control.cancelled)
+            message = self._execution(binding, control)
+            result, fds = session.outcome_of(message, None, control.deadline, control.cancelled)
         else:
             call = binding.call(control, self.form)
             reply, fds = session.answer_to(
@@ -168,13 +169,12 @@ class RemotePrepared(Prepared):
         outputs = tuple(argument(at, request.output_buffers.get(n)) for n, at in enumerate(frame.outputs))
         return wire.WireRequest(inputs, outputs, tuple(pools))
 
-    def _launch(self, binding: "RemoteBinding", control: Control) -> Pending:
+    def _execution(self, binding: "RemoteBinding", control: Control) -> wire.Execute:
         form = wire.form_for(wire.Execute, self.session.methods)
         assert form is not None
         measure = control.measure and form >= V1_2
         deadline, loop = (control.deadline or 0, _loop(control)) if form >= V1_3 else (0, 0)
-        message = wire.Execute(self.session.number(), form, binding.number, measure, deadline, loop)
-        return self.session.notified(message, None, control.deadline)
+        return wire.Execute(self.session.number(), form, binding.number, measure, deadline, loop)
 
     def finish(self, request: Request, frame: Frame, result: wire.Executed, fds: Descriptors) -> Timing | None:
         """Take outputs and shapes over, after a check that they can be true."""
@@ -219,7 +219,7 @@ class RemotePrepared(Prepared):
     def execute(self, request: Request, control: Control, notify: Notify) -> None:
         """Execute in the driver's background; the notification comes on a thread of its own."""
         frame, home, binding = self.bound(request, control, apart=True)
-        pending = self._launch(binding, control)
+        pending = self.session.notified(self._execution(binding, control), None, control.deadline)
 
         notify_of(partial(self._notified, pending, frame, home), request, control, notify)
 

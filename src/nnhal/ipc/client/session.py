@@ -54,6 +54,7 @@ KEPT_LANES = 4  # of them, that executions of each lower priority leave to those
 _PLACED = 60  # descriptors that go along with a message
 _BATCH_SECONDS = 0.002
 _WANT = 0.005  # seconds between looks for a lane
+NotifiedCall = wire.PrepareModel | wire.PrepareConsidered | wire.PrepareModelFromCache | wire.Execute
 TRACED_SECONDS = 1.0  # that a service may take to begin with a trace
 _WISH_MS = 20  # between looks at whether what goes on is still wanted
 _log = logger("driver")
@@ -341,13 +342,40 @@ class Session:
                 if deadline is not None and time.monotonic_ns() >= deadline + GRACE_NS:
                     raise MissedDeadline(f"{self.where}: the deadline has passed without an answer") from None
 
-    def notified(
+    @trace.seam(
+        *("ipc", "", "wait for the notification"),
+        detail=lambda self: self.where,
+        key=lambda self, message, *_, **__: (self.group, message.object),
+        direction=trace.OUT,
+    )
+    def outcome_of(
         self,
-        message: wire.PrepareModel | wire.PrepareConsidered | wire.PrepareModelFromCache | wire.Execute,
-        packing: Packing | None = None,
-        deadline: int | None = None,
-    ) -> Pending:
+        message: NotifiedCall,
+        packing: Packing | None,
+        deadline: int | None,
+        cancelled: threading.Event | None = None,
+        late: str = "",
+    ) -> tuple[Any, Descriptors]:
+        """A call, and what its notification says: what the service does may begin before it has answered the call.
+
+        late: of the MissedDeadline where that does not come in time.
+        """
+        pending = None
+        try:
+            pending = self._notified(message, packing, deadline)
+            return self._outcome(pending, deadline, cancelled)
+        except MissedDeadline:
+            if not late or (pending is not None and pending.came):  # an answer
+                raise
+            raise MissedDeadline(late) from None
+
+    @trace.seam("ipc", "", "launch", detail=lambda self: self.where)
+    def notified(self, message: NotifiedCall, packing: Packing | None = None, deadline: int | None = None) -> Pending:
         """A call and the notification that is to follow. MissedDeadline where not even the call is taken."""
+        trace.hand_over((self.group, message.object))
+        return self._notified(message, packing, deadline)
+
+    def _notified(self, message: NotifiedCall, packing: Packing | None, deadline: int | None) -> Pending:
         kind = wire.NotifyExecuted if isinstance(message, wire.Execute) else wire.NotifyPrepared
         pending = self._pending[message.object] = Pending(message.object, kind)
         try:
@@ -373,6 +401,11 @@ class Session:
         self, pending: Pending, deadline: int | None, cancelled: threading.Event | None = None
     ) -> tuple[Any, Descriptors]:
         """Wait for a notification; where that is given up, the service is told."""
+        return self._outcome(pending, deadline, cancelled)
+
+    def _outcome(
+        self, pending: Pending, deadline: int | None, cancelled: threading.Event | None
+    ) -> tuple[Any, Descriptors]:
         try:
             return pending.wait(deadline, cancelled, self.watch)
         except DeadObject as error:
@@ -664,13 +697,14 @@ class Session:
         try:
             memory = Memory.allocate(trace.size_of(slots), "nnhal-trace")
             number, packing = self.number(), self.packing()
+            self._log = number  # also of what is interrupted on its way
             message = wire.WriteTrace(number, packing.pool(memory), recording.since)
             with self._attaching:  # nobody closes the lane meanwhile
                 self._control.send(wire.encode(message), packing.fds)
         except NnhalError as error:
             recording.notes.append(f"{self.where}: its process is not traced: {error}")
+            self._log = 0
             return
-        self._log = number
         recording.remotes.append(
             trace.Remote(self.where.removeprefix("device "), self.welcome.pid, self.group, memory.bytes(), slots)
         )

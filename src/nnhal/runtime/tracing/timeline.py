@@ -69,6 +69,14 @@ class Span(Struct, eq=False):
         return found
 
 
+class _Call(Record, frozen=True):
+    """A span that has something done elsewhere, from some moment on. waits: it does not end before that has begun."""
+
+    span: Span
+    at: int
+    waits: bool = True
+
+
 def called(span: Span, caller: Span) -> bool:
     """Note who had a span done, unless that one was done for it: a log may say anything."""
     around: Span | None = caller.root
@@ -125,7 +133,7 @@ DROPPED = "dropped spans"
 def merged(parts: Sequence[ProcessLog], since: int, until: int, notes: Iterable[str] = ()) -> Timeline:
     """One timeline of all: the first part is the application's, the others are of drivers' processes."""
     found = Timeline(since, until, notes=list(notes))
-    out: dict[tuple[int, int], list[Span]] = defaultdict(list)
+    out: dict[tuple[int, int], list[_Call]] = defaultdict(list)
     come: list[tuple[tuple[int, int], Span]] = []
     for part in parts:
         found.processes[part.pid] = part.name
@@ -150,7 +158,7 @@ def _nested(
     found: Timeline,
     part: ProcessLog,
     entries: list[LogEntry],
-    out: dict[tuple[int, int], list[Span]],
+    out: dict[tuple[int, int], list[_Call]],
     come: list[tuple[tuple[int, int], Span]],
 ) -> None:
     """The entries of one thread: spans inside one another, whatever a log says; one that has not ended ends with the one
@@ -171,7 +179,7 @@ def _nested(
                 Instant(part.pid, entry.thread, entry.begin, LAYERS[entry.layer], PHASES[_phase(entry, parent)], *words)
             )
         elif entry.kind == MARK and parent is not None:
-            out[key].append(parent)
+            out[key].append(_Call(parent, entry.begin, waits=False))
         elif entry.kind == SPAN:
             limit = found.until if parent is None else parent.end
             end = min(entry.end or limit, limit)
@@ -188,7 +196,7 @@ def _nested(
             found.spans.append(span)
             around.append(span)
             if entry.direction == OUT:
-                out[key].append(span)
+                out[key].append(_Call(span, span.begin))
             elif entry.direction == IN:
                 come.append((key, span))
 
@@ -200,23 +208,25 @@ def _phase(entry: LogEntry, parent: Span | None) -> int:
 
 
 def _connected(
-    out: dict[tuple[int, int], list[Span]], come: list[tuple[tuple[int, int], Span]], spans: list[Span]
+    out: dict[tuple[int, int], list[_Call]], come: list[tuple[tuple[int, int], Span]], spans: list[Span]
 ) -> None:
     """A flow for each span that was done for another: from the application's call on, and back to what takes its results."""
     numbers = count(1)
-    for spans_out in out.values():
-        spans_out.sort(key=lambda span: span.begin)
+    for calls in out.values():
+        calls.sort(key=lambda call: call.at)
     following: dict[tuple[int, int], list[Span]] = defaultdict(list)
     for span in sorted(spans, key=lambda span: span.begin):
         following[span.pid, span.thread].append(span)
     begins = {track: [span.begin for span in each] for track, each in following.items()}
     for key, span in sorted(come, key=lambda each: each[1].begin):
-        callers = out.get(key, [])
-        place = bisect_right([caller.begin for caller in callers], span.begin)
+        calls = out.get(key, [])
+        place = bisect_right([call.at for call in calls], span.begin)
         if not place:
             continue
-        caller = callers[place - 1]
-        if key[0] > LOCAL and caller.end < span.begin:  # of another call on the same lane, which the log has lost
+        caller, waits = calls[place - 1].span, calls[place - 1].waits
+        if (
+            waits and key[0] > LOCAL and caller.end < span.begin
+        ):  # of another call on the same lane, which the log has lost
             continue
         if not called(span, caller):
             continue
