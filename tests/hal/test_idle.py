@@ -372,6 +372,22 @@ def test_others_are_trimmed_while_one_hangs(device: Trimmable, monkeypatch: pyte
     wait_until(lambda: keepers() == 1, "the one that hung has ended")
 
 
+def test_others_are_trimmed_also_where_nobody_waits_for_the_one_that_hangs(
+    device: Trimmable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(idle.VARIABLE, "0.1")
+    monkeypatch.setattr(idle, "LONGEST", 0.2)
+    begun, go = threading.Event(), threading.Event()
+    device.during = lambda: (begun.set(), go.wait(LIMIT))
+    model, other = prepared(device), prepared(Trimmable())
+    try:
+        assert right(model) and begun.wait(LIMIT) and right(other)
+        wait_until(lambda: bool(other.trims), "another thread has taken over")
+    finally:
+        go.set()
+    wait_until(lambda: keepers() == 1, "the one that hung has ended")
+
+
 def test_a_close_waits_for_a_trim(device: Trimmable) -> None:
     model = prepared(device)
     with hanging(device, model) as go:
@@ -428,6 +444,26 @@ def test_zero_seconds_are_never(device: Trimmable, monkeypatch: pytest.MonkeyPat
     before = keepers()
     model = prepared(device)
     assert right(model) and keepers() == before
+
+
+def test_what_is_looked_after_by_nobody_leaves_nothing_behind(
+    device: Trimmable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(idle.VARIABLE, "0")
+    for _ in range(20):
+        model = prepared(device)
+        model.close()
+    assert idle._keeper._woken.empty() and not keepers()
+
+
+def test_next_to_no_quiet_seconds_take_next_to_no_time(device: Trimmable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(idle.VARIABLE, "1e-9")
+    model = prepared(device)
+    assert right(model)
+    wait_until(lambda: bool(model.trims), "it was trimmed")
+    began = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - began < 0.1
 
 
 def test_one_thread_looks_after_all_and_ends_with_the_last(device: Trimmable) -> None:

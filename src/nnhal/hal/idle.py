@@ -28,7 +28,7 @@ T = TypeVar("T")
 VARIABLE = "NNHAL_IDLE_SECONDS"
 SECONDS = 5.0  # without an execution, after which a model is trimmed
 LONGEST = 2.0  # seconds that a trim may take, for those who wait for its end
-_LOOK = 1.0  # seconds between looks, at most
+_LOOK, _OFTEN = 1.0, 0.02  # seconds between looks, at most and at least
 _log = logger("driver")
 
 
@@ -197,7 +197,8 @@ class _Keeper:
 
     def wake(self) -> None:
         """Have the thread see at once what is over."""
-        self._woken.put(None)
+        if self._turn is not None:
+            self._woken.put(None)
 
     def relieve(self) -> None:
         """See that there is a thread, and one that does not hang in a trim."""
@@ -213,9 +214,12 @@ class _Keeper:
             except RuntimeError as error:
                 self._turn = None
                 _log.info("idle models keep their memory: no thread to look after them: %s", error)
+            except BaseException:  # interrupted: the next model has another thread
+                self._turn = None
+                raise
 
     def _work(self, turn: object, seconds: float) -> None:
-        told, look, short = pressure(), min(_LOOK, seconds / 4), False
+        told, look, short = pressure(), min(_LOOK, max(seconds / 4, _OFTEN)), False
         while True:
             with suppress(Empty):
                 self._woken.get(timeout=look)
@@ -241,11 +245,17 @@ class _Keeper:
             if inside or not guard.quiet.due(uses, seconds, pressed=pressed):
                 continue
             self._trimming_since = time.monotonic()
+            late = threading.Timer(LONGEST * 1.01, self.relieve)
+            late.name, late.daemon = "nnhal-idle", True
+            with suppress(RuntimeError):  # no thread to be had: who waits for the trim sees to it
+                late.start()
             try:
                 done = guard.trim(pressed=pressed)
             except NnhalError as error:
                 _log.warning("%s; it is trimmed no more", error)
                 done, guard.over = False, True
+            finally:
+                late.cancel()
             with self._lock:
                 if self._turn is not turn:
                     return False
