@@ -1,5 +1,6 @@
 """Logs: what is written can be read, a full one counts what it drops, nothing that a hostile process writes does harm."""
 
+import contextlib
 import random
 import threading
 import time
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 
 from nnhal.base import trace
 from nnhal.base.errors import BadFile
+from nnhal.runtime.tracing import perfetto
 from nnhal.runtime.tracing.perfetto import clocks, read, written
+from nnhal.runtime.tracing.summary import summary
 from nnhal.runtime.tracing.timeline import ProcessLog, Timeline, merged
 
 RUNTIME, EXECUTION = trace.LAYERS.index("runtime"), trace.PHASES.index("execution")
@@ -175,6 +178,64 @@ def test_spans_that_say_that_they_were_done_for_themselves_are_done_for_nobody()
     assert all(span.caller is None or span.caller.root is not span.root for span in timeline.spans)
 
 
+def of_two(own: trace.Log, *others: trace.Log) -> Timeline:
+    """The application's log, and those of connections to one other process."""
+    until = time.monotonic_ns()
+    parts = [ProcessLog(1, "application", held(own, 0, until))]
+    parts += [ProcessLog(2, "x", held(log, 0, until), 5 + n) for n, log in enumerate(others)]
+    return merged(parts, 0, until)
+
+
+def test_a_drivers_process_counts_nothing_of_others_nor_what_its_client_counts_of_it() -> None:
+    own, log = trace.Log(9), trace.Log(9)
+    own.write(trace.COUNTER, "memory", 7, amount=2)
+    for pid in (0, 1, 2, 9):
+        log.write(trace.COUNTER, "memory", 10**18, amount=pid)
+        log.write(trace.COUNTER, "waiting", 3, amount=pid)
+    log.write(trace.COUNTER, "dropped spans", 10**6)
+    found = of_two(own, log)
+    assert {key: [value for _, value in points] for key, points in found.counters.items()} == {
+        (2, "memory"): [7],
+        (2, "waiting"): [3, 3],
+        (2, "dropped spans"): [7],
+    }
+
+
+def test_a_drivers_process_takes_part_in_no_calls_of_others() -> None:
+    own, log, liar = trace.Log(9), trace.Log(9), trace.Log(9)
+    at = own.begin(RUNTIME, EXECUTION, "wait", "", (5, 3), trace.OUT)
+    log.end(log.begin(RUNTIME, EXECUTION, "right", "", (trace.SESSION, 3), trace.IN))
+    liar.end(liar.begin(RUNTIME, EXECUTION, "wrong", "", (5, 3), trace.IN))
+    own.end(at)
+    callers = {span.name: span.caller is not None for span in of_two(own, log, liar).spans}
+    assert callers == {"wait": False, "right": True, "wrong": False}
+
+
+def test_what_several_connections_to_a_process_dropped_is_added_up_however_much_they_say() -> None:
+    logs = [trace.Log(4) for _ in range(3)]
+    for log, count in zip(logs, (5, 6, 7), strict=True):
+        for _ in range(count):
+            log.end(log.begin(RUNTIME, EXECUTION, "a"))
+    for most, dropped in ((0, 2 + 3 + 4), ((1 << 64) - 1, (1 << 63) - 1)):
+        if most:
+            logs[1].memory[:8] = most.to_bytes(8, "little")
+        again = read(b"".join(written(of_two(trace.Log(4), *logs), clocks())), "it")
+        assert summary(again).dropped == dropped
+
+
+def test_spans_of_a_thread_nest_whichever_connection_they_were_for() -> None:
+    own, one, other = trace.Log(9), trace.Log(9), trace.Log(9)
+    one.begin(RUNTIME, EXECUTION, "never ends")
+    at = one.begin(RUNTIME, EXECUTION, "ends within")
+    late = other.begin(RUNTIME, EXECUTION, "late")
+    one.end(at)
+    other.end(late)
+    found = of_two(own, one, other)
+    assert len(found.spans) == 3 and nests(found)
+    again = read(b"".join(written(found, clocks())), "it")
+    assert [(s.name, s.begin, s.end) for s in again.spans] == [(s.name, s.begin, s.end) for s in found.spans]
+
+
 def test_what_ends_after_the_trace_has_not_ended_in_it_and_what_begins_later_is_not_in_it() -> None:
     log = trace.Log(10)
     log.write(trace.SPAN, "in", begin=1000, end=1500)
@@ -193,17 +254,55 @@ def a_file() -> bytes:
     return b"".join(written(merged([ProcessLog(1, "application", held(log, since))], since, until), clocks()))
 
 
+Field = list[Any]  # its number, and its value: a number, bytes, or the fields of a message
+
+
+def fields(data: bytes) -> list[Field]:
+    """A message as fields of fields, as far as it can be read so."""
+    found: list[Field] = []
+    for number, value in perfetto._fields(data):
+        inner = value
+        if isinstance(value, bytes):
+            with contextlib.suppress(ValueError, IndexError):
+                inner = fields(value) or value
+        found.append([number, inner])
+    return found
+
+
+def put_together(parts: list[Field]) -> bytes:
+    def one(number: int, value: Any) -> bytes:
+        if isinstance(value, int):
+            return perfetto._number(number, value)
+        return perfetto._data(number, put_together(value) if isinstance(value, list) else value)
+
+    return b"".join(one(number, value) for number, value in parts)
+
+
+def tear(parts: list[Field], draw: random.Random) -> None:
+    """Change one field somewhere inside, also to one of another kind."""
+    at = draw.randrange(len(parts))
+    number, value = parts[at]
+    if isinstance(value, list) and draw.random() < 0.8:
+        tear(value, draw)
+        return
+    changed = draw.choice([0, 1, (1 << 64) - 1, b"", b"abc", b"\xff", b"\x08\x01", None])
+    parts[at : at + 1] = [] if changed is None else [[number, changed]]
+
+
 def test_a_file_that_is_cut_short_or_changed_is_refused_or_read_and_nothing_else_comes_of_it() -> None:
     whole, draw = a_file(), random.Random(0)
     damaged = [whole[:n] for n in range(len(whole))]
     for _ in range(2000):
         place = draw.randrange(len(whole))
         damaged.append(whole[:place] + bytes([draw.randrange(256)]) + whole[place + 1 :])
+    for parts in (fields(whole) for _ in range(4000)):
+        tear(parts, draw)
+        damaged.append(put_together(parts))
     refused = 0
     for data in damaged:
         try:
-            read(data, "trace a")
+            summary(read(data, "trace a"))
         except BadFile as error:
             refused += 1
             assert str(error).startswith("trace a: is no trace of nnhal's, or damaged: ")
-    assert refused > len(damaged) // 2
+    assert refused > len(damaged) // 3

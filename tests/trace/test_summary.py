@@ -15,6 +15,14 @@ from tests.ipc.support import doubling
 X = np.arange(4, dtype=np.float32)
 
 
+def test_a_model_is_no_device_whatever_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with nnhal.trace(path), nnhal.compile(doubling(name="device odd"), devices="reference") as compiled:
+        compiled(X)
+    rows = summary(read(path.read_bytes(), "a")).rows
+    assert {row.device for row in rows} == {"", "reference"}
+
+
 def by_hand() -> Timeline:
     """A call of 100 that waits 60 for another process, which works 40 of them, and two threads that overlap by 5."""
     call = Span(1, 1, 0, 100, "application", "execution", "call")

@@ -224,6 +224,20 @@ def _text(message: dict[int, list[Any]], number: int) -> str:
     return value.decode()
 
 
+def _whole(message: dict[int, list[Any]], number: int) -> int:
+    value = message[number][0]
+    if not isinstance(value, int):
+        raise ValueError(f"field {number} is text, must be a number")
+    return value
+
+
+def _numbers(message: dict[int, list[Any]], number: int) -> list[int]:
+    values = message.get(number, [])
+    if not all(isinstance(value, int) for value in values):
+        raise ValueError(f"field {number} is text, must be numbers")
+    return values
+
+
 def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
@@ -245,19 +259,19 @@ class _PacketReader:
         if DESCRIPTOR in packet:
             self._describe(_message(packet[DESCRIPTOR][0]))
         elif EVENT in packet:
-            at, event = packet[TIMESTAMP][0], _message(packet[EVENT][0])
+            at, event = _whole(packet, TIMESTAMP), _message(packet[EVENT][0])
             self._times.append(at)
-            self._happen(at, event, event[TYPE][0], event[TRACK][0])
+            self._happen(at, event, _whole(event, TYPE), _whole(event, TRACK))
 
     def _describe(self, about: dict[int, list[Any]]) -> None:
-        uuid, found = about[UUID][0], self.found
+        uuid, found = _whole(about, UUID), self.found
         if PROCESS in about:
             process = _message(about[PROCESS][0])
-            self._processes[uuid] = process[PID][0]
-            found.processes[process[PID][0]] = _text(process, PROCESS_NAME)
+            self._processes[uuid] = pid = _whole(process, PID)
+            found.processes[pid] = _text(process, PROCESS_NAME)
         elif THREAD in about:
             thread = _message(about[THREAD][0])
-            self._tracks[uuid] = thread[THREAD_PID][0], thread[THREAD_ID][0]
+            self._tracks[uuid] = _whole(thread, THREAD_PID), _whole(thread, THREAD_ID)
             found.threads[self._tracks[uuid]] = _text(thread, THREAD_NAME)
         elif COUNTER in about:
             self._counters[uuid] = self._processes.get(about.get(PARENT, [0])[0], 0), _text(about, NAME)
@@ -265,7 +279,7 @@ class _PacketReader:
 
     def _happen(self, at: int, event: dict[int, list[Any]], kind: int, uuid: int) -> None:
         if kind == COUNT:
-            self.found.counters[self._counters[uuid]].append((at, _signed(event[VALUE][0])))
+            self.found.counters[self._counters[uuid]].append((at, _signed(_whole(event, VALUE))))
         elif kind == BEGIN:
             stack = self._stacks.setdefault(uuid, [])
             span = _span(event, at, self._tracks[uuid], stack[-1] if stack else None)
@@ -314,14 +328,14 @@ def _span(event: dict[int, list[Any]], at: int, track: tuple[int, int], parent: 
     words = layer, phase, _text(event, EVENT_NAME), notes.get("detail", ""), notes.get("error", "")
     return Span(
         *(*track, at, at, *words, "unfinished" not in notes, parent),
-        flows=event.get(FLOW, []),
-        last=event.get(LAST_FLOW, []),
+        flows=_numbers(event, FLOW),
+        last=_numbers(event, LAST_FLOW),
         answers=int(notes.get("done for flow", "0")),
     )
 
 
 def _categories(event: dict[int, list[Any]]) -> tuple[str, str]:
-    names = [value.decode() for value in event.get(CATEGORY, [])]
+    names = [value.decode() if isinstance(value, bytes) else str(value) for value in event.get(CATEGORY, [])]
     if len(names) != 2 or names[0] not in LAYERS or names[1] not in PHASES:
         raise ValueError(f"categories {names}, must be a layer and a phase")
     return names[0], names[1]

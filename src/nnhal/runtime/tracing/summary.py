@@ -8,6 +8,7 @@ from nnhal.base.trace import LAYERS, PHASES
 from nnhal.runtime.tracing.timeline import DROPPED, Span, Timeline
 
 DEVICE = "device "
+COMPILE = "compile"  # it is about a model, as what the application calls is, and that may have any name
 Interval = tuple[int, int]
 
 
@@ -84,7 +85,8 @@ def _device(span: Span, known: dict[int, str]) -> str:
     around: Span | None = span
     found = ""
     while around is not None:
-        if around.detail.startswith(DEVICE) or id(around) in known:
+        about = around.detail.startswith(DEVICE) and not (around.layer == "application" or around.name == COMPILE)
+        if about or id(around) in known:
             found = known.get(id(around), around.detail.removeprefix(DEVICE))
             break
         passed.append(around)

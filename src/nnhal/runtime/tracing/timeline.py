@@ -121,13 +121,19 @@ class ProcessLog(Record, frozen=True):
     contents: Contents
     group: int = LOCAL
 
-    @property
-    def groups(self) -> dict[int, int]:
-        """By the groups that it has written those that they are among all processes."""
-        return {LOCAL: -self.group, SESSION: self.group} if self.group else {}
+    def key(self, entry: LogEntry) -> tuple[int, int] | None:
+        """The number of an entry among all processes; None where that is none of this process's and its client's."""
+        groups = {LOCAL: -self.group, SESSION: self.group} if self.group else {entry.group: entry.group}
+        return (groups[entry.group], entry.number) if entry.group in groups else None
+
+    def may_say(self, entry: LogEntry) -> bool:
+        """Whether an entry is about this process: a driver's has nothing to count of others."""
+        about_itself = entry.amount in (0, self.pid) and entry.name not in (MEMORY, DROPPED)
+        return not self.group or entry.kind != COUNTER or about_itself
 
 
-DROPPED = "dropped spans"
+MEMORY, DROPPED = "memory", "dropped spans"
+MOST = (1 << 63) - 1
 
 
 def merged(parts: Sequence[ProcessLog], since: int, until: int, notes: Iterable[str] = ()) -> Timeline:
@@ -135,18 +141,20 @@ def merged(parts: Sequence[ProcessLog], since: int, until: int, notes: Iterable[
     found = Timeline(since, until, notes=list(notes))
     out: dict[tuple[int, int], list[_Call]] = defaultdict(list)
     come: list[tuple[tuple[int, int], Span]] = []
+    by_thread: dict[tuple[int, int], list[tuple[ProcessLog, LogEntry]]] = defaultdict(list)
     for part in parts:
-        found.processes[part.pid] = part.name
-        lost = part.contents.dropped + part.contents.wrong
+        found.processes.setdefault(part.pid, part.name)
+        entries = [entry for entry in part.contents.entries if part.may_say(entry)]
+        lost = part.contents.dropped + part.contents.wrong + len(part.contents.entries) - len(entries)
         if lost:
-            found.counters.setdefault((part.pid, DROPPED), []).append((until, lost))
+            before = found.counters.get((part.pid, DROPPED), [(until, 0)])[-1][1]  # of another connection to it
+            found.counters[part.pid, DROPPED] = [(until, min(before + lost, MOST))]
             found.notes.append(f"{part.name} ({part.pid}): {lost} spans were dropped, its log was full or damaged")
-        by_thread: dict[int, list[LogEntry]] = defaultdict(list)
-        for entry in part.contents.entries:
-            by_thread[entry.thread].append(entry)
-        for thread, entries in by_thread.items():
-            found.threads.setdefault((part.pid, thread), "")
-            _nested(found, part, entries, out, come)
+        for entry in entries:  # a service's thread may have worked for several connections
+            by_thread[part.pid, entry.thread].append((part, entry))
+    for thread, each in by_thread.items():
+        found.threads.setdefault(thread, "")
+        _nested(found, each, out, come)
     _connected(out, come, found.spans)
     for points in found.counters.values():
         points.sort()
@@ -156,8 +164,7 @@ def merged(parts: Sequence[ProcessLog], since: int, until: int, notes: Iterable[
 
 def _nested(
     found: Timeline,
-    part: ProcessLog,
-    entries: list[LogEntry],
+    entries: list[tuple[ProcessLog, LogEntry]],
     out: dict[tuple[int, int], list[_Call]],
     come: list[tuple[tuple[int, int], Span]],
 ) -> None:
@@ -165,11 +172,11 @@ def _nested(
     around it.
     """
     around: list[Span] = []
-    for entry in sorted(entries, key=lambda entry: entry.begin):
+    for part, entry in sorted(entries, key=lambda each: each[1].begin):
         while around and around[-1].end <= entry.begin and (around[-1].end < entry.begin or around[-1].ended):
             around.pop()
         parent = around[-1] if around else None
-        key, words = (part.groups.get(entry.group, entry.group), entry.number), (entry.name, entry.detail)
+        key, words = part.key(entry), (entry.name, entry.detail)
         if entry.kind == THREAD:
             found.threads[part.pid, entry.thread] = entry.name
         elif entry.kind == COUNTER:
@@ -178,7 +185,7 @@ def _nested(
             found.instants.append(
                 Instant(part.pid, entry.thread, entry.begin, LAYERS[entry.layer], PHASES[_phase(entry, parent)], *words)
             )
-        elif entry.kind == MARK and parent is not None:
+        elif entry.kind == MARK and parent is not None and key is not None:
             out[key].append(_Call(parent, entry.begin, waits=False))
         elif entry.kind == SPAN:
             limit = found.until if parent is None else parent.end
@@ -195,9 +202,9 @@ def _nested(
             )
             found.spans.append(span)
             around.append(span)
-            if entry.direction == OUT:
+            if entry.direction == OUT and key is not None:
                 out[key].append(_Call(span, span.begin))
-            elif entry.direction == IN:
+            elif entry.direction == IN and key is not None:
                 come.append((key, span))
 
 
