@@ -89,6 +89,23 @@ def test_a_process_that_runs_already_takes_part_and_one_that_hangs_is_not_waited
     assert any("did not take the trace up in time" in note for note in seen(path.with_name("b")).notes)
 
 
+def test_processes_that_hang_are_waited_for_together(path: Path) -> None:
+    devices = [Resilient("reference", lambda: start("reference")) for _ in range(4)]
+    try:
+        for device in devices:
+            nnhal.compile(doubling(), devices=device).close()
+            os.kill(device.pid, signal.SIGSTOP)
+        begin = time.monotonic()
+        with nnhal.trace(path):
+            took = time.monotonic() - begin
+    finally:
+        for device in devices:
+            os.kill(device.pid, signal.SIGCONT)
+            device.close()
+    assert 1 <= took < 2.5
+    assert sum("did not take the trace up in time" in note for note in seen(path).notes) == 4
+
+
 def test_a_driver_that_writes_nonsense_to_its_log_spoils_nothing(path: Path) -> None:
     device = Resilient("reference", lambda: start("reference"))
     draw = np.random.default_rng(0)

@@ -372,6 +372,9 @@ def test_a_child_that_was_forked_while_a_trace_began_can_begin_one_of_its_own(pa
             inside.set()
             go.wait(60)
 
+        def await_follow(self, _: base.Recording, __: float) -> None:
+            pass
+
         def unfollow(self) -> None:
             pass
 

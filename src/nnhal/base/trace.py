@@ -35,6 +35,7 @@ PHASES = (
 )
 SLOTS = 1 << 18  # of an application's log
 SLOTS_OF_DRIVERS = 1 << 15  # of that of a driver's process
+TAKEN_UP_SECONDS = 1.0  # that drivers' processes may take to begin with a trace
 SPAN, INSTANT, COUNTER, THREAD, MARK = range(1, 6)
 OUT, IN = 1, 2  # what a span does with its number: it has something done elsewhere, or is what was done
 LOCAL = 0  # the group of numbers of this process
@@ -318,6 +319,9 @@ class Follower(Protocol):
     def follow(self, recording: Recording) -> None:
         """Have the process write to a log of this recording."""
 
+    def await_follow(self, recording: Recording, until: float) -> None:
+        """Wait for it to do so, to a point on the monotonic clock at most."""
+
     def unfollow(self) -> None:
         """It need not any more."""
 
@@ -374,8 +378,12 @@ def begin(recording: Recording) -> None:
     with process.lock:
         process.log, process.recording = recording.log, recording
     _settle()
-    for follower in _all_followers():
+    all_followers = _all_followers()
+    for follower in all_followers:
         follower.follow(recording)
+    until = time.monotonic() + TAKEN_UP_SECONDS  # for all of them together
+    for follower in all_followers:
+        follower.await_follow(recording, until)
 
 
 def end(recording: Recording) -> None:

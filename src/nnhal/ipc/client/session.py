@@ -55,7 +55,6 @@ _PLACED = 60  # descriptors that go along with a message
 _BATCH_SECONDS = 0.002
 _WANT = 0.005  # seconds between looks for a lane
 NotifiedCall = wire.PrepareModel | wire.PrepareConsidered | wire.PrepareModelFromCache | wire.Execute
-TRACED_SECONDS = 1.0  # that a service may take to begin with a trace
 _WISH_MS = 20  # between looks at whether what goes on is still wanted
 _log = logger("driver")
 T = TypeVar("T", bound=wire.Reply)
@@ -132,8 +131,10 @@ class Session:
             raise
         _sessions.add(self)
         trace.followers.add(self)
-        if trace.process.recording is not None:
-            self.follow(trace.process.recording)
+        recording = trace.process.recording
+        if recording is not None:
+            self.follow(recording)
+            self.await_follow(recording, time.monotonic() + trace.TAKEN_UP_SECONDS)
 
     def _start(self) -> None:
         """Greet, attach the callback lane, start the thread."""
@@ -689,7 +690,7 @@ class Session:
     # ---------------------------------------------------------------------------------------------------------- traces
 
     def follow(self, recording: trace.Recording) -> None:
-        """Have the service write to a log of this recording: never longer than `TRACED_SECONDS`, whatever it is at."""
+        """Have the service write to a log of this recording, without a wait."""
         if self.dead is not None or self._followed is recording:
             return
         self._followed = recording
@@ -709,9 +710,12 @@ class Session:
             trace.Remote(self.where.removeprefix("device "), self.welcome.pid, self.group, memory.bytes(), slots)
         )
         recording.look()
-        end = time.monotonic() + TRACED_SECONDS
-        while not trace.taken(memory.bytes()):
-            if time.monotonic() > end or self.dead is not None:
+
+    def await_follow(self, recording: trace.Recording, until: float) -> None:
+        """Wait for the service to take it up, never longer, whatever that is at."""
+        memory = next((remote.memory for remote in recording.remotes if remote.group == self.group), None)
+        while memory is not None and not trace.taken(memory):
+            if time.monotonic() > until or self.dead is not None:
                 recording.notes.append(f"{self.where}: did not take the trace up in time, spans are missing")
                 return
             time.sleep(0.0005)
