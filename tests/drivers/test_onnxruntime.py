@@ -428,3 +428,25 @@ def test_what_the_optimiser_cannot_is_prepared_as_it_is_written(monkeypatch: pyt
     broken = True
     with pytest.raises(OperationFailed, match="the model cannot be prepared: attempt 1"):
         prepared_by(onnxruntime.device(), doubled(), Hints())
+
+
+def test_a_forked_child_ends_without_the_sessions_of_its_parent() -> None:
+    """ONNX Runtime's threads are not there in it, and closing what they belong to would wait for them."""
+    program = """
+import os, signal, sys, numpy as np, nnhal
+b = nnhal.Builder()
+x = b.input((64, 64))
+model, given = b.finish([x], [b.add(x, x)]), np.ones((64, 64), np.float32)
+compiled = nnhal.compile(model, devices="onnxruntime", threads=2, cache_dir=False)
+compiled(given)
+child = os.fork()
+if not child:
+    signal.alarm(30)
+    del compiled
+    with nnhal.compile(model, devices="onnxruntime", threads=2, cache_dir=False) as again:
+        assert (again(given) == 2).all()
+    sys.exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "7\n"

@@ -207,9 +207,10 @@ class _Keeper:
             hangs = time.monotonic() - self._trimming_since > LONGEST
             if not seconds or (self._turn is not None and not hangs):
                 return
-            self._turn, self._trimming_since = object(), math.inf
-            work = threading.Thread(target=self._work, args=(self._turn, seconds), name="nnhal-idle", daemon=True)
+            turn = object()
+            work = threading.Thread(target=self._work, args=(turn, seconds), name="nnhal-idle", daemon=True)
             try:
+                self._turn, self._trimming_since = turn, math.inf
                 work.start()
             except RuntimeError as error:
                 self._turn = None

@@ -13,6 +13,7 @@ import numpy as np
 from nnhal.base.errors import Closed, DeviceUnavailable, InvalidRequest, OperationFailed
 from nnhal.base.operands import Array
 from nnhal.drivers.kit import Member, Team
+from nnhal.drivers.kit.native import left_alone_in_forks
 from nnhal.drivers.kit.onnx import Built
 from nnhal.drivers.kit.quiet import without_lines
 from nnhal.drivers.onnxruntime.kept import save
@@ -90,6 +91,7 @@ def session(built: Built, threads: int, provider: str) -> Any:
             why = why or error
         else:
             made.nnhal_weights = weights
+            left_alone_in_forks(made)
             return made
     raise OperationFailed(f"onnxruntime: the model cannot be prepared: {why}") from why
 
