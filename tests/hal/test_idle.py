@@ -29,6 +29,7 @@ from nnhal.hal.request import Control, Request, Timing
 from nnhal.hal.wrappers import AtLevel, PreparedWrapper
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.process import start
+from tests.interrupts import interrupted_at
 from tests.ipc.support import LIMIT, doubling, numbers, request_for, run, wait_until
 
 
@@ -101,7 +102,8 @@ def right(model: Prepared) -> bool:
 
 def keepers() -> int:
     """Threads of the test's own keeper."""
-    targets = [getattr(thread, "_target", None) for thread in threading.enumerate()]
+    alive = [thread for thread in threading.enumerate() if thread.is_alive()]  # Python lists what never began
+    targets = [getattr(thread, "_target", None) for thread in alive]
     return sum(getattr(target, "__self__", None) is idle._keeper for target in targets)
 
 
@@ -478,6 +480,28 @@ def test_one_thread_looks_after_all_and_ends_with_the_last(device: Trimmable) ->
     assert keepers() == 1 and right(again)
     again.close()
     wait_until(lambda: not keepers(), "it has ended again")
+
+
+def test_an_interrupt_where_the_thread_begins_leaves_the_next_model_with_one(
+    device: Trimmable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(idle.VARIABLE, "0.1")
+    armed = False
+
+    def hits(frame: Any, _: str) -> bool:
+        return armed and frame.f_code.co_filename in (idle.__file__, threading.__file__)
+
+    def prepare() -> None:
+        nonlocal armed
+        armed = False
+        model = prepared(device)
+        wait_until(lambda: keepers() == 1, "one thread looks after it")
+        model.close()
+        monkeypatch.setattr(idle, "_keeper", idle._Keeper())
+        armed = True
+        prepared(device)
+
+    assert interrupted_at(hits, prepare) > 20
 
 
 def test_a_model_that_nobody_closes_goes_with_its_last_reference(device: Trimmable) -> None:
