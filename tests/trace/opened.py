@@ -1,7 +1,7 @@
 """A trace as somebody else opens it: decoded by the classes that Perfetto generates of its own schema, and judged.
 
-Nothing here is nnhal's. Perfetto's trace processor would be the better judge; its package downloads the program from a
-server of its own, and no package of the index has it.
+Nothing here is nnhal's. Perfetto's trace processor is asked as well where it is there (`processed`): its package downloads
+the program from a server of its own, and no package of the index has it.
 """
 
 from collections import defaultdict

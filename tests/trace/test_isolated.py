@@ -1,6 +1,7 @@
 """A trace of executions in a driver's own process, as Perfetto's own classes read it; and each judge seen to say no."""
 
 import copy
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,25 @@ class _apart:  # noqa: N801
 
 def test_a_trace_of_isolated_executions_is_right_in_every_way(isolated: Any) -> None:
     assert wrong(opened(isolated), ISOLATED) == {}
+
+
+@pytest.mark.skipif(
+    "NNHAL_TRACE_PROCESSOR" not in os.environ, reason="NNHAL_TRACE_PROCESSOR names no program of Perfetto's"
+)
+def test_perfettos_trace_processor_finds_the_same(isolated: Any, tmp_path: Path) -> None:
+    from tests.trace.processed import processed
+
+    (tmp_path / "isolated.pftrace").write_bytes(isolated.SerializeToString())
+    theirs, ours = processed(tmp_path / "isolated.pftrace", os.environ["NNHAL_TRACE_PROCESSOR"]), opened(isolated)
+    assert wrong(theirs, ISOLATED) == {}
+    assert theirs.processes == ours.processes
+    assert _along_time(theirs) == _along_time(ours)
+
+
+def _along_time(found: Opened) -> list[tuple[str, int, set[int], list[int]]]:
+    """Names, lengths, flows and ends of flows; when each began is by another clock there."""
+    found.slices.sort(key=lambda each: (each.begin, each.depth, each.tid))
+    return [(each.name, each.end - each.begin, set(each.flows), each.last) for each in found.slices]
 
 
 def test_the_sequence_of_packets_begins_with_the_clocks(isolated: Any) -> None:
