@@ -139,6 +139,43 @@ def test_who_has_long_executions_has_no_more_of_a_device_than_who_has_short_ones
     assert 0.25 < had[10] / (had[10] + had[1]) < 0.75
 
 
+def test_who_has_two_places_for_each_execution_has_no_more_of_them_than_who_has_one() -> None:
+    queue, had, over = RunQueue("device mine", 4, strict=False), {2: 0, 1: 0}, threading.Event()
+
+    def loop(units: int, run: Callable[..., Any]) -> None:
+        while not over.is_set():
+            run(UNLIMITED)
+            had[units] += units
+
+    threads = []
+    for units in had:
+        run = in_turn(queue, lambda _: time.sleep(0.005), QueueClient(str(units)), MEDIUM, units)
+        threads += [threading.Thread(target=loop, args=(units, run)) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    time.sleep(1.5)
+    over.set()
+    for thread in threads:
+        thread.join(LIMIT)
+    assert 0.42 < had[2] / (had[2] + had[1]) < 0.58  # two thirds where only time counts
+
+
+def test_what_waits_is_before_others_for_as_long_as_all_its_places_take() -> None:
+    """Four places: two executions of 300 ms run on them, two more of two places each wait, and are over after 600 ms."""
+    queue = RunQueue("device mine", 4, strict=False)
+    act = queue.queued(lambda *_: time.sleep(0.3), OWN, MEDIUM, 2)
+    for _ in range(FIRST):
+        act(None, UNLIMITED)
+    threads = [threading.Thread(target=act, args=(None, UNLIMITED)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    until(lambda: waiting(queue) == 2)
+    status, ms = missed(lambda control: act(None, control), within(700))  # it would end after 900
+    assert status == ErrorStatus.MISSED_DEADLINE_TRANSIENT and ms < 250
+    for thread in threads:
+        thread.join(LIMIT)
+
+
 def test_a_client_that_rested_has_no_credit_from_that() -> None:
     queue, busy, rested = one(), QueueClient("busy"), QueueClient("rested")
     keep = in_turn(queue, lambda _: None, rested, MEDIUM)

@@ -1,9 +1,9 @@
 """Who runs next: one queue for the executions of a device, whichever way they were asked for, and for what it prepares.
 
 Within a client whoever has the higher priority goes first, then whoever came first. Between clients it is start-time fair
-queueing: each has a clock that runs by the time that it had on the device, and the one that is furthest behind goes next,
-so one with long executions has no more of the device than one with short ones. What waits is refused where it cannot make
-its deadline, by what the same model took before.
+queueing: each has a clock that runs by the time that it had on places of the device, and the one that is furthest behind
+goes next, so one with long executions, or with many threads, has no more of the device than one with short ones. What waits
+is refused where it cannot make its deadline, by what the same model took before.
 
 Places to run and those who wait for one are held weakly: an interrupt may come after any call, and what it leaves behind is
 passed over, or there again. Whatever is counted is counted anew at every look.
@@ -200,7 +200,7 @@ class RunQueue:
                     )
                 if control.deadline is not None and ticket.pace.known:
                     self._admit(ticket, level, control, control.deadline, now)
-                ticket.predicted = ticket.pace.typical if self._shared or self._waiting else 0
+                ticket.predicted = ticket.takes if self._shared or self._waiting else 0
                 if self._shared and not self._waiting and (line.left is None or now - line.left > HOLD_NS):
                     self._rest()
                 if line.left is not None:
@@ -266,7 +266,7 @@ class RunQueue:
                             level.remove(place)
                             break
             else:
-                line.clock += (now - begun if begun else 0) - ticket.predicted
+                line.clock += (now - begun if begun else 0) * ticket.units - ticket.predicted
                 line.left = now
         self._pass_on()
 
@@ -375,7 +375,7 @@ class RunQueue:
 
         Without that one who asks for one execution after the other would never be there when it is decided who is next.
         """
-        most = min(HOLD_NS, ticket.predicted // 4)
+        most = min(HOLD_NS, ticket.predicted // ticket.units // 4)
         running = [slot.line for slot in self._busy()]
         for other in self._lines.values():
             if other.left is None or other.clock >= line.clock or other.gap > most or now - other.left >= most:
@@ -416,18 +416,18 @@ class RunQueue:
     def _predicted_wait(self, ticket: QueueTicket, level: int, now: int) -> int:
         """Nanoseconds until it would be its turn, by what is known of those before it; nothing for those of whom is not."""
         line = ticket.line
-        own = sum(each.pace.typical for each in line.ahead(level))
+        own = sum(each.takes for each in line.ahead(level))
         if not own and not self._waiting and len(self._free) >= ticket.units:
             return 0
         others = 0
         for other in self._lines.values():
             if other is not line:
-                theirs = sum(each.pace.typical for each in other.ahead(len(LEVELS)))
-                others += min(theirs, own + ticket.pace.typical)
+                theirs = sum(each.takes for each in other.ahead(len(LEVELS)))
+                others += min(theirs, own + ticket.takes)
         running = 0
         for slot in self._busy():
             if slot.pace is not None:
-                running += max(0, slot.pace.typical - (now - slot.begun))
+                running += max(0, slot.pace.typical - (now - slot.begun)) * (1 + len(slot.others))
         return (running + own + others) // self.width
 
     def _late(self, takes: int, wait: int, left: int, persistent: bool) -> MissedDeadline:

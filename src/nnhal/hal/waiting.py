@@ -106,7 +106,7 @@ class Slot:
 class QueueTicket:
     """Who waits. slot: its place to run, once it is its turn. look: when to look again (monotonic nanoseconds), 0 for never.
 
-    predicted: nanoseconds that it will take. probe: it runs though it should not be in time.
+    predicted: nanoseconds of places that its client has been charged for. probe: it runs though it should not be in time.
     """
 
     __slots__ = ("__weakref__", "control", "gate", "line", "look", "pace", "predicted", "probe", "slot", "units")
@@ -119,6 +119,11 @@ class QueueTicket:
         self.gate = threading.Lock()
         self.gate.acquire()
 
+    @property
+    def takes(self) -> int:
+        """Nanoseconds of places that it will take, as far as anybody knows."""
+        return self.pace.typical * self.units
+
     def wake(self) -> None:
         """Have it look."""
         if self.gate.locked():
@@ -126,7 +131,7 @@ class QueueTicket:
 
 
 class ClientLine:
-    """A client in one queue. clock: nanoseconds of the device that it has had, as far as that counts.
+    """A client in one queue. clock: nanoseconds of places that it has had, as far as that counts.
 
     waiting: by priority, in order of arrival. left: when its last execution ended. gap: how long it took lately to come
     back after one.
