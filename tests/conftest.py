@@ -122,3 +122,10 @@ def pytest_collection_finish() -> None:
     """What collecting made stays for the whole run: the many garbage collections of tests need not pass over it."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_other_files_left_stays() -> None:
+    """As above: a collection took half a second in the end, and some tests make hundreds."""
+    gc.collect()
+    gc.freeze()

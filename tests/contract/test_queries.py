@@ -18,11 +18,11 @@ import pytest
 
 import nnhal
 from nnhal.base.codes import DeviceStatus, OperandType
+from nnhal.base.installed import EntryPoint
 from nnhal.ipc.client.process import Resilient
 from nnhal.model.builder import ModelBuilder
 from nnhal.runtime import discovery, isolation
 from nnhal.runtime.discovery import Found
-from nnhal.runtime.installed import EntryPoint
 from tests.contract.drivers import liar
 from tests.contract.drivers.liar import ABOUT_ITSELF, AT_LOAD, ERRORS, OWN, QUERIES
 

@@ -9,6 +9,7 @@ devices fail now and then, and the CPU takes over. What differs is printed with 
 """
 
 import argparse
+import os
 import shutil
 import sys
 import tempfile
@@ -141,9 +142,13 @@ class Differs(Exception):
 
 @contextmanager
 def devices() -> Iterator[None]:
-    """The partial drivers, known by their names."""
+    """The partial drivers, known by their names. What is noted of them is none of the user's."""
     source = Path(__file__).parent / "drivers" / "share.py"
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(discovery, "_registered", {}):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.object(discovery, "_registered", {}),
+        mock.patch.dict(os.environ, {"NNHAL_STATE_DIR": folder}),
+    ):
         for name in SHARES:
             shutil.copy(source, Path(folder, f"{name}.py"))
             nnhal.load_driver(Path(folder, f"{name}.py"))

@@ -93,6 +93,22 @@ def test_a_hit_loads_neither_importer_nor_records_of_operations(folder: Path) ->
     assert second == "['hit', 'hit'] []\n"
 
 
+def test_a_hit_loads_the_engine_that_runs_it_and_no_other_that_was_asked(folder: Path) -> None:
+    program = (
+        "import sys, nnhal\n"
+        f"devices, folder = ['onnxruntime', 'openvino', 'litert'], {str(folder)!r}\n"
+        f"c = nnhal.compile({str(file_of('tiny_conv'))!r}, devices=devices, cache_dir=folder)\n"
+        "engines = ['onnxruntime', 'openvino', 'ai_edge_litert.interpreter']\n"
+        "print({s.device for s in c.placement.steps}, [m for m in engines if m in sys.modules])"
+    )
+    first, second = (
+        subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+        for _ in range(2)
+    )
+    assert first == "{'litert'} ['openvino', 'ai_edge_litert.interpreter']\n"  # OpenVINO says what it takes by trying
+    assert second == "{'litert'} ['ai_edge_litert.interpreter']\n"
+
+
 def test_a_device_is_asked_about_a_files_model_once(file: Path, folder: Path) -> None:
     calls: list[str] = []
     run(file, folder, [Recorded(FullV1_3(), calls)])

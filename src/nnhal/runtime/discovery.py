@@ -11,13 +11,13 @@ from pathlib import Path
 from nnhal.base import trace
 from nnhal.base.answers import answering, may_be_own, shown
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument, clipped, told
+from nnhal.base.installed import EntryPoint, entry_points
 from nnhal.base.log import logger
 from nnhal.base.names import is_path, meant
 from nnhal.base.once import Once
 from nnhal.base.records import PartlyCompared
 from nnhal.base.stacks import let_frames_go, note_stack
 from nnhal.hal.device import Device, capabilities_by, identity_of
-from nnhal.runtime.installed import EntryPoint, entry_points
 from nnhal.runtime.sources import Source
 
 GROUP = "nnhal.drivers"

@@ -12,7 +12,7 @@
 | `greeting.py` | the line that LiteRT writes to stderr, kept off it |
 | `engine.py` | interpreters, their memory, executions |
 
-LiteRT is imported when the device is asked for, not when this package is.
+LiteRT is imported when a model needs it: the device knows its version without.
 """
 
 from nnhal.drivers.litert.device import device

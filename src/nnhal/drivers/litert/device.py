@@ -7,7 +7,7 @@ from nnhal.base.codes import DeviceType, OperandType
 from nnhal.base.cores import usable_cores
 from nnhal.base.errors import InvalidArgument
 from nnhal.drivers.kit.proof import ProvedDevice
-from nnhal.drivers.litert.engine import LitertModel, engine, version
+from nnhal.drivers.litert.engine import LitertModel, version
 from nnhal.drivers.litert.flatbuffer import TENSOR_TYPES
 from nnhal.drivers.litert.recipe import Settings, restore
 from nnhal.hal.cache.files import CacheContent, CacheFiles
@@ -43,8 +43,7 @@ class Litert(ProvedDevice):
         return lowering.TABLE
 
     def __init__(self) -> None:
-        engine()  # DeviceUnavailable where LiteRT is not installed
-        super().__init__(version())
+        super().__init__(version())  # DeviceUnavailable where LiteRT is not installed
 
     def capabilities(self) -> Capabilities:
         types = [*TENSOR_TYPES, OperandType.UINT32]

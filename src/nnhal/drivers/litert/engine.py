@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from nnhal.base.errors import Closed, DeviceUnavailable, InvalidRequest, OperationFailed
+from nnhal.base.installed import version_of
 from nnhal.base.log import logger
 from nnhal.base.operands import Array
 from nnhal.drivers.kit.native import left_alone_in_forks, unowned
@@ -31,10 +32,14 @@ Interpreters = Team["EngineInstance"]
 
 
 def version() -> str:
-    """The engine's."""
-    import ai_edge_litert  # noqa: TID251
+    """The engine's, which is not imported for that; DeviceUnavailable where it is not installed."""
+    found = version_of("ai_edge_litert")
+    if found is None:
+        engine()
+        import ai_edge_litert  # noqa: TID251
 
-    return str(ai_edge_litert.__version__)
+        found = str(ai_edge_litert.__version__)
+    return found
 
 
 @cache

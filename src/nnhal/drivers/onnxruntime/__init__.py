@@ -6,7 +6,8 @@
 | `kept.py` | what is kept of a compilation |
 | `session.py` | sessions, their memory, executions |
 
-Models become ONNX by `drivers/kit/onnx`. ONNX Runtime is imported when the device is asked for, not when this package is.
+Models become ONNX by `drivers/kit/onnx`. ONNX Runtime is imported when a model needs it: the device knows its version
+without.
 """
 
 from nnhal.drivers.onnxruntime.device import device

@@ -12,7 +12,7 @@ from nnhal.drivers.kit.forms import UNPROVED, Forms
 from nnhal.drivers.kit.onnx import TABLE, OnnxGraph, OnnxTask
 from nnhal.drivers.kit.proof import ProvedDevice
 from nnhal.drivers.onnxruntime.kept import restore
-from nnhal.drivers.onnxruntime.session import CPU, OnnxSession, engine
+from nnhal.drivers.onnxruntime.session import CPU, OnnxSession, engine, version
 from nnhal.hal.cache.files import CacheContent, CacheFiles
 from nnhal.hal.device import Capabilities, Considered, Device, Hints, Prepared, Verdict
 from nnhal.model.graph import Model
@@ -34,7 +34,7 @@ class OnnxRuntime(ProvedDevice):
     table = TABLE
 
     def __init__(self) -> None:
-        super().__init__(str(engine().__version__))
+        super().__init__(version())  # DeviceUnavailable where ONNX Runtime is not installed
 
     def capabilities(self) -> Capabilities:
         return Capabilities.uniform(0.06)
@@ -80,8 +80,8 @@ def _provider(hints: Hints) -> str:
     for name in hints.options:
         if name != "provider":
             raise InvalidArgument(f"onnxruntime: option {name!r} is unknown, must be provider")
-    provider, there = hints.options.get("provider", CPU), engine().get_available_providers()
-    if provider not in there:
+    provider = hints.options.get("provider", CPU)
+    if provider != CPU and provider not in (there := engine().get_available_providers()):
         raise InvalidArgument(f"onnxruntime: option provider is {provider!r}, must be one of {', '.join(there)}")
     return str(provider)
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from nnhal.base.errors import Closed, DeviceUnavailable, InvalidRequest, OperationFailed
+from nnhal.base.installed import version_of
 from nnhal.base.operands import Array
 from nnhal.drivers.kit import Member, Team
 from nnhal.drivers.kit.native import left_alone_in_forks
@@ -53,6 +54,12 @@ def engine() -> Any:
     onnxruntime.disable_telemetry_events()
     onnxruntime.set_default_logger_severity(4)  # what goes wrong is raised too
     return onnxruntime
+
+
+def version() -> str:
+    """The engine's, which is not imported for that; DeviceUnavailable where it, or what writes its models, is not there."""
+    found = version_of("onnxruntime") if find_spec("onnx") is not None else None
+    return str(engine().__version__) if found is None else found
 
 
 def _imported() -> None:

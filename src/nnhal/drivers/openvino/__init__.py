@@ -7,7 +7,7 @@
 | `engine.py` | the library and its settings; compiled models, executions, what is kept of them |
 | `maths.py` | its operations as the primitives that `kit.real` makes NNAPI's of |
 
-OpenVINO is imported when the device is asked for, not when this package is.
+OpenVINO is imported when a model needs it: the device knows its version without.
 """
 
 from nnhal.drivers.openvino.device import device

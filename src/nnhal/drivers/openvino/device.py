@@ -13,7 +13,7 @@ from nnhal.drivers import reference
 from nnhal.drivers.kit import for_each_shape, kept_graph
 from nnhal.drivers.kit.proof import ProvedDevice
 from nnhal.drivers.kit.real import FAST, RealGraph, RealTask, table_for
-from nnhal.drivers.openvino.engine import OpenVINOModel, compiled, core, restored, settings, version
+from nnhal.drivers.openvino.engine import OpenVINOModel, compiled, restored, settings, version
 from nnhal.drivers.openvino.maths import Maths
 from nnhal.hal.cache.files import CacheContent, CacheFiles
 from nnhal.hal.device import Capabilities, Considered, Device, Hints, Performance, Prepared, Verdict
@@ -42,7 +42,6 @@ class OpenVINO(ProvedDevice):
 
     def __init__(self) -> None:
         super().__init__(version())  # DeviceUnavailable where OpenVINO is not installed
-        core()
 
     def capabilities(self) -> Capabilities:
         untyped = OperandType.OEM, OperandType.TENSOR_OEM_BYTE, OperandType.SUBGRAPH

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nnhal.base.errors import Closed, DeviceUnavailable, InvalidRequest, OperationFailed
+from nnhal.base.installed import version_of
 from nnhal.base.operands import Array
 from nnhal.drivers.kit.native import left_alone_in_forks, unowned
 from nnhal.drivers.kit.team import Member, Team
@@ -46,9 +47,11 @@ def ov() -> Any:
 
 
 def version() -> str:
-    """OpenVINO's, and what its kernels are told to do without: others are right or wrong elsewhere."""
+    """OpenVINO's, which is not imported for that, and what its kernels are told to do without: others are right or wrong
+    elsewhere. DeviceUnavailable where it is not installed.
+    """
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA", "")
-    return f"{ov().__version__} {limit}".strip()
+    return f"{version_of('openvino') or ov().__version__} {limit}".strip()
 
 
 @cache

@@ -1,4 +1,5 @@
-"""Entry points of what is installed, without `importlib.metadata`, whose import takes longer than all that is looked for.
+"""Entry points and versions of what is installed, without `importlib.metadata`, whose import takes longer than all that is
+looked for.
 
 Distributions are found as its own finder finds them: the folders of `sys.path` in order, of two with the same name the
 first. What only it can read (archives, finders of others) is left to it.
@@ -10,11 +11,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from typing import Any
 
 from nnhal.base.records import Record
 
 _OWN = re.compile(r"(?P<name>[^-]+)-?.*\.(?:dist-info|egg-info)", re.IGNORECASE)
+_VERSIONED = re.compile(r"(?P<name>[^-]+)-(?P<version>[^-]+)\.dist-info")
 _EGG = re.compile(r"(?P<name>[^-]+)-?.*\.egg", re.IGNORECASE)  # a folder that is one distribution
 
 
@@ -40,6 +43,31 @@ def entry_points(groups: Sequence[str]) -> list[EntryPoint]:
     if found is None:
         found = _slowly()
     return [point for group in groups for point in found if point.group == group]
+
+
+def version_of(module: str) -> str | None:
+    """The version of the distribution that a package is of, without importing it; None where only its import can tell.
+
+    That is the one beside it that says so, of all whose names begin as the package's does: another may have put it there.
+    """
+    try:
+        spec = find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    if spec is None or spec.origin is None:
+        return None
+    place, file = os.path.split(os.path.dirname(spec.origin))
+    found = []
+    try:
+        for name in os.listdir(place):
+            match = _VERSIONED.fullmatch(name)
+            if match and _normal(match["name"]).startswith(_normal(module)):
+                with open(os.path.join(place, name, "RECORD"), encoding="utf-8", errors="replace") as record:
+                    if any(line.startswith(f"{file}/{os.path.basename(spec.origin)},") for line in record):
+                        found.append(match["version"])
+    except OSError:  # it lies in an archive, or was put there by something that keeps no record
+        return None
+    return found[0] if len(found) == 1 else None
 
 
 def _is_plain() -> bool:

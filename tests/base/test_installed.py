@@ -1,14 +1,17 @@
 """Entry points are those that `importlib.metadata` finds."""
 
 import importlib.metadata
+import subprocess
 import sys
+import types
 import zipfile
 from importlib.metadata import DistributionFinder
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from nnhal.runtime.installed import EntryPoint, entry_points
+from nnhal.base.installed import EntryPoint, entry_points, version_of
 
 
 def theirs(group: str) -> set[tuple[str, str]]:
@@ -112,3 +115,49 @@ def test_what_is_wrong_with_one_distribution_hides_no_other(
         places = [str(tmp_path / "a"), str(tmp_path / "empty.zip")]
     monkeypatch.setattr(sys, "path", places)
     assert ours("nnhal.drivers") == {("whole", "w:device")}
+
+
+# ------------------------------------------------------------------------------------------------------------ versions
+
+
+@pytest.mark.parametrize("module", ["onnx", "onnxruntime", "openvino", "ai_edge_litert"])
+def test_a_version_is_what_the_standard_library_finds_and_nothing_is_imported_for_it(module: str) -> None:
+    code = f"""
+import sys
+from nnhal.base.installed import version_of
+print(version_of({module!r}), {module!r} in sys.modules)
+"""
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert said == f"{importlib.metadata.version(module)} False\n"
+
+
+@pytest.mark.parametrize(
+    ("beside", "found"),
+    [
+        ({"engine-1.2": "engine/__init__.py,sha256=,1"}, "1.2"),
+        ({"Engine-1.2+local.1": "engine/__init__.py,,", "other-3": "engine/__init__.py,,"}, "1.2+local.1"),
+        ({"engine_gpu-1.3": "engine/__init__.py,,"}, "1.3"),
+        ({"engine-1.2": "engine/__init__.py,,", "engine_telemetry-1.3": "engine_telemetry/__init__.py,,"}, "1.2"),
+        ({"engine-1.2": "engine/__init__.py,,", "engine_gpu-1.3": "engine/__init__.py,,"}, None),  # either may be there
+        ({"engine-1.2": "engine/core.py,,\nmy/engine/__init__.py,,"}, None),
+        ({"engine-1.2": None}, None),
+        ({}, None),
+    ],
+)
+def test_a_version_is_told_where_one_distribution_alone_says_that_the_package_is_its_own(
+    beside: dict[str, str | None], found: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "engine" / "__init__.py").touch()
+    for name, record in beside.items():
+        (tmp_path / f"{name}.dist-info").mkdir()
+        if record is not None:
+            (tmp_path / f"{name}.dist-info" / "RECORD").write_text(f"{record}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert version_of("engine") == found
+
+
+@pytest.mark.parametrize("spoilt", [None, types.ModuleType("engine")])
+def test_a_module_that_cannot_be_looked_for_has_no_version(spoilt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "engine", spoilt)
+    assert version_of("engine") is None and version_of("not_there_at_all") is None and version_of("sys") is None
