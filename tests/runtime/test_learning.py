@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import nnhal
+from nnhal.base.records import replace
 from nnhal.frontends.python import Builder
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery, isolation
@@ -135,6 +136,46 @@ def test_the_second_compilation_knows_what_the_first_took(two: None) -> None:
     third = used("quick", "slow")
     assert where(third) == ["quick", "quick"] and third.forecasts[0].known
     assert [step["predicted"] for step in third.to_dict()["steps"]] == [third.forecasts[0].seconds]
+
+
+@pytest.fixture
+def near(tmp_path: Path) -> Iterator[None]:
+    """Slow is predicted less than it takes, and quick more, a tenth more than slow takes."""
+    driver(tmp_path, "quick")
+    driver(tmp_path, "slow", seconds=0.01)
+    profiled(quick=5.6e-3, slow=4e-3, reference=0.5)
+    yield
+
+
+def test_what_may_be_faster_than_what_is_known_is_tried_once(near: None) -> None:
+    assert where(used("quick", "slow")) == ["slow", "slow"]
+    written()
+    assert where(used("quick", "slow")) == ["quick", "quick"]
+    written()
+    found = used("quick", "slow")
+    assert where(found) == ["quick", "quick"] and found.forecasts[0].known and found.forecasts[0].seconds < 0.005
+
+
+def test_what_was_tried_and_did_not_run_often_enough_is_not_tried_again(near: None) -> None:
+    used("quick", "slow")
+    written()
+    assert where(used("quick", "slow", runs=2)) == ["quick", "quick"]
+    for _ in range(2):
+        found = used("quick", "slow", runs=2)
+        assert where(found) == ["slow", "slow"] and found.forecasts[0].known
+    nnhal.compile(chain(), devices=["quick", "slow"], tune=True).close()
+    assert where(used("quick", "slow", runs=2)) == ["quick", "quick"]
+
+
+def test_nothing_is_tried_beside_a_profile_that_is_held_to_nor_where_nothing_is_learnt(near: None) -> None:
+    used("quick", "slow")
+    written()
+    for preference in ("low_power", "sustained_speed"):
+        assert where(used("quick", "slow", preference=preference)) == ["slow", "slow"]
+    profile = record.profile()
+    assert profile is not None
+    record.keep_profile(replace(profile, pinned=True))
+    assert where(used("quick", "slow")) == ["slow", "slow"]
 
 
 def test_each_step_of_several_is_learnt(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import itertools
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -77,6 +78,26 @@ def test_what_the_whole_took_is_believed_before_what_is_predicted() -> None:
     took[StepPlan("b", (0, 1)),] = 12 * MS
     found = partition(model, offers, FAST, Measured(learnt=took))
     assert where(found) == "aa" and found.forecasts == ((9 * MS, True),)
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "tried", "to"),
+    [
+        (11, frozenset(), "bb"),
+        (13, frozenset(), "aa"),
+        (11, None, "aa"),
+        (11, frozenset({(StepPlan("b", (0, 1)),)}), "aa"),
+    ],
+)
+def test_what_nobody_tried_is_worth_it_within_a_quarter_of_what_is_known(elsewhere: float, tried: Any, to: str) -> None:
+    offers = [says("a", [MS, MS], "yy"), says("b", [elsewhere / 2 * MS] * 2, "yy")]
+    took = {(StepPlan("a", (0, 1)),): 10 * MS}
+    assert where(partition(equal(2, 10), offers, FAST, Measured(learnt=took, tried=tried))) == to
+
+
+def test_where_nothing_is_known_nothing_is_tried() -> None:
+    offers = [says("a", [MS, MS], "yy"), says("b", [1.1 * MS] * 2, "yy")]
+    assert where(partition(equal(2, 10), offers, FAST, Measured(tried=frozenset()))) == "aa"
 
 
 def test_what_a_step_took_corrects_what_is_predicted_of_its_device() -> None:

@@ -54,6 +54,16 @@ def test_what_is_learnt_again_counts_a_quarter_unless_it_is_less() -> None:
     assert record.learnt("m") == {"a": 2.0, "b": 1.0} and record.learnt("n") == {}
 
 
+def test_what_is_tried_is_known_once_it_was_measured() -> None:
+    record.tried("m", "a")
+    assert record.learnt("m") == {"a": None}
+    record.learn("m", [("a", 4.0)])
+    record.tried("m", "a")
+    assert record.learnt("m") == {"a": 4.0}
+    record.learn("m", [("a", 8.0)])
+    assert record.learnt("m") == {"a": 5.0}
+
+
 def test_no_more_is_remembered_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record, "MOST", 5)
     for second in range(20):

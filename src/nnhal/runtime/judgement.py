@@ -82,14 +82,23 @@ class Judge(Record, frozen=True):
             return
         from nnhal.runtime.measured import record
 
-        known = {label: self.identity(label) for label in self.keys}
-        rows = [
-            (json.dumps([[known[device], list(operations)] for device, operations in steps]), seconds)
-            for steps, seconds in found
-            if all(known[step.device] for step in steps)
-        ]
+        rows = [(text, seconds) for steps, seconds in found if (text := self._text(steps))]
         if rows:
             record.learn(self.name, rows)
+
+    def begun(self, steps: Steps) -> None:
+        """A compilation has this assignment. Where it is one to be tried, remember that it was, whatever comes of it."""
+        text = self._text(steps)
+        if self.measured is not None and self.measured.is_trial(steps) and text:
+            from nnhal.runtime.measured import record
+
+            _log.info("placement: all on %s is tried, as it may take less than what is known", steps[0].device)
+            record.tried(self.name, text)
+
+    def _text(self, steps: Steps) -> str:
+        """An assignment in the record; "" where a device has no part in that."""
+        known = [(self.identity(device), list(operations)) for device, operations in steps]
+        return json.dumps(known) if all(identity for identity, _ in known) else ""
 
     def failed(self, model: Model, label: str, operations: Sequence[int], phase: str, error: BaseException) -> None:
         """Keep it against a device that it failed what it had said it would do; not what may pass, nor against the CPU."""
@@ -149,14 +158,15 @@ def judged(
     found = list(offers) if forgive else _without_failures(model, offers, identities, name, strategy)
     known = set() if profile is None else {label for label, key in keys.items() if _profiled(profile, key)}
     counts = asking.preference == Preference.FAST_SINGLE_ANSWER and not held
-    learnt = _learnt(name, identities) if counts else {}
+    learnt, tried = _learnt(name, identities) if counts else ({}, frozenset())
     if strategy.kind == "stated" or not (known or learnt or tune or strategy.kind == "measured"):
         _log.info("%s", HINT)
         return found, Judge(name, keys, strategy, asking, held=held)
     if profile is None or not known:
         return found, Judge(name, keys, strategy, asking, Measured(learnt=learnt), learns=tune and not held, held=held)
     found = [_predicted(o, model, profile, keys[o.device], asking) if o.device in known else o for o in found]
-    measured = Measured(_crossings(profile, {o.device: keys[o.device] for o in found}), learnt)
+    crossings = _crossings(profile, {o.device: keys[o.device] for o in found})
+    measured = Measured(crossings, learnt, tried)
     return found, Judge(name, keys, strategy, asking, measured, learns=not held, held=held)
 
 
@@ -223,17 +233,22 @@ def _crossings(profile: "MachineProfile", keys: Mapping[str, DeviceKey]) -> dict
     return found
 
 
-def _learnt(model: str, identities: Mapping[str, str]) -> dict[Steps, float]:
-    """What assignments of a model took on these devices, as they are now."""
+def _learnt(model: str, identities: Mapping[str, str]) -> tuple[dict[Steps, float], frozenset[Steps]]:
+    """What assignments of a model took on these devices, as they are now; and those that were only begun."""
     from nnhal.runtime.measured import record
 
     labels = {identity: label for label, identity in identities.items() if identity}
     found: dict[Steps, float] = {}
+    begun: set[Steps] = set()
     for text, seconds in record.learnt(model).items():
         rows = _assignment(text)
-        if rows and 0 <= seconds < inf and all(identity in labels for identity, _ in rows):
-            found[tuple(StepPlan(labels[identity], operations) for identity, operations in rows)] = seconds
-    return found
+        if rows and all(identity in labels for identity, _ in rows):
+            steps = tuple(StepPlan(labels[identity], operations) for identity, operations in rows)
+            if seconds is None:
+                begun.add(steps)
+            elif 0 <= seconds < inf:
+                found[steps] = seconds
+    return found, frozenset(begun)
 
 
 def _assignment(text: str) -> list[tuple[str, tuple[int, ...]]]:

@@ -18,8 +18,10 @@ UNCOUNTED, COUNTED, LEAST = 2, 10, 3  # executions: that warm up, that are measu
 
 def learn_from(runner: Runner) -> None:
     """Measure the first executions of a runner, where what they take can be remembered."""
-    if runner.plan.judge.learns and _fixed(runner.plan.model):
-        Learning(runner)
+    if runner.plan.judge.learns:
+        runner.plan.judge.begun(runner.plan.partition.steps)
+        if _fixed(runner.plan.model):
+            Learning(runner)
 
 
 def _fixed(model: Model) -> bool:

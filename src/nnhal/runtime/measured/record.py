@@ -168,12 +168,13 @@ def forget() -> None:
 # ------------------------------------------------------------------------------------------- what assignments took, learnt
 
 
-def learnt(model: str) -> dict[str, float]:
-    """Seconds of the assignments of a model's operations that were measured, by their texts."""
+def learnt(model: str) -> dict[str, float | None]:
+    """Seconds that assignments of a model's operations took, by their texts; None for one that has only begun."""
 
-    def ask(connection: sqlite3.Connection) -> dict[str, float]:
+    def ask(connection: sqlite3.Connection) -> dict[str, float | None]:
         sound = "typeof(assignment) = 'text' and typeof(seconds) = 'real'"
-        rows = connection.execute(f"select assignment, seconds from learnt where model = ? and {sound}", (model,))
+        took = "case when count > 0 then seconds end"
+        rows = connection.execute(f"select assignment, {took} from learnt where model = ? and {sound}", (model,))
         return dict(rows.fetchall())
 
     return _looked("what steps took", ask, {})
@@ -186,7 +187,7 @@ def learn(model: str, rows: Sequence[tuple[str, float]]) -> None:
     def write(connection: sqlite3.Connection) -> None:
         connection.executemany(
             "insert into learnt values (?1, ?2, ?3, 1, ?4) on conflict do update set at = ?4, count = count + 1,"
-            f" seconds = min(?3, seconds * {1 - WEIGHT} + ?3 * {WEIGHT})",
+            f" seconds = case when count > 0 then min(?3, seconds * {1 - WEIGHT} + ?3 * {WEIGHT}) else ?3 end",
             [(model, assignment, seconds, now) for assignment, seconds in rows],
         )
         connection.execute(
@@ -194,6 +195,12 @@ def learn(model: str, rows: Sequence[tuple[str, float]]) -> None:
         )
 
     _noted("what steps took", write)
+
+
+def tried(model: str, assignment: str) -> None:
+    """Remember that it is begun to find out what an assignment takes."""
+    row = (model, assignment, int(time.time()))
+    _noted("what is tried", lambda c: c.execute("insert or ignore into learnt values (?, ?, 0.0, 0, ?)", row))
 
 
 # ----------------------------------------------------------------------------------------------------------- what failed
