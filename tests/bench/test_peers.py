@@ -9,7 +9,6 @@ import nnhal
 from nnhal.base.errors import BadFile, DeviceUnavailable, InvalidArgument
 from nnhal.bench import peers
 from nnhal.bench.peers import peer
-from nnhal.runtime import discovery
 from nnhal.zoo import maker
 
 litert = pytest.importorskip("ai_edge_litert.interpreter")
@@ -68,6 +67,7 @@ class Engine:
 
 @pytest.fixture
 def engine(monkeypatch):
+    peers._greeted()
     Engine.now = 1000
     monkeypatch.setattr(litert, "Interpreter", Engine)
     monkeypatch.setattr(peers.time, "perf_counter_ns", lambda: Engine.now)
@@ -91,13 +91,6 @@ def test_a_reset_is_the_engines(engine):
     made = peer("litert", b"model", 1)
     made.reset()
     assert Engine.last.calls == ["allocate", "reset"]
-
-
-def test_the_engines_greeting_is_left_to_its_driver(engine, monkeypatch):
-    loaded = []
-    monkeypatch.setattr(discovery, "load_one", loaded.append)
-    peer("litert", b"model", 1)
-    assert loaded == ["litert"]
 
 
 def test_a_peer_that_is_none_or_is_not_installed_is_named(monkeypatch):

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import nnhal
-from nnhal.runtime import isolation
 from tests.ipc.support import doubling
 from tests.trace.opened import BEGIN, COUNTER, END, ISOLATED, Opened, decoded, opened, wrong
 
@@ -23,7 +22,6 @@ def isolated(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The trace of a compilation, a plain call, a burst, a submitted and a fenced execution in a driver's own process."""
     path = tmp_path_factory.mktemp("trace") / "isolated.pftrace"
     device = _apart()
-    isolation.close_all()  # what other tests left has no part in it
     try:
         with nnhal.trace(path), nnhal.compile(doubling(), devices=device()) as compiled:
             assert (compiled(X) == X + X).all()

@@ -20,7 +20,7 @@ from nnhal.base import trace as base
 from nnhal.hal.device import Prepared
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.hal.wrappers import Wrapper
-from nnhal.runtime import discovery, isolation
+from nnhal.runtime import discovery
 from nnhal.runtime.caller import ModelCallable
 from nnhal.runtime.compiled import Compiled
 from nnhal.runtime.tracing import perfetto, session
@@ -223,7 +223,6 @@ def in_finalizer(frame: Any) -> bool:
 def test_an_interrupt_anywhere_leaves_nothing_traced_and_the_next_trace_is_whole(path: Path) -> None:
     whole, struck = 0, False
     files = base.__file__, session.__file__, perfetto.__file__
-    isolation.close_all()  # logs of drivers' processes that other tests left are read each time
 
     def hits(frame: Any, _: str) -> bool:
         return struck and frame.f_code.co_filename in files and not in_finalizer(frame)

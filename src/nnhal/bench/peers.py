@@ -4,14 +4,16 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from nnhal import api
 from nnhal.base.errors import BadFile, DeviceUnavailable, InvalidArgument
 from nnhal.base.operands import Array
-from nnhal.runtime import discovery
+from nnhal.frontends.python import Builder
 
 
 class Peer(ABC):
@@ -33,13 +35,21 @@ class Peer(ABC):
         """Set the inputs, run, get the outputs."""
 
 
+@cache
+def _greeted() -> None:
+    """LiteRT's first interpreter in a process writes a line to stderr; the driver's first one keeps that off."""
+    b = Builder("greeting")
+    x = b.input((1,))
+    api.compile(b.finish([x], [b.floor(x)]), devices="litert", cache_dir=False).close()
+
+
 class LiteRT(Peer):
     """LiteRT's interpreter on a `.tflite` file."""
 
     def __init__(self, source: Path | bytes, threads: int, *, xnnpack: bool = True) -> None:
         with needed("litert", "ai-edge-litert"):
             from ai_edge_litert import interpreter as litert  # noqa: TID251 (a peer is an engine)
-        discovery.load_one("litert")  # the driver keeps the engine's greeting off stderr
+        _greeted()
         resolver = litert.OpResolverType.AUTO if xnnpack else litert.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
         where = {"model_content": source} if isinstance(source, bytes) else {"model_path": str(source)}
         start = time.perf_counter_ns()
