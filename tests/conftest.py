@@ -8,13 +8,15 @@ import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nnhal import zoo
 from nnhal.base import log
-from nnhal.base.codes import OperationType
+from nnhal.base.codes import FOREIGN_OPERATIONS, FOREIGN_TYPES, TYPE_FACTS, OperationType
 from nnhal.base.custom_operators import CUSTOM_OPERATORS
+from nnhal.base.extensions import EXTENSIONS
 from nnhal.ops import OPS
 from nnhal.ops.schema import Op
 from nnhal.runtime import discovery
@@ -43,15 +45,22 @@ def foreign_records() -> dict[str, Op]:
 
 @contextmanager
 def registries_as_they_were() -> Iterator[None]:
-    """Devices, custom operators and records of extensions that are registered meanwhile are gone afterwards."""
+    """Devices, custom operators, extensions and their records that are registered meanwhile are gone afterwards."""
     devices, records = discovery._registered, foreign_records()
-    devices_before, operators_before = dict(devices), dict(CUSTOM_OPERATORS)
+    tables: list[dict[Any, Any]] = [
+        devices,
+        CUSTOM_OPERATORS,
+        EXTENSIONS,
+        FOREIGN_OPERATIONS,
+        FOREIGN_TYPES,
+        TYPE_FACTS,
+    ]
+    before = [dict(table) for table in tables]
     yield
     discovery._registered = devices
-    devices.clear()
-    devices.update(devices_before)
-    CUSTOM_OPERATORS.clear()
-    CUSTOM_OPERATORS.update(operators_before)
+    for table, entries in zip(tables, before, strict=True):
+        table.clear()
+        table.update(entries)
     for name in foreign_records():
         del OPS[name]
     OPS.update(records)
