@@ -17,6 +17,8 @@ from nnhal.base import log
 from nnhal.base.codes import FOREIGN_OPERATIONS, FOREIGN_TYPES, TYPE_FACTS, OperationType
 from nnhal.base.custom_operators import CUSTOM_OPERATORS
 from nnhal.base.extensions import EXTENSIONS
+from nnhal.hal import proofs
+from nnhal.hal.cache.tokens import state_folder
 from nnhal.ops import OPS
 from nnhal.ops.schema import Op
 from nnhal.runtime import discovery
@@ -92,10 +94,11 @@ def what_a_test_wants_told_ends_with_it() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_known_of_how_fast_devices_are() -> Iterator[None]:
-    """What a test had measured, or what failed in it, ends with it."""
+def nothing_is_known_of_devices() -> Iterator[None]:
+    """What a test had measured or proved, or what failed in it, ends with it."""
     yield
     place.path().unlink(missing_ok=True)
+    (state_folder() / proofs.FILE).unlink(missing_ok=True)
 
 
 @pytest.fixture

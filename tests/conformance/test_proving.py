@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -304,6 +305,37 @@ def test_hard_calls_tell_results_that_wrap_around_or_are_off_by_two(operation: s
 
     for wrong in (never_an_end, off_at_odd_depths):
         assert caught(operation, kind, wrong) >= 2, wrong.__name__
+
+
+def hard(operation: str, kind: int) -> Iterator[Any]:
+    """The arguments of the calls that are made for it, by name."""
+    return (call.bound for call in hard_calls(operation, kind) if call.cell.values == "hard")
+
+
+@pytest.mark.parametrize("kind", [Q8, Q8S])
+def test_hard_calls_leave_out_no_pair_of_what_kernels_are_chosen_by(kind: int) -> None:
+    """Where two things took turns at the same pace, some pairs never came: few channels that become several, among them."""
+    several = {(a.input.known[3], a.depth_multiplier) for a in hard("DEPTHWISE_CONV_2D", kind)}
+    assert several == set(product((1, 2, 3, 17, 33), (1, 2, 3)))
+    groups = {(a.groups, a.filter.known[3], a.filter.known[0] // a.groups) for a in hard("GROUPED_CONV_2D", kind)}
+    assert groups == set(product((2, 3, 5), (1, 3, 17), (1, 2, 5)))
+    plain = {(a.input.known[3], a.filter.known[0]) for a in hard("CONV_2D", kind)}
+    assert plain == set(product((1, 3, 17, 33), (1, 3, 17, 33)))
+    ways = {(a.scheme, a.stride_w, a.filter.known[1]) for a in hard("CONV_2D", kind)}
+    assert len(ways) == 2 * 2 * 3
+    pools = {(a.input.zero_point, a.filter_h) for a in hard("MAX_POOL_2D", kind)}
+    assert len(pools) == 3 * 3
+    rows = {(a.weights.zero_point, a.weights.known[1]) for a in hard("FULLY_CONNECTED", kind)}
+    assert {(zero, depth) for zero in {z for z, _ in rows} for depth in (1, 3, 17, 33)} <= rows
+
+
+@pytest.mark.parametrize("kind", [Q8, Q8S])
+def test_hard_calls_tell_a_kernel_that_is_wrong_for_few_channels_that_become_several(kind: int) -> None:
+    def forgetful(a: Any, x: Any, weights: Any, bias: Any) -> Any:
+        wrong = 1 < x.shape[-1] < 5 and a.depth_multiplier > 1
+        return OPS["DEPTHWISE_CONV_2D"].kernel(a, np.full_like(x, a.input.zero_point) if wrong else x, weights, bias)
+
+    assert caught("DEPTHWISE_CONV_2D", kind, forgetful) >= 4
 
 
 def halved(x: Any) -> Any:

@@ -12,6 +12,7 @@ from _pytest.mark import ParameterSet
 from nnhal.conformance.compare import compare, tolerance
 from nnhal.conformance.suite import run_vector
 from nnhal.conformance.vectors import Expected, index, read
+from nnhal.hal.proofs import choices_of
 from nnhal.model.validate import level_of
 from nnhal.runtime import discovery
 
@@ -69,6 +70,28 @@ def test_an_installed_device_fails_nothing_that_it_takes(vectors, device, share)
     count = sum(found["totals"].values())
     assert count == ALL if share == 1 else abs(count - share * ALL) < 0.2 * share * ALL
     assert found["totals"]["passed"] >= LEAST.get(device, 1) * (share if share == 1 else 0.9 * share)
+
+
+FORMS = [
+    entry.name for entry in discovery.found_with_engines() if entry.device is not None and choices_of(entry.device)
+]
+LAYERS = "ADD", "AVERAGE_POOL_2D", "CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "GROUPED_CONV_2D", "MUL"
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("share", [0.3, pytest.param(1.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("device", FORMS)
+def test_where_a_fast_form_fails_a_vector_the_proof_has_refused_it(vectors, tmp_path, monkeypatch, device, share):
+    chosen = ["--share", str(share), "--filter", "quant", *(f"--operation={name}" for name in LAYERS)]
+    found = conformance(str(vectors), "--device", device, "--option", "forms=fast", *chosen)
+    assert found["totals"]["passed"] > 500 * share
+    failed = {index(vectors)[failure["id"]]["primary"] for failure in found["failures"]}
+    monkeypatch.setenv("NNHAL_STATE_DIR", str(tmp_path))
+    program = [sys.executable, "-m", "nnhal.cli.main", "prove", device, "--json"]
+    for name in failed:
+        done = subprocess.run([*program, "--operation", name], capture_output=True, text=True, check=False)
+        (said,) = json.loads(done.stdout)
+        assert any(row["form"] != row["known"][0] for row in said["operations"]), found["failures"]
 
 
 def test_the_level_of_every_model_is_the_one_stated(vectors):

@@ -159,6 +159,25 @@ def test_filters_whose_steps_need_9_bits_are_two_of_8_and_those_that_need_more_s
     assert SATURATING or steps(run(FAST, model, [x])[0], expected(model, [x])[0]) <= 1
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("side", [3, 4, 7])
+@pytest.mark.parametrize(("channels", "times"), [(2, 2), (3, 3), (2, 4), (3, 1), (1, 3)])
+def test_groups_of_one_channel_that_give_several_each_stay_float(
+    kind: str, side: int, channels: int, times: int
+) -> None:
+    """OpenVINO's kernel for those where pictures are small gives the bias alone, or worse."""
+    b, rng, low = nnhal.Builder(), np.random.default_rng(side), int(np.iinfo(KINDS[kind]).min)
+    x = b.input((1, side, side, channels), kind, 0.5, low)
+    filters = (rng.integers(0, 41, (1, 2, 2, channels * times)) + low).astype(KINDS[kind])
+    w = b.constant(filters, kind, 0.01, low)
+    bias = b.constant(rng.integers(-200, 200, channels * times).astype(np.int32), "TENSOR_INT32", 0.005)
+    y = b.depthwise_conv_2d(x, w, bias, padding="valid", depth_multiplier=times, scale=0.1, zero_point=low)
+    model, data = b.finish([x], [y]), (rng.integers(0, 256, (1, side, side, channels)) + low).astype(KINDS[kind])
+    assert all(map(in_integers, layers(FAST, model))) == (channels == 1 or times == 1)
+    if not SATURATING:
+        assert steps(run(FAST, model, [data])[0], expected(model, [data])[0]) <= 1
+
+
 # ---------------------------------------------------------------------------------------------------- operations in graphs
 
 

@@ -30,6 +30,12 @@ CHANNELS = 4.0, 2.0**12  # times the least scale of a channel that the greatest 
 MAGNITUDES: dict[int, tuple[float, ...]] = {
     F32: (1.0, 1e15, 1e-15, 1e-22)
 }  # of floats; their products are finite, or nearly 0
+PLAIN = (1,), DEPTHS, (17, 1, 3, 33)  # groups, inputs of each, outputs of each: kernels are chosen by these
+GROUPS = {
+    "DEPTHWISE_CONV_2D": ((1, 2, 3, 17, 33), (1,), (1, 2, 3)),
+    "GROUPED_CONV_2D": ((2, 3, 5), (1, 3, 17), (1, 2, 5)),
+}
+WINDOWS = (3, 3), (1, 1), (2, 3)  # of filters
 WIDE_WINDOW = 17  # more elements than sums of 16 bits hold
 ROWS = 6
 
@@ -83,6 +89,12 @@ class Maker:
         """These, counted."""
         for self.turn, case in enumerate(cases):
             yield case
+
+    def mixed(self, choices: Sequence[C], count: int) -> Iterator[C]:
+        """So many of these, each as often, in an order of its own each time."""
+        times = -(-count // len(choices))
+        order = np.concatenate([self.rng.permutation(len(choices)) for _ in range(times)])
+        return (choices[n] for n in order[:count])
 
     def next(self, choices: Sequence[Any], every: int = 1) -> Any:
         """One of these, another one each `every` calls."""
@@ -139,7 +151,12 @@ class Maker:
     def products(self) -> Iterator[tuple[int, int, int]]:
         """Zero points of input and weights, and how many products a sum has: all zero points, and long sums besides."""
         pairs = [(x, w) for x, w, _ in self.all_weights()]
-        sizes = [(*pair, DEPTHS[n % len(DEPTHS)]) for n, pair in enumerate(pairs)]
+        width = len(pairs) // 3  # zero points of weights: all depths with each
+        sizes = [
+            (*pair, DEPTHS[(sum(divmod(n, width)) + more) % len(DEPTHS)])
+            for n, pair in enumerate(pairs)
+            for more in (0, 2)
+        ]
         some = dict.fromkeys((pairs[0], pairs[len(pairs) // 2], pairs[-1]))
         long = [(*pair, size) for size in LONG for pair in some]
         yield from self.turns([*sizes, *long])
@@ -176,29 +193,32 @@ def _reach(x: Value, weights: Value, terms: int) -> float:
 
 
 def _convolutions(m: Maker) -> Iterator[Made]:
+    """All weights, each with two of the ways that inputs and outputs are grouped, all of these as often."""
     transposed, depthwise, grouped = (
         m.operation == n for n in ("TRANSPOSE_CONV_2D", "DEPTHWISE_CONV_2D", "GROUPED_CONV_2D")
     )
-    for zero, weight_zero, ratio in m.turns(m.all_weights()):
-        depth, (high, wide) = m.next(DEPTHS), m.next(((3, 3), (1, 1), (2, 3)))
-        units, more = m.next((17, 1, 3, 33), 3), {"activation": m.next((Activation.NONE, Activation.RELU), 4)}
-        shape, axis, terms = (units, high, wide, depth), 0, depth * high * wide
-        if depthwise:
-            more["depth_multiplier"] = times = m.next((1, 3), 2)
-            shape, axis, terms = (1, high, wide, depth * times), 3, high * wide
-        elif grouped:
-            more["groups"], inner, depth = 3, depth, 3 * depth
-            shape, terms = (3 * m.next((1, 5)), high, wide, inner), inner * high * wide
-        x = m.tensor((ROWS, 4, 5, depth), zero)
+    groupings, every = list(product(*GROUPS.get(m.operation, PLAIN))), list(m.all_weights())
+    ways, count = list(product(WINDOWS, (1, 2), (Padding.SAME, Padding.VALID))), 2 * max(len(groupings), len(every))
+    cases = (m.mixed(each, count) for each in (every, groupings, ways))
+    for (zero, weight_zero, ratio), (groups, inner, outer), ((high, wide), stride, scheme) in m.turns(
+        zip(*cases, strict=True)
+    ):
+        units = groups * outer
+        x, terms = m.tensor((ROWS, 4, 5, groups * inner), zero), inner * high * wide
+        shape, axis = ((1, high, wide, units), 3) if depthwise else ((units, high, wide, inner), 0)
         weights = m.weights(shape, weight_zero, axis, ratio)
+        more: dict[str, Any] = {"activation": m.next((Activation.NONE, Activation.NONE, Activation.RELU))}
+        if depthwise:
+            more["depth_multiplier"] = outer
+        elif grouped:
+            more["groups"] = groups
         if transposed:
             more |= dict.fromkeys(("pad_left", "pad_right", "pad_top", "pad_bottom"), 0)
         else:
-            more["scheme"] = m.next((Padding.SAME, Padding.VALID), 2)
+            more["scheme"] = scheme
         if transposed or grouped:
             more["nchw"] = False
-        stride = m.next((1, 2))
-        arguments = {"input": x, "filter": weights, "bias": m.bias(x, weights, shape[axis], terms), **more}
+        arguments = {"input": x, "filter": weights, "bias": m.bias(x, weights, units, terms), **more}
         arguments |= {"stride_w": stride, "stride_h": stride}
         yield arguments, ["input"], m.output(_reach(x, weights, terms))
 
@@ -239,8 +259,8 @@ def _elementwise(m: Maker) -> Iterator[Made]:
 
 
 def _pools(m: Maker) -> Iterator[Made]:
-    for zero in m.turns(m.zero_points() * len(DEPTHS) if m.quantised else range(len(DEPTHS) * 2)):
-        window, x = m.next((2, 3, WIDE_WINDOW)), m.tensor((ROWS, 19, 18, m.next(DEPTHS)), zero if m.quantised else 0)
+    for zero, depth in m.turns(product(m.zero_points() if m.quantised else (0, 0), DEPTHS)):
+        window, x = m.next((2, 3, WIDE_WINDOW)), m.tensor((ROWS, 19, 18, depth), zero)
         arguments = {"input": x, "scheme": m.next((Padding.VALID, Padding.SAME), 2), "activation": Activation.NONE}
         arguments |= {"stride_w": 1, "stride_h": 2, "filter_w": window, "filter_h": window}
         yield arguments, ["input"], (x.scale, x.zero_point)

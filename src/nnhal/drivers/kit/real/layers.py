@@ -79,8 +79,13 @@ def guarded(t: RealTask, sums: Node) -> Node:
     return t.o.clamp(sums, -FAR, FAR)
 
 
-def layer(t: RealTask, product: Sum, name: str = "filter", axis: int = 0, image: bool = True) -> None:
-    """Give product(input, weights) + bias under the activation. axis: that of the outputs in the weights."""
+def layer(
+    t: RealTask, product: Sum, name: str = "filter", axis: int = 0, *, image: bool = True, fast: bool = True
+) -> None:
+    """Give product(input, weights) + bias under the activation. axis: that of the outputs in the weights.
+
+    fast: whether the engine's kernels of 8 bits are right for it where they are at all.
+    """
     x, weights, value = t.a.input, getattr(t.a, name), t.value()
 
     def shaped(numbers: Node) -> Node:
@@ -93,7 +98,7 @@ def layer(t: RealTask, product: Sum, name: str = "filter", axis: int = 0, image:
         t.give(finished(t.op("add", product(t.x("input"), t.x(name)), shaped(t.x("bias")))))
         return
     scales_of(x), scales_of(weights)
-    parts = eight_bits(t, name, axis) if t.eight else []
+    parts = eight_bits(t, name, axis) if t.eight and fast else []
     if parts:
         bias = t.constant(product_scales(x, weights) * t.a.bias.data, np.float32)
         products = [product(t.x("input"), part) for part in parts]
@@ -138,16 +143,20 @@ def sliding(t: RealTask, size: tuple[int, int] | None = None) -> Sliding:
 
 @entry("CONV_2D", "GROUPED_CONV_2D", "DEPTHWISE_CONV_2D", forms=FORMS)
 def convolution(t: RealTask) -> None:
-    """Each group has its own filters; a group of DEPTHWISE_CONV_2D is one channel."""
+    """Each group has its own filters; a group of DEPTHWISE_CONV_2D is one channel.
+
+    Where several groups of one channel give several each, OpenVINO's kernel of 8 bits for small pictures (gemm) is wrong.
+    """
     depthwise, how = t.name == "DEPTHWISE_CONV_2D", sliding(t)
     depth = t.a.filter.known[3 if depthwise else 0]
     groups = depth // t.a.depth_multiplier if depthwise else t.a.groups if t.name == "GROUPED_CONV_2D" else 1
     order = (3, 0, 1, 2) if depthwise else (0, 3, 1, 2)
+    spreading = depth > groups > 1 and (depthwise or t.a.filter.known[3] == 1)
 
     def product(x: Node, weights: Node) -> Node:
         return t.o.convolution(t.image(x), t.o.transpose(weights, order), groups, how)
 
-    layer(t, product, axis=3 if depthwise else 0)
+    layer(t, product, axis=3 if depthwise else 0, fast=not spreading)
 
 
 @entry("TRANSPOSE_CONV_2D")
