@@ -112,12 +112,18 @@ def test_a_compilation_that_is_interrupted_closes_what_was_prepared_once(name):
 
 def test_a_worker_that_was_taken_by_what_was_interrupted_ends(monkeypatch):
     monkeypatch.setattr("nnhal.hal.background._LOOK", 0.01)
+    wait_until(lambda: not _idle)
+    stuck = workers()  # in what other tests have hang
     compiled = nnhal.compile(sums(), devices="reference")
     compiled.run(X, B, deadline=LONG)  # leaves a worker that is idle
     found = interrupted_in("hand_over", lambda *_: True, lambda: compiled.run(X, B, deadline=LONG))
     assert found > 2
     compiled.close()
-    wait_until(lambda: not any(t.name == "nnhal-worker" for t in threading.enumerate()))
+    wait_until(lambda: workers() <= stuck)
+
+
+def workers() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "nnhal-worker"}
 
 
 OPENS: dict[str, Callable[[nnhal.Fence, nnhal.Execution], Any]] = {
