@@ -1,10 +1,13 @@
 """`nnhal calibrate`: shown, exported, imported and held to, forgotten."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from nnhal.base.errors import OperationFailed
+from nnhal.cli import calibrate
 from nnhal.runtime import discovery, isolation, judgement
 from nnhal.runtime.measured import record
 from nnhal.runtime.measured.profile import MachineProfile
@@ -27,6 +30,46 @@ def test_a_profile_is_shown_and_as_json() -> None:
     assert "add" in text and "float32" in text and "a > b" in text
     found = json.loads(nnhal("calibrate", "--show", "--json"))
     assert found["devices"]["a"]["steps"] == {"none": pytest.approx(5e-6)} and found["made"] == 1
+
+
+@pytest.mark.parametrize(
+    ("drivers", "named", "asked"),
+    [
+        ((), (), [[]]),
+        ((), ("openvino", "reference"), [["openvino", "reference"]]),
+        (("my.py",), ("mine",), [["my.py"]]),
+        (("my.py",), (), [[], ["my.py"]]),
+    ],
+)
+def test_what_is_going_to_be_measured_is_proved(
+    monkeypatch: pytest.MonkeyPatch, drivers: tuple[str, ...], named: tuple[str, ...], asked: list[list[str]]
+) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> "subprocess.CompletedProcess[str]":
+        commands.append(command)
+        return subprocess.CompletedProcess(command, len(commands) - 1)
+
+    monkeypatch.setattr(calibrate.subprocess, "run", run)
+    calibrate._prove(drivers, named, True)
+    assert [command[-len(words) or len(command) :] for command, words in zip(commands, asked, strict=True)] == asked
+    assert all(command[3:6] == ["prove", "--missing", "--json"] for command in commands)
+    commands[:] = [[]] * 2
+    with pytest.raises(OperationFailed, match="exit code 2, must end with 0"):
+        calibrate._prove(drivers, named, False)
+
+
+@pytest.mark.slow
+def test_what_was_not_proved_is_proved_before_it_is_measured() -> None:
+    """Else the exact forms are measured, and others run once somebody proves."""
+    path = Path(__file__).parents[1] / "drivers" / "forms_driver.py"
+    driver = discovery.load_driver(path)
+    nnhal("calibrate", "--quick", "--driver", str(path), "--device", driver.name)
+    found = record.profile()
+    assert found is not None and found.devices["forms"].version != driver.version == "1.0"
+    assert found.devices["forms"].version == discovery.load_driver(path).version
+    (said,) = json.loads(nnhal("prove", str(path), "--missing", "--json")) or [{"operations": []}]
+    assert said["operations"] == []
 
 
 @pytest.mark.usefixtures("known")

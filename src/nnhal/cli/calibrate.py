@@ -1,14 +1,18 @@
 """`nnhal calibrate`: measures the devices on this machine, shows what was measured, takes it along."""
 
+import subprocess
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from nnhal.base.errors import BadFile, InvalidArgument
+from nnhal.base.errors import BadFile, InvalidArgument, OperationFailed
 from nnhal.bench.calibrate import CPU, Calibration, judged
 from nnhal.cli import common
+from nnhal.cli.main import ANSWER_NO
 from nnhal.runtime import discovery
 from nnhal.runtime.measured import record
 from nnhal.runtime.measured.profile import MachineProfile, decoded, encoded
@@ -38,8 +42,9 @@ def command(
 ) -> None:
     """Measure what each device takes on this machine, for `measured` placement, which is the default from then on.
 
-    Of each device: chains of every family of operations in a few sizes, whole networks, what a step costs beside its
-    operations, and what it costs to cross from one device to another. The machine should have nothing else to do.
+    First what `nnhal prove` has not looked at yet is proved, so that what is measured is what will run. Then, of each
+    device: chains of every family of operations in a few sizes, whole networks, what a step costs beside its operations,
+    and what it costs to cross from one device to another. The machine should have nothing else to do.
     """
     asked = sum([show, target is not None, source is not None, forget])
     if asked > 1 or (asked and (named or quick)):
@@ -80,6 +85,7 @@ def _read(source: str) -> bytes:
 
 
 def _measured(drivers: tuple[str, ...], named: tuple[str, ...], quick: bool, as_json: bool) -> MachineProfile:
+    _prove(drivers, named, as_json)
     common.load_drivers(drivers, ())
     there = [entry.name for entry in discovery.found_with_engines() if entry.device is not None]
     devices = [discovery.load_one(name).name for name in named] or there
@@ -99,6 +105,27 @@ def _measured(drivers: tuple[str, ...], named: tuple[str, ...], quick: bool, as_
     profile = calibration.result(int(time.time()), before)
     record.keep_profile(profile)
     return profile
+
+
+def _prove(drivers: Sequence[str], named: Sequence[str], quiet: bool) -> None:
+    """Prove what was not yet, in processes of their own: a device knows its forms from when it is loaded."""
+    installed = [name for name in named if name in discovery.names()]
+    every: list[Sequence[str]] = [()] if not named else []
+    for devices in (*every, *filter(None, (installed, drivers))):
+        command = [
+            sys.executable,
+            "-m",
+            "nnhal.cli.main",
+            "prove",
+            "--missing",
+            *(["--json"] if quiet else []),
+            *devices,
+        ]
+        code = subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode
+        if code not in (0, ANSWER_NO):
+            raise OperationFailed(
+                f"nnhal prove ended with exit code {code}, must end with 0, or 1 where a form is wrong"
+            )
 
 
 def _print(profile: MachineProfile) -> None:

@@ -24,12 +24,19 @@ from nnhal.runtime import discovery
 @click.command("prove")
 @click.argument("devices", nargs=-1, metavar="[DEVICE]...")
 @click.option("--every", is_flag=True, help="Also operations that a device knows one form of.")
+@click.option("--missing", is_flag=True, help="Only what was not proved yet.")
 @click.option("--operation", "operations", multiple=True, help="Only this operation; may be repeated.")
 @click.option("--timeout", default=TIMEOUT, show_default=True, help="Seconds until what the driver is asked has hung.")
 @click.option("--jobs", type=click.IntRange(1), default=usable_cores(), show_default=True)
 @common.json_option
 def command(
-    devices: tuple[str, ...], every: bool, operations: tuple[str, ...], timeout: float, jobs: int, as_json: bool
+    devices: tuple[str, ...],
+    every: bool,
+    missing: bool,
+    operations: tuple[str, ...],
+    timeout: float,
+    jobs: int,
+    as_json: bool,
 ) -> int:
     """Run each form of each operation of DEVICEs on hard calls, and remember the fastest that is right on this processor.
 
@@ -39,6 +46,8 @@ def command(
     documents, lost = [], False
     for device, subject in _subjects(devices, timeout):
         choices = _chosen(to_prove(device, every=every), operations)
+        if missing and not (choices := [choice for choice in choices if choice.found is None]):
+            continue
         ran = followed(run_proofs(subject, choices, jobs), "forms", "forms of", device.name, as_json)
         outcomes: list[ProofOutcome] = ran.outcomes
         found = found_by(outcomes, choices)
