@@ -38,8 +38,9 @@ from nnhal.bench.latency import timed
 from nnhal.bench.workloads import mixed
 from nnhal.cli.common import progress
 from nnhal.cli.inputs import PictureOptions, read_inputs
-from nnhal.runtime import discovery, learning
+from nnhal.runtime import discovery
 from nnhal.runtime.measured import place, record
+from nnhal.runtime.measured.later import settle
 from nnhal.zoo import maker
 
 HOW = "first", "learnt", "tuned"
@@ -128,11 +129,11 @@ def used(model: nnhal.Model, inputs: Sequence[np.ndarray], threads: int, how: st
         with nnhal.compile(model, threads=threads, fallback="allow") as compiled:
             for _ in range(USES):
                 compiled(*inputs)
-        learning.settle(5)
+        settle(5)
     compiled = nnhal.compile(model, threads=threads, fallback="allow", tune=how == "tuned")
     for _ in range(USES):
         compiled(*inputs)
-    learning.settle(5)
+    settle(5)
     return compiled
 
 

@@ -23,6 +23,7 @@ from nnhal.ops import OPS
 from nnhal.ops.schema import Op
 from nnhal.runtime import discovery
 from nnhal.runtime.measured import place
+from nnhal.runtime.measured.later import settle
 from tests.interrupts import Interrupts
 
 DEFAULT_VECTORS = Path(__file__).parents[1].parent / "shared" / "conformance"
@@ -97,6 +98,7 @@ def what_a_test_wants_told_ends_with_it() -> Iterator[None]:
 def nothing_is_known_of_devices() -> Iterator[None]:
     """What a test had measured or proved, or what failed in it, ends with it."""
     yield
+    settle(10)
     place.path().unlink(missing_ok=True)
     (state_folder() / proofs.FILE).unlink(missing_ok=True)
 

@@ -3,6 +3,7 @@
 import gc
 import runpy
 import threading
+import time
 from functools import partial
 from typing import Any
 
@@ -591,3 +592,24 @@ def test_a_team_has_a_member_for_each_processor_two_at_least_and_eight_at_most(
 ) -> None:
     monkeypatch.setattr(cores, "usable_cores", lambda: processors)
     assert runpy.run_path(team.__file__)["MOST_MEMBERS"] == members
+
+
+def test_members_that_were_dropped_do_not_count_whoever_still_holds_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that an application keeps has them in its traceback; executions waited for them for ever."""
+    monkeypatch.setattr(team, "MOST_MEMBERS", 2)
+    made = team.Team(team.Member, "members")
+    held = [made.take(UNLIMITED), made.take(UNLIMITED)]
+    for each in held:
+        made.give(each)
+    made.trim(0)
+    assert {made.take(Control(time.monotonic_ns() + 10**10)) for _ in range(2)}.isdisjoint(held)
+
+
+def test_members_that_were_not_used_for_long_do_not_count_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(team, "MOST_MEMBERS", 2)
+    made = team.Team(team.Member, "members")
+    held = [made.take(UNLIMITED), made.take(UNLIMITED)]
+    made.give(held[0])
+    monkeypatch.setattr(team, "KEPT_SECONDS", -1.0)
+    made.give(held[1])
+    assert made.take(UNLIMITED) is held[1] and made.take(Control(time.monotonic_ns() + 10**10)) not in held

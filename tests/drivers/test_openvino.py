@@ -647,3 +647,24 @@ def test_pixels_that_are_repeated_as_often_are_so_by_openvino_and_others_are_pic
     given = np.random.default_rng(0).integers(0, 120, (1, 2, 3, 4)).astype(dtype)
     rows, columns = np.arange(height) * 3 // height, np.arange(width) * 4 // width
     assert run(model, given)[0].tolist() == given[:, :, rows][..., columns].tolist()
+
+
+# ------------------------------------------------------------------------------------------------ behind layers and maxima
+
+
+@pytest.mark.parametrize("layer", ["conv_2d", "depthwise_conv_2d"])
+@pytest.mark.parametrize("curve", ["abs", "hard_swish", "parts of hard_swish", "logistic", "tanh", "neg"])
+def test_a_function_of_a_maximum_of_a_layer_is_not_computed_in_the_layer(layer: str, curve: str) -> None:
+    b, rng = nnhal.Builder(), np.random.default_rng(0)
+    data = (rng.standard_normal((1, 6, 6, 4)) * 4 - 3).astype(np.float32)
+    x, filters = b.input(data.shape), rng.standard_normal((4, 1, 1, 4)).astype(np.float32)
+    if layer == "conv_2d":
+        y = b.conv_2d(x, filters, np.zeros(4, np.float32), padding="valid")
+    else:
+        y = b.depthwise_conv_2d(
+            x, filters.reshape(1, 2, 2, 4), np.zeros(4, np.float32), padding="valid", depth_multiplier=1
+        )
+    y = b.max_pool_2d(y, padding="valid", filter_size=2)
+    z = b.mul(y, b.relu6(b.add(y, np.full(1, 3, np.float32)))) if " " in curve else getattr(b, curve)(y)
+    with nnhal.compile(b.finish([x], [z]), devices="reference") as reference:
+        np.testing.assert_allclose(run(b.finish([x], [z]), data)[0], reference(data), 1e-5, 1e-5)

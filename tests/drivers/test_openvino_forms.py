@@ -178,6 +178,43 @@ def test_groups_of_one_channel_that_give_several_each_stay_float(
         assert steps(run(FAST, model, [data])[0], expected(model, [data])[0]) <= 1
 
 
+def judged(model: Model, *data: Array) -> int:
+    return max(steps(y, e) for y, e in zip(run(FAST, model, data), expected(model, data), strict=True))
+
+
+@pytest.mark.parametrize("zero", [0, 100, 128, 255])
+@pytest.mark.parametrize("name", ["add", "sub"])
+def test_arithmetic_with_a_constant_behind_a_layer_keeps_its_signs(name: str, zero: int) -> None:
+    """It became part of the layer's kernel, which gave the magnitudes."""
+    b, rng, kind = nnhal.Builder(), np.random.default_rng(0), "TENSOR_QUANT8_ASYMM"
+    x = b.input((2, 8), kind, 1.0, 128)
+    w = b.constant(rng.integers(127, 130, (4, 8)).astype(np.uint8), kind, 1.0, 128)
+    y = b.fully_connected(x, w, b.constant(np.zeros(4, np.int32), "TENSOR_INT32", 1.0), scale=1.0, zero_point=zero)
+    c = b.constant(np.full(1, 125, np.uint8), kind, 1.0, 128)
+    z = getattr(b, name)(y, c, activation="none", scale=1.0, zero_point=128)
+    assert judged(b.finish([x], [z]), rng.integers(120, 136, (2, 8)).astype(np.uint8)) <= 1
+
+
+def test_arithmetic_with_a_constant_beside_a_kernel_of_8_bits_saturates() -> None:
+    b, kind = nnhal.Builder(), "TENSOR_QUANT8_ASYMM_SIGNED"
+    x = b.input((1, 2, 2, 64), kind, 0.887, 0)
+    c = b.constant(np.zeros((1, 1, 1, 1), np.int8), kind, 0.912, 127)
+    model = b.finish([x], [b.add(x, c, activation="none", scale=0.5, zero_point=0), b.relu(x)])
+    assert judged(model, np.arange(-128, 128).astype(np.int8).reshape(1, 2, 2, 64)) <= 1
+
+
+@pytest.mark.parametrize("scale", [2e3, 3e4, 6.5e4])
+@pytest.mark.parametrize("name", ["sub", "concatenation"])
+def test_what_is_coarse_beside_a_fine_output_is_no_more_than_a_step_off(name: str, scale: float) -> None:
+    """A stored zero is not 0 where the ends of the type are given in float32."""
+    b, kind = nnhal.Builder(), "TENSOR_QUANT8_ASYMM_SIGNED"
+    x, y = b.input((1, 256), kind, 0.01, 0), b.input((1, 256), kind, scale, 127)
+    made = {"scale": 0.01, "zero_point": 0}
+    z = b.concatenation([x, y], 1, **made) if name == "concatenation" else b.sub(x, y, activation="none", **made)
+    data = np.arange(-128, 128).astype(np.int8)[None]
+    assert judged(b.finish([x, y], [z]), data, np.full((1, 256), 127, np.int8)) <= 1
+
+
 # ---------------------------------------------------------------------------------------------------- operations in graphs
 
 

@@ -1,7 +1,9 @@
 """Who runs an execution and until when: outcomes, limits, what is closed when."""
 
+import gc
 import threading
 import time
+import weakref
 from typing import Any
 
 import numpy as np
@@ -45,6 +47,29 @@ def good(request: Request, control: Control) -> Timing:
 
 def within(seconds: float) -> Control:
     return Control(deadline=time.monotonic_ns() + int(seconds * 1e9))
+
+
+def test_what_a_failed_execution_had_is_gone_with_its_error_without_a_collection():
+    """Engines' instances are in the frames of its traceback."""
+
+    class Instance:
+        pass
+
+    instances: list[Any] = []
+
+    def fail(request: Request, control: Control) -> Timing:
+        instance = Instance()
+        instances.append(weakref.ref(instance))
+        raise OperationFailed("mine")
+
+    gc.disable()
+    try:
+        with pytest.raises(OperationFailed) as raised:
+            lane(Engine()).run(fail, Request(SIGNATURE, []), within(LONG))
+        del raised
+        wait_until(lambda: instances[0]() is None)
+    finally:
+        gc.enable()
 
 
 def test_it_gives_what_the_driver_measured_and_the_request_its_results():

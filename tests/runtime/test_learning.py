@@ -18,8 +18,9 @@ from nnhal.frontends.python import Builder
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery, isolation
 from nnhal.runtime.judgement import identity_of
-from nnhal.runtime.learning import COUNTED, UNCOUNTED, settle
+from nnhal.runtime.learning import COUNTED, UNCOUNTED
 from nnhal.runtime.measured import place, record
+from nnhal.runtime.measured.later import settle
 from nnhal.runtime.measured.profile import CostLine, CrossingCost, DeviceProfile, MachineProfile
 
 US = 1e-6

@@ -26,6 +26,7 @@ Messages have one grammar: *where* is *what*, *must be* rule, and the alternativ
 """
 
 import copy
+import errno
 from collections.abc import Sequence
 
 from nnhal.base.codes import ErrorStatus, ResultCode
@@ -209,6 +210,20 @@ def again(error: NnhalError) -> NnhalError:
     raised = copy.copy(error)
     raised.__cause__ = error.__cause__
     return raised
+
+
+_SHORT = errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EAGAIN
+_NO_THREAD = "can't start new thread"  # what CPython says, which has no class for it
+
+
+def ran_short(error: BaseException) -> bool:
+    """Whether memory, descriptors, threads or room ran out, as what was raised says, or what a driver raised before it."""
+    cause = error.__cause__ if isinstance(error, DriverFailed) else error
+    if isinstance(cause, MemoryError | ResourceExhausted):
+        return True
+    if isinstance(cause, OSError):
+        return cause.errno in _SHORT
+    return isinstance(cause, RuntimeError) and _NO_THREAD in str(cause)
 
 
 def as_error(error: BaseException, where: str) -> NnhalError:

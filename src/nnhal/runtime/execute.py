@@ -33,6 +33,7 @@ from nnhal.runtime import discovery
 from nnhal.runtime.compilation import Composite, Plan, Step, prepare, warn_of_fallback
 from nnhal.runtime.job import Job, Profile, Report, StepTiming
 from nnhal.runtime.placement import WHOLE
+from nnhal.runtime.schedule import StepPlan
 
 NEVER_RETRIED = (InvalidRequest, OutputInsufficientSize, MissedDeadline, Cancelled, BadState)
 LARGE = 1 << 16  # bytes; intermediates of that size are worth keeping their memory
@@ -109,6 +110,7 @@ class Runner:
             if operand not in self._places and argument.fixed is not None and (argument.nbytes or 0) >= LARGE
         }
         self._frames: deque[dict[int, Array]] = deque()  # buffers of intermediates, free for the next execution
+        self._against: set[StepPlan] = set()  # whose failure is kept against their devices already
         self.before_close: Callable[[], None] | None = None
 
     def run(self, job: Job) -> None:
@@ -246,10 +248,17 @@ class Runner:
             raise error
         request.fell_back = ""  # it counts once
         step = self.plan.partition.steps[number]
-        self.plan.judge.failed(self.plan.model, step.device, step.operations, "execution", error)
         self._note(job, number, f"step {number} failed on {line.label}: {error}; trying it on the CPU")
         spare = self.spares.get(number)
-        return identity_of(spare.device).name, _on_host(spare.prepared, request, job.control)
+        timing = _on_host(spare.prepared, request, job.control)
+        self._keep_against(step, error)
+        return identity_of(spare.device).name, timing
+
+    def _keep_against(self, step: StepPlan, error: Exception) -> None:
+        """Have a device's failure known to the next compilations: of what the CPU could do, or it is not the device's."""
+        if step not in self._against:
+            self._against.add(step)
+            self.plan.judge.failed(self.plan.model, step.device, step.operations, "execution", error)
 
     def _may_fall_back(self, steps: Sequence[Step]) -> bool:
         """Not where it is forbidden, not from the CPU to itself, and never with operations of extensions, inside or not."""
@@ -265,9 +274,6 @@ class Runner:
         if not self._may_fall_back(self.plan.steps):
             raise error
         device = self.lines[0].label if len(self.lines) == 1 else "a step"
-        if len(self.lines) == 1:
-            failed = self.plan.partition.steps[0].operations
-            self.plan.judge.failed(self.plan.model, device, failed, "execution", error)
         self._note(job, WHOLE, f"execution failed on {device}: {error}; trying the whole model on the CPU")
         main, buffers = self.plan.model.main, job.buffers
         read = {n: buffers[i] for n, i in enumerate(main.inputs) if i in buffers}
@@ -278,6 +284,8 @@ class Runner:
             _on_host(spare, request, job.control)
         except NnhalError as second:
             raise second from error
+        if len(self.lines) == 1:
+            self._keep_against(self.plan.partition.steps[0], error)
         if request.small:
             raise too_small(request.shapes, request.small)
         job.results, job.shapes = request.results, request.shapes

@@ -14,9 +14,8 @@ from nnhal.base.errors import (
     DeadObject,
     DeviceUnavailable,
     MissedDeadline,
-    OutOfMemory,
-    ResourceExhausted,
     clipped,
+    ran_short,
 )
 from nnhal.base.log import logger
 from nnhal.base.names import is_path
@@ -24,6 +23,7 @@ from nnhal.base.records import Record, field, replace
 from nnhal.model.graph import Model
 from nnhal.runtime import costs, discovery
 from nnhal.runtime.isolation import DeviceKey
+from nnhal.runtime.measured.later import later, settle
 from nnhal.runtime.measured.place import there
 from nnhal.runtime.partition import Measured, Offer, Partition, Steps
 from nnhal.runtime.schedule import StepPlan
@@ -32,12 +32,11 @@ from nnhal.runtime.strategies import Strategy, by_hand, check, placed
 if TYPE_CHECKING:
     from nnhal.runtime.measured.profile import MachineProfile
 
+SOON = 0.05  # seconds until what was measured just now is written, unless another process has the record
 HINT = "devices state their performance themselves: nnhal calibrate measures it on this machine"
 PASSING = (
     MissedDeadline,
     Cancelled,
-    ResourceExhausted,
-    OutOfMemory,
     DeviceUnavailable,
 )  # no fault of the device for good
 OWN_CRASH = "SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE"
@@ -84,7 +83,7 @@ class Judge(Record, frozen=True):
 
         rows = [(text, seconds) for steps, seconds in found if (text := self._text(steps))]
         if rows:
-            record.learn(self.name, rows)
+            later(lambda: record.learn(self.name, rows))
 
     def begun(self, steps: Steps) -> None:
         """A compilation has this assignment. Where it is one to be tried, remember that it was, whatever comes of it."""
@@ -93,7 +92,7 @@ class Judge(Record, frozen=True):
             from nnhal.runtime.measured import record
 
             _log.info("placement: all on %s is tried, as it may take less than what is known", steps[0].device)
-            record.tried(self.name, text)
+            later(lambda: record.tried(self.name, text))
 
     def _text(self, steps: Steps) -> str:
         """An assignment in the record; "" where a device has no part in that."""
@@ -103,7 +102,7 @@ class Judge(Record, frozen=True):
     def failed(self, model: Model, label: str, operations: Sequence[int], phase: str, error: BaseException) -> None:
         """Keep it against a device that it failed what it had said it would do; not what may pass, nor against the CPU."""
         died = isinstance(error, DeadObject) and not any(name in str(error) for name in OWN_CRASH)
-        if died or isinstance(error, PASSING) or self.keys[label].name == discovery.CPU:
+        if died or isinstance(error, PASSING) or ran_short(error) or self.keys[label].name == discovery.CPU:
             return
         identity = self.identity(label)
         if not identity:
@@ -112,7 +111,8 @@ class Judge(Record, frozen=True):
 
         why = clipped(" ".join(str(error).split()), 500)
         name = self.name or _key_of(model, self.asking)
-        record.failed(record.KeptFailure(identity, name, tuple(operations), phase, why, label))
+        failure = record.KeptFailure(identity, name, tuple(operations), phase, why, label)
+        later(lambda: record.failed(failure))
 
 
 def identity_of(key: DeviceKey, options: Mapping[str, object] | None = None) -> str:
@@ -145,6 +145,7 @@ def judged(
     tune: it is going to be measured now.
     """
     check(strategy, list(keys))
+    settle(SOON)
     if not there() and not tune:
         _log.info("%s", HINT)
         return list(offers), Judge("", keys, strategy, asking, Measured() if strategy.kind == "measured" else None)

@@ -97,7 +97,11 @@ class Lane:
         error, timing = bounded.outcome or (None, None)
         if error is not None:
             request.abandon()
-            raise error
+            bounded.outcome = None  # its traceback holds the frame that holds this
+            try:
+                raise error
+            finally:
+                del error  # and holds this frame
         if not request.ended:  # by a driver that executes in the background in a way of its own
             request.execute(lambda *_: None, control)
         return timing

@@ -1,14 +1,9 @@
 """What the first executions of a compiled model take is remembered, so that its next compilation knows."""
 
-import atexit
-import os
 import threading
 import time
 from typing import Any
 
-from nnhal.base.errors import ResourceExhausted
-from nnhal.base.native import Gate
-from nnhal.hal.background import start
 from nnhal.model.graph import Model
 from nnhal.runtime.execute import Runner
 from nnhal.runtime.job import Job, Report
@@ -87,29 +82,4 @@ class Learning:
         if len(self._steps) > 1 and plan.live.took:
             rows += [((step,), seconds) for step, seconds in zip(self._steps, each, strict=True)]
 
-        def write() -> Gate:
-            try:
-                plan.judge.learn(rows)
-            finally:
-                _writing.discard(write)
-            return Gate()
-
-        _writing.add(write)
-        try:
-            start(write)
-        except ResourceExhausted:
-            _writing.discard(write)
-
-
-_writing: set[object] = set()  # what is being written
-
-
-def settle(seconds: float = 1.0) -> None:
-    """Wait until what was learnt is written, so long at most."""
-    end = time.monotonic() + seconds
-    while _writing and time.monotonic() < end:
-        time.sleep(0.001)
-
-
-atexit.register(settle)
-os.register_at_fork(after_in_child=_writing.clear)
+        plan.judge.learn(rows)

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from nnhal.base.cores import usable_cores
 from nnhal.base.log import logger
@@ -25,7 +25,7 @@ class Member:
     """An instance of an engine in a team, as a base class."""
 
     used = 0.0  # when it was given back last, by a team of several
-    place: object = None  # in the team
+    place: Any = None  # in the team; what was dropped has none, whoever still holds it
 
 
 T = TypeVar("T", bound=Member)
@@ -67,7 +67,7 @@ class Team(Generic[T]):
         """Drop idle members until there are so many; they have ended when this has. Executions make what they need."""
         with suppress(IndexError):  # somebody took the last
             while len(self._idle) > keep:
-                self._idle.pop(0)
+                self._places.discard(self._idle.pop(0).place)
         self._several = len(self._places) > 1
 
     def _place(self) -> "_Place":
@@ -88,6 +88,7 @@ class Team(Generic[T]):
                 with self._lock:
                     while self._idle[0].used <= since:
                         dropped.append(self._idle.pop(0))
+                        self._places.discard(dropped[-1].place)
         if dropped:
             _log.debug("%s: %d not used for %g s dropped", self._what, len(dropped), KEPT_SECONDS)
 

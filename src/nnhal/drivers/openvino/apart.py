@@ -20,12 +20,18 @@ SMALL = 64  # bytes of constants that are compared
 MOVING = ("Broadcast", "Concat", "Convert", "Gather", "Pad", "Reshape", "Slice", "Squeeze", "Tile", "Unsqueeze")
 
 
+# what OpenVINO may compute before a MaxPool instead of behind it, as it does where the pool reads a layer
+RISING = LAYERS | CURVES - {"HSwish"} | {"AvgPool", "Concat", "Convert", "FakeQuantize", "MaxPool", "Result", "Round"}
+VIEWS = frozenset(("Reshape", "Squeeze", "Transpose", "Unsqueeze"))
+
+
 def keep_apart(model: Any, opset: Any) -> None:
     """Give a Transpose a copy of what it reads where others may hold that in place.
 
     A plain copy would be removed: it is the same numbers, to the bit, those below 0 times 1.
     """
     lift_conversions(model, opset)
+    keep_behind_pools(model, opset)
     nodes = ComputedNodes(model)
     known: dict[tuple[int, int], list[tuple[int, ...]]] = {}  # the orders that a tensor is copied for
     for node in nodes.ordered:
@@ -38,6 +44,30 @@ def keep_apart(model: Any, opset: Any) -> None:
         for _ in range(orders.index(order(node)) + 1):  # a copy of a copy is another than that
             source = opset.prelu(source, np.ones(1, np.float32)).output(0)
         node.input(0).replace_source_output(source)
+
+
+def keep_behind_pools(model: Any, opset: Any) -> None:
+    """Put what OpenVINO leaves alone behind a MaxPool, unless all readers may as well read what it is the maximum of: a
+    function that follows a layer and a MaxPool is computed in the layer, which is wrong where it falls (HSwish, Abs, and
+    what HSwish is made of).
+    """
+    for pool in model.get_ordered_ops():
+        if pool.get_type_name() == "MaxPool" and not all(map(rising, readers(pool.output(0)))):
+            before = list(pool.output(0).get_target_inputs())
+            same = opset.maximum(pool.output(0), np.finfo(np.float32).min).output(0)  # with what a maximum begins at
+            for each in before:
+                each.replace_source_output(same)
+
+
+def rising(node: Any) -> bool:
+    """Whether a reader of a maximum may as well read what it is the maximum of."""
+    if node.get_type_name() in VIEWS:
+        return all(map(rising, readers(node.output(0))))
+    return node.get_type_name() in RISING
+
+
+def readers(source: Any) -> Iterator[Any]:
+    return (each.get_node() for each in source.get_target_inputs())
 
 
 def lift_conversions(model: Any, opset: Any) -> None:

@@ -1,6 +1,5 @@
 """The canonical classes as wire structs and back: models, capabilities, errors, timing. What comes in is not trusted."""
 
-import errno
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from nnhal.base.errors import (
     OutputInsufficientSize,
     as_error,
     clipped,
+    ran_short,
     told,
 )
 from nnhal.base.levels import V1_2, Level
@@ -31,8 +31,6 @@ from nnhal.hal.request import Timing
 from nnhal.hal.utilities import LossWarning, OldCapabilities, convert_capabilities, upgrade
 from nnhal.ipc.protocol import wire
 from nnhal.model.graph import Location, Model, Operand, Operation, Subgraph, with_codes_of_here
-
-_NO_MEMORY = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC)
 
 # -------------------------------------------------------------------------------------------------------------- models
 
@@ -172,15 +170,14 @@ def claims_from_wire(claimed: wire.Claimed, kept: object) -> Considered:
 
 
 def error_to_wire(error: BaseException) -> wire.Failed:
-    """Any error as a reply; lack of memory or descriptors asks for a fresh process."""
+    """Any error as a reply; lack of memory, descriptors or threads asks for a fresh process."""
     stack = (error.stack if isinstance(error, NnhalError) else "") or stack_of(error)
-    cause = error.__cause__ if isinstance(error, errors.DriverFailed) else error
-    if isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno in _NO_MEMORY):
+    if ran_short(error) and not isinstance(error, errors.ResourceExhausted):
         status = ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
         return wire.Failed(
             status,
             "ResourceExhausted",
-            clipped(f"driver ran out of memory or descriptors: {told(error)}"),
+            clipped(f"driver ran out of memory, descriptors or threads: {told(error)}"),
             (),
             True,
             stack,

@@ -24,9 +24,10 @@ from nnhal.hal.cache.tokens import state_folder
 from nnhal.runtime.measured.place import FILE, path, there
 from nnhal.runtime.measured.profile import MachineProfile, decoded, encoded
 
-MOST = 20_000  # assignments of all models that are remembered
+MOST, MOST_FAILURES = 20_000, 2_000  # assignments of all models that are remembered, and failures of all devices
 WEIGHT = 0.25  # of a new measurement of what was measured before
-_WAIT, _WAIT_TO_WRITE = 2.0, 20.0  # seconds for a lock
+# seconds for a lock: who reads does without, who writes does so in the background
+_WAIT, _WAIT_TO_WRITE = 0.1, 20.0
 _FORM = 1
 _TABLES = (
     "create table if not exists profile (only_one integer primary key check (only_one = 1), content blob not null)",
@@ -209,7 +210,15 @@ def tried(model: str, assignment: str) -> None:
 def failed(failure: KeptFailure) -> None:
     """Keep it against the device, as it is now."""
     row = (*failure[:2], json.dumps(failure.operations), *failure[3:6], int(time.time()))
-    _noted("a failure", lambda c: c.execute("insert or replace into failures values (?, ?, ?, ?, ?, ?, ?)", row))
+
+    def write(connection: sqlite3.Connection) -> None:
+        connection.execute("insert or replace into failures values (?, ?, ?, ?, ?, ?, ?)", row)
+        connection.execute(
+            "delete from failures where at < (select at from failures order by at desc limit 1 offset ?)",
+            (MOST_FAILURES,),
+        )
+
+    _noted("a failure", write)
 
 
 def failures(devices: Iterable[str], model: str | None = None) -> list[KeptFailure]:

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from nnhal.base.codes import OperationType
 from nnhal.base.kept import kept
 from nnhal.base.operands import Array, Value, fixed
 from nnhal.drivers.kit.forms import Refused
@@ -23,6 +24,10 @@ from nnhal.ops.schema import F16, F32, I32, Q8, Q8S, Bound, show
 FAR = 2.0**60  # scales from 1 / FAR to FAR: products of two, and what they are of, stay within float32
 FLOATS = frozenset((F32, F16))
 QUANTS = frozenset((Q8, Q8S))
+FINE = (
+    2.0**12
+)  # times the scale of an output that one of an input may be: its stored values are real ones in float32 then
+PAIRS = frozenset((OperationType.ADD, OperationType.SUB, OperationType.MUL))
 NEAR = 2.0**16  # scales from 1 / NEAR to NEAR: far smaller ones an engine takes for 0
 FAST = "int8"  # the form for the engine's kernels of 8 bits, which may saturate, and round sums otherwise
 FORMS: dict[int, tuple[str, ...]] = dict.fromkeys(QUANTS, (FAST, "float"))
@@ -53,8 +58,18 @@ class RealGraph(Generic[E]):
         self._values = list(validate(model).subgraphs[0].values)
         self._held: dict[int, Node] = {}
         self.checks: list[Node] = []
+        self.mixed = any(map(self._adds_constant, model.main.operations))
         self._given = {index: self._parameter(index) for index in model.main.inputs}
         self.inputs = [self._given[index] for index in model.main.inputs]
+
+    def _adds_constant(self, operation: Operation) -> bool:
+        """Whether an operation is arithmetic of 8 bits with a constant, which has no form for kernels of 8 bits.
+
+        Beside others that have, OpenVINO makes it part of their kernels, which saturate otherwise and lose signs: a model
+        with such is computed in float32, all of it.
+        """
+        values = [self._values[index] for index in operation.inputs[:2]] if operation.type in PAIRS else []
+        return any(value is not None and value.quantised and value.data is not None for value in values)
 
     def outputs(self) -> list[Node]:
         """The model's, in their own types; then the checks."""
@@ -164,9 +179,13 @@ class RealTask(LoweringTask):
     def eight(self) -> bool:
         """Whether it is written for kernels of 8 bits: in that form, where their numbers hold its scales."""
         arguments = [value for _, value in self.a.inputs if isinstance(value, Value)]
-        values = [*arguments, *map(self.graph.value, self.operation.outputs)]
-        scales = [value.scale for value in values if value.quantised and value.channel is None]
-        return self.form == FAST and all(1 / NEAR <= scale <= NEAR for scale in scales)
+        inputs, outputs = (
+            [value.scale for value in values if value.quantised and value.channel is None]
+            for values in (arguments, map(self.graph.value, self.operation.outputs))
+        )
+        near = all(1 / NEAR <= scale <= NEAR for scale in (*inputs, *outputs))
+        fine = max(inputs, default=0.0) <= FINE * min(outputs, default=1.0)
+        return self.form == FAST and near and fine and not self.graph.mixed
 
     def x(self, name: str) -> Node:
         """The real values of an argument; integers and truth values as they are."""
