@@ -1,6 +1,7 @@
 """What placement promises where several of its parts meet: rules, tuning, deadlines, failures."""
 
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from nnhal.base.records import replace
 from nnhal.runtime import discovery, isolation
 from nnhal.runtime.judgement import identity_of
 from nnhal.runtime.measured import place, record
+from nnhal.runtime.measured.later import settle
+from nnhal.runtime.measured.profile import MachineProfile
 from tests.runtime.devices import Fake, failing
 from tests.runtime.test_learning import X, chain, driver, profiled, two, where  # noqa: F401
 
@@ -112,3 +115,68 @@ def test_what_is_held_to_counts_though_something_else_was_learnt(two: None) -> N
     with compiled_for("slow", "quick") as compiled:
         assert [str(c.costs) for c in compiled.placement.choices] == before
         assert not any(f.known for f in compiled.placement.forecasts)
+
+
+# ----------------------------------------------------------------------------------------------- whose failure it was
+
+
+def failures_of(device: str) -> list[str]:
+    settle(10)
+    if not place.there():
+        return []
+    with closing(sqlite3.connect(place.path())) as c:
+        return [why for (why,) in c.execute("select why from failures where name = ?", (device,))]
+
+
+def test_what_the_cpu_fails_at_too_is_not_kept_against_the_device(tmp_path: Path) -> None:
+    """Inputs that do not fit were: the device was not asked for the model again."""
+    driver(tmp_path, "picky", on_run="raise ValueError('shapes differ')")
+    b = nnhal.Builder()
+    x, y = b.input((4,)), b.input((None,))
+    model = b.finish([x, y], [b.add(x, y)])
+    with nnhal.compile(model, devices=["picky"], fallback="allow", cache_dir=False) as compiled:
+        with pytest.raises(nnhal.NnhalError):
+            compiled(np.ones(4, np.float32), np.ones(3, np.float32))
+        assert failures_of("picky") == []
+        compiled(np.ones(4, np.float32), np.ones(4, np.float32))
+        (why,) = failures_of("picky")
+        assert "shapes differ" in why
+
+
+@pytest.mark.parametrize(
+    "raised",
+    ["MemoryError()", "OSError(24, 'files')", "OSError(12, 'memory')", 'RuntimeError("can\'t start new thread")'],
+)
+@pytest.mark.parametrize("when", ["on_run", "on_prepare"])
+def test_a_driver_that_runs_short_of_something_is_asked_again(tmp_path: Path, when: str, raised: str) -> None:
+    driver(tmp_path, "short", **{when: f"raise {raised}"})
+    with compiled_for("short") as compiled:
+        np.testing.assert_array_equal(compiled(X), X)
+    assert failures_of("short") == []
+
+
+def test_a_record_that_another_process_holds_breaks_no_deadline(tmp_path: Path) -> None:
+    driver(tmp_path, "broken", on_run="raise ValueError('no')")
+    record.keep_profile(profile_of_nothing())
+    with closing(sqlite3.connect(place.path(), isolation_level=None)) as other, compiled_for("broken") as compiled:
+        other.execute("begin immediate")
+        begun = time.monotonic()
+        compiled.run(X, deadline=5.0)
+        with compiled_for("broken", deadline=5.0) as again:
+            again(X)
+        assert time.monotonic() - begun < 5
+        other.execute("rollback")
+    assert failures_of("broken") != []
+
+
+def profile_of_nothing() -> MachineProfile:
+    return MachineProfile(record.processor(), 1, {})
+
+
+def test_failures_are_forgotten_from_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "MOST_FAILURES", 3)
+    times = iter(range(100, 110))
+    monkeypatch.setattr(record.time, "time", lambda: next(times))
+    for number in range(6):
+        record.failed(record.KeptFailure("device", f"model {number}", (0,), "execution", "no", "name"))
+    assert [failure.model for failure in record.failures(["device"])] == [f"model {n}" for n in (2, 3, 4, 5)]

@@ -158,3 +158,11 @@ def test_a_model_with_states_is_tuned() -> None:
     model = nnhal.load("tiny_lstm")
     with nnhal.compile(model, devices=["litert", "reference"], tune=0.05, cache_dir=False) as compiled:
         assert compiled.placement.forecasts[0].known
+
+
+def test_a_device_whose_first_executions_are_slow_is_not_given_up_at_once(tmp_path: Path) -> None:
+    """It dropped out after one round, and was remembered as slow."""
+    driver(tmp_path, "warming", on_run="self.n = getattr(self, 'n', 0) + 1; time.sleep(0.02 * (self.n < 4))")
+    driver(tmp_path, "steady", seconds=0.005)
+    with nnhal.compile(chain(), devices=["warming", "steady"], cache_dir=False, tune=2.0) as compiled:
+        assert {choice.device for choice in compiled.placement.choices} == {"warming"}

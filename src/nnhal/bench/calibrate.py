@@ -115,8 +115,12 @@ class Calibration:
     def _step(self, found: Measuring) -> None:
         model = workloads.single()
         for place in ("none", "process") if self._isolated and found.device != CPU else ("none",):
-            with _compiled(model, found.device, place=place) as compiled:
-                found.steps[place] = took(compiled)
+            try:
+                with _compiled(model, found.device, place=place) as compiled:
+                    found.steps[place] = took(compiled)
+            except NnhalError as error:
+                _log.info("%s: what a step costs is not measured: %s", found.device, error)
+                return
 
     def _line(self, found: Measuring, kind: str, family: workloads.Family) -> None:
         """A line through the sizes; none where the device does not take the family."""

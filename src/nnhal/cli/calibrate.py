@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from nnhal.base.errors import BadFile, InvalidArgument, OperationFailed
+from nnhal.base.errors import InvalidArgument, OperationFailed
 from nnhal.bench.calibrate import CPU, Calibration, judged
 from nnhal.cli import common
 from nnhal.cli.main import ANSWER_NO
@@ -56,7 +56,7 @@ def command(
         common.status.print("what was measured is forgotten")
         return
     if source is not None:
-        given = decoded(_read(source), source)
+        given = decoded(common.content_of(Path(source), "profile"), source)
         known = MachineProfile(given.processor, given.made, given.devices, given.crossings, pinned=True)
         record.keep_profile(known)
         common.status.print(
@@ -75,13 +75,6 @@ def command(
         common.emit(_document(known))
     elif source is None and target is None:
         _print(known)
-
-
-def _read(source: str) -> bytes:
-    try:
-        return Path(source).read_bytes()
-    except OSError as error:
-        raise BadFile(f"{source}: {error.strerror or error}") from None
 
 
 def _measured(drivers: tuple[str, ...], named: tuple[str, ...], quick: bool, as_json: bool) -> MachineProfile:

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nnhal import api
-from nnhal.base.errors import InvalidArgument
+from nnhal.base.errors import BadFile, InvalidArgument
 from nnhal.base.names import printable
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
@@ -346,12 +346,22 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = ""
         title=Text(title) if title else None, title_justify="left", box=None, pad_edge=False, header_style="bold"
     )
     for column in columns:
-        drawn.add_column(
-            column.removeprefix(">"), justify="right" if column.startswith(">") else "left", overflow="fold"
-        )
+        title_of = Text(printable(column.removeprefix(">")))
+        drawn.add_column(title_of, justify="right" if column.startswith(">") else "left", overflow="fold")
     for row in rows:
         drawn.add_row(*[Text(printable(str(cell), keep="\n")) for cell in row])
     console.print(drawn)
+
+
+def content_of(file: Path, what: str) -> bytes:
+    """An ordinary file, read whole; BadFile where it is none: a pipe or device might never end."""
+    try:
+        if not file.is_file():
+            file.stat()
+            raise BadFile(f"{what} {file}: is a pipe, device or folder, must be an ordinary file")
+        return file.read_bytes()
+    except OSError as error:
+        raise BadFile(f"{what} {file}: cannot be read: {error.strerror or error}") from None
 
 
 def progress(quiet: bool) -> Progress:

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import click
 
-from nnhal.base.errors import BadFile
 from nnhal.base.records import as_dict
 from nnhal.cli import common
 from nnhal.runtime.tracing.perfetto import read
@@ -21,11 +20,7 @@ def command() -> None:
 @common.json_option
 def show_summary(file: Path, as_json: bool) -> None:
     """Show where the time in FILE went: by layer, phase and device, each moment of a thread counted once."""
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise BadFile(f"trace {file}: cannot be read: {error.strerror}") from None
-    found = summary(read(data, f"trace {file}"))
+    found = summary(read(common.content_of(file, "trace"), f"trace {file}"))
     if as_json:
         document = as_dict(found)
         document["errors"] = [{"error": error, "spans": spans} for error, spans in found.errors]

@@ -31,7 +31,7 @@ SPLITS = 3  # candidates of several steps
 FAR = 1.5  # times the best, after which a candidate drops out
 ALIKE = 1.02  # times the best, which is within what is measured
 BLOCK_NS = 200_000  # shorter executions are measured several at once
-ROUNDS = 30
+ROUNDS, LEAST = 30, 4  # rounds at most, and before a candidate drops out: the first executions are slower on some
 _log = logger("compilation")
 
 
@@ -166,14 +166,15 @@ def _best(candidates: Sequence[_Contender]) -> _Contender | None:
 def _rounds(candidates: Sequence[_Contender], end: float) -> list[_Contender]:
     """Those that stood it all."""
     standing = running = list(candidates)
-    for _ in range(ROUNDS):
+    for number in range(ROUNDS):
         if time.perf_counter() > end or len(running) < 2:
             break
         fallen = [c for c in running if not c.stands()]
         standing = [c for c in standing if c not in fallen]
         running = [c for c in running if c not in fallen]
         best = min((min(c.took) for c in running), default=0.0)
-        running = [c for c in running if min(c.took) <= FAR * best]
+        if number >= LEAST:
+            running = [c for c in running if min(c.took) <= FAR * best]
     return standing
 
 
