@@ -1,12 +1,13 @@
 """`nnhal calibrate`: shown, exported, imported and held to, forgotten."""
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
+import click
 import pytest
 
-from nnhal.base.errors import OperationFailed
 from nnhal.cli import calibrate
 from nnhal.runtime import discovery, isolation, judgement
 from nnhal.runtime.measured import record
@@ -55,8 +56,9 @@ def test_what_is_going_to_be_measured_is_proved(
     assert [command[-len(words) or len(command) :] for command, words in zip(commands, asked, strict=True)] == asked
     assert all(command[3:6] == ["prove", "--missing", "--json"] for command in commands)
     commands[:] = [[]] * 2
-    with pytest.raises(OperationFailed, match="exit code 2, must end with 0"):
+    with pytest.raises(click.exceptions.Exit) as left:
         calibrate._prove(drivers, named, False)
+    assert left.value.exit_code == 2
 
 
 @pytest.mark.slow
@@ -91,6 +93,19 @@ def test_what_is_no_profile_is_not_imported(tmp_path: Path) -> None:
     assert "is no profile" in nnhal("calibrate", "--import", str(file), code=3)
     assert "No such file" in nnhal("calibrate", "--import", str(tmp_path / "none"), code=3)
     assert record.profile() is None
+
+
+def test_a_pipe_is_no_profile_and_no_trace(tmp_path: Path) -> None:
+    """It might never end."""
+    os.mkfifo(pipe := tmp_path / "pipe")
+    assert "must be an ordinary file" in nnhal("calibrate", "--import", str(pipe), code=3)
+    assert "must be an ordinary file" in nnhal("trace", "summary", str(pipe), code=3)
+
+
+def test_names_of_devices_are_shown_without_what_controls_a_terminal(tmp_path: Path) -> None:
+    known = mine()
+    record.keep_profile(MachineProfile(known.processor, known.made, {"a\x1b[31m": known.devices["a"]}))
+    assert "\x1b" not in nnhal("calibrate", "--show")
 
 
 @pytest.mark.usefixtures("known")

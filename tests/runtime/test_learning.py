@@ -92,7 +92,9 @@ def used(*devices: str, runs: int = UNCOUNTED + COUNTED, length: int = 2, **more
     with nnhal.compile(chain(length), devices=list(devices), fallback="allow", cache_dir=False, **more) as compiled:
         for _ in range(runs):
             np.testing.assert_array_equal(compiled(X), X * (-1) ** length)
-        return compiled.placement
+        found = compiled.placement
+    settle(10)
+    return found
 
 
 def where(placement: nnhal.Placement) -> list[str]:
@@ -165,6 +167,7 @@ def test_what_was_tried_and_did_not_run_often_enough_is_not_tried_again(near: No
         found = used("quick", "slow", runs=2)
         assert where(found) == ["slow", "slow"] and found.forecasts[0].known
     nnhal.compile(chain(), devices=["quick", "slow"], tune=True).close()
+    written()
     assert where(used("quick", "slow", runs=2)) == ["quick", "quick"]
 
 

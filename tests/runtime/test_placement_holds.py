@@ -92,6 +92,7 @@ def test_what_fell_back_while_it_was_measured_is_no_measurement(tmp_path: Path) 
     driver(tmp_path, "steady", seconds=0.0015)
     identity = identity_of(isolation.key_of(discovery.load_one("worn")), {})
     compiled_for("worn", "steady", tune=0.3).close()
+    settle(10)
     assert len(record.failures([identity])) == 1
     with closing(sqlite3.connect(place.path())) as c:
         assert not [row for row in c.execute("select assignment from learnt") if identity in row[0]]

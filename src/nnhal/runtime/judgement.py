@@ -32,7 +32,7 @@ from nnhal.runtime.strategies import Strategy, by_hand, check, placed
 if TYPE_CHECKING:
     from nnhal.runtime.measured.profile import MachineProfile
 
-SOON = 0.05  # seconds until what was measured just now is written, unless another process has the record
+SOON = 0.2  # seconds until what was measured just now is written, unless another process has the record
 HINT = "devices state their performance themselves: nnhal calibrate measures it on this machine"
 PASSING = (
     MissedDeadline,
@@ -76,8 +76,9 @@ class Judge(Record, frozen=True):
         return identity_of(key, self.asking.options.get(key.name, {}))
 
     def learn(self, found: Sequence[tuple[Steps, float]]) -> None:
-        """Remember what assignments took, in seconds. Not of devices that another run has not, nor beside a held profile."""
-        if self.held:
+        """Remember what assignments took, in seconds. Not of devices that another run has not, nor beside a held profile,
+        nor for other preferences than the one that asks for time."""
+        if self.held or self.asking.preference != Preference.FAST_SINGLE_ANSWER:
             return
         from nnhal.runtime.measured import record
 
