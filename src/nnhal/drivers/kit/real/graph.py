@@ -9,7 +9,6 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from nnhal.base.codes import OperationType
 from nnhal.base.kept import kept
 from nnhal.base.operands import Array, Value, fixed
 from nnhal.drivers.kit.forms import Refused
@@ -27,7 +26,6 @@ QUANTS = frozenset((Q8, Q8S))
 FINE = (
     2.0**12
 )  # times the scale of an output that one of an input may be: its stored values are real ones in float32 then
-PAIRS = frozenset((OperationType.ADD, OperationType.SUB, OperationType.MUL))
 NEAR = 2.0**16  # scales from 1 / NEAR to NEAR: far smaller ones an engine takes for 0
 FAST = "int8"  # the form for the engine's kernels of 8 bits, which may saturate, and round sums otherwise
 FORMS: dict[int, tuple[str, ...]] = dict.fromkeys(QUANTS, (FAST, "float"))
@@ -58,18 +56,8 @@ class RealGraph(Generic[E]):
         self._values = list(validate(model).subgraphs[0].values)
         self._held: dict[int, Node] = {}
         self.checks: list[Node] = []
-        self.mixed = any(map(self._adds_constant, model.main.operations))
         self._given = {index: self._parameter(index) for index in model.main.inputs}
         self.inputs = [self._given[index] for index in model.main.inputs]
-
-    def _adds_constant(self, operation: Operation) -> bool:
-        """Whether an operation is arithmetic of 8 bits with a constant, which has no form for kernels of 8 bits.
-
-        Beside others that have, OpenVINO makes it part of their kernels, which saturate otherwise and lose signs: a model
-        with such is computed in float32, all of it.
-        """
-        values = [self._values[index] for index in operation.inputs[:2]] if operation.type in PAIRS else []
-        return any(value is not None and value.quantised and value.data is not None for value in values)
 
     def outputs(self) -> list[Node]:
         """The model's, in their own types; then the checks."""
@@ -139,9 +127,8 @@ class RealGraph(Generic[E]):
         scales = scales_of(value)
         if value.data is not None:
             return self.constant(decode(value, value.array))
-        steps = self.steps(index)
-        if value.zero_point:  # engines multiply the zero point alone with the scale, and round twice
-            steps = self.engine.clamp(steps, -FAR, FAR)
+        # Else engines multiply the zero point alone with the scale, and round twice, or compute with 8 bits what is behind.
+        steps = self.engine.op("maximum", self.steps(index), self.constant(-FAR, np.float32))
         return self.engine.op("multiply", steps, self.constant(scales))
 
     def levels(self, index: int) -> Node:
@@ -185,7 +172,7 @@ class RealTask(LoweringTask):
         )
         near = all(1 / NEAR <= scale <= NEAR for scale in (*inputs, *outputs))
         fine = max(inputs, default=0.0) <= FINE * min(outputs, default=1.0)
-        return self.form == FAST and near and fine and not self.graph.mixed
+        return self.form == FAST and near and fine
 
     def x(self, name: str) -> Node:
         """The real values of an argument; integers and truth values as they are."""

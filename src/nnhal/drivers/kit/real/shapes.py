@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from nnhal.base.codes import MirrorPad
+from nnhal.base.operands import Value
 from nnhal.drivers.kit.real.engine import Node
 from nnhal.drivers.kit.real.graph import FLOATS, FORMS, NUMBERS, QUANTS, RealTask, entry
 from nnhal.ops.common import axis_of
@@ -181,12 +182,25 @@ def rank(t: RealTask) -> None:
 @entry("REDUCE_PROD", "REDUCE_SUM", types=FLOATS)
 @entry("REDUCE_ALL", "REDUCE_ANY", types=frozenset((B8,)))
 def reduce(t: RealTask) -> None:
-    """An axis named twice counts once. Engines' maxima forget NaN: it is put in afterwards."""
-    x, keep, kind = t.x("input"), bool(t.a.keep_dims), REDUCTIONS.get(t.name, t.name.removeprefix("REDUCE_").lower())
+    """An axis named twice counts once. Engines' maxima forget NaN: it is put in afterwards. Those of stored values are
+    stored values: of real ones OpenVINO kept 8 bits without a sign, where a kernel of 8 bits followed.
+    """
+    keep, kind = bool(t.a.keep_dims), REDUCTIONS.get(t.name, t.name.removeprefix("REDUCE_").lower())
+    stored = kind in ("max", "min") and t.value().quantised and same_numbers(t.a.input, t.value())
+    x = t.graph.converted(t.stored("input"), np.float32) if stored else t.x("input")
     axes = sorted({int(axis) % t.a.input.rank for axis in t.array("axes")})
     found = t.o.reduce(kind, x, axes, keep)
     found = t.spoilt(found, x, axes, keep) if kind in ("max", "min") else found
-    t.give(found if keep or len(axes) < t.a.input.rank else t.o.reshape(found, [1]))
+    found = found if keep or len(axes) < t.a.input.rank else t.o.reshape(found, [1])
+    if stored:
+        t.hold(found)
+    else:
+        t.give(found)
+
+
+def same_numbers(one: Value, other: Value) -> bool:
+    """Whether stored values of both stand for the same real ones."""
+    return (one.scale, one.zero_point) == (other.scale, other.zero_point)
 
 
 def comparable(t: RealTask, x: Node, instead: float) -> Node:
