@@ -203,6 +203,15 @@ def test_arithmetic_with_a_constant_beside_a_kernel_of_8_bits_saturates() -> Non
     assert judged(model, np.arange(-128, 128).astype(np.int8).reshape(1, 2, 2, 64)) <= 1
 
 
+@pytest.mark.parametrize("name", ["reduce_min", "reduce_max"])
+def test_extremes_before_a_kernel_of_8_bits_keep_their_signs(name: str) -> None:
+    """What was less than the zero point was kept in 8 bits without a sign."""
+    b, same = nnhal.Builder(), {"scale": 0.108, "zero_point": 255}
+    x = b.input((1, 1, 5, 33), "TENSOR_QUANT8_ASYMM", **same)
+    y = b.mean(getattr(b, name)(x, np.array([2], np.int32), True), np.array([0], np.int32), False, **same)
+    assert judged(b.finish([x], [y]), np.random.default_rng(0).integers(0, 256, (1, 1, 5, 33)).astype(np.uint8)) <= 1
+
+
 @pytest.mark.parametrize("scale", [2e3, 3e4, 6.5e4])
 @pytest.mark.parametrize("name", ["sub", "concatenation"])
 def test_what_is_coarse_beside_a_fine_output_is_no_more_than_a_step_off(name: str, scale: float) -> None:
