@@ -23,6 +23,7 @@ from nnhal.runtime.compilation import Fallback, Tune, Wishes, compile_plan
 from nnhal.runtime.compiled import Compiled
 from nnhal.runtime.discovery import Found
 from nnhal.runtime.isolation import Isolation
+from nnhal.runtime.judgement import as_measured
 from nnhal.runtime.strategies import Asked, Strategy
 
 Shapes = Mapping[str, Sequence[int]] | Sequence[Sequence[int]]
@@ -146,6 +147,8 @@ def compile(
     preference, priority = validate_preference(preference), validate_priority(priority)
     nanoseconds(deadline, "deadline")
     chosen = isolation_of_devices.select(named, isolation)
+    if named is None:
+        chosen = as_measured(chosen)
     options = _options(driver_options, chosen)
     if relaxed is not None and relaxed != model.relaxed:
         model = replace(model, relaxed=relaxed)

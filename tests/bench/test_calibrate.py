@@ -18,10 +18,11 @@ from tests.runtime.devices import Fake
 def test_a_chain_of_each_family_is_a_model_of_that_family_and_kind(kind: str) -> None:
     for family in workloads.families(kind):
         for size in range(len(workloads.SIZES)):
-            few, many = (works(workloads.chain(family, kind, size, links)) for links in calibrate.LINKS)
+            links = calibrate.LINKS[size]
+            few, many = (works(workloads.chain(family, kind, size, number)) for number in links)
             assert [w for w in few if w.family == family.name], family.name
             assert {w.family for w in many} <= {family.name, *family.beside}, family.name
-            assert len(many) * calibrate.LINKS[0] == len(few) * calibrate.LINKS[1]
+            assert len(many) * links[0] == len(few) * links[1]
             assert few[0].kind == kind
 
 
@@ -35,6 +36,18 @@ def test_a_line_goes_through_points_that_lie_on_one(true: tuple[float, float, fl
     points = [(m, b, true[0] + true[1] * m + true[2] * b) for m, b in sizes]
     line = fitted(points)
     assert [line.seconds(m, b) for m, b, _ in points] == pytest.approx([s for *_, s in points], rel=1e-6)
+
+
+@pytest.mark.parametrize(("wrong", "factor"), [(0, 1e-4), (0, 0.1), (1, 1e-4), (1, 0.1), (1, 10.0), (1, 1e4)])
+def test_one_point_that_was_measured_wrong_does_not_bend_a_line(wrong: int, factor: float) -> None:
+    sizes = [(12_544, 7376), (802_816, 204_944), (12_845_056, 1_622_288)]
+    true = [20e-12 * macs for macs, _ in sizes]
+    line = fitted(
+        [(m, b, t * factor if n == wrong else t) for n, ((m, b), t) in enumerate(zip(sizes, true, strict=True))]
+    )
+    others = [n for n in range(3) if n != wrong]
+    said = [line.seconds(*sizes[n]) for n in others]
+    assert said == pytest.approx([true[n] for n in others], rel=0.05)
 
 
 def test_no_term_of_a_line_is_below_zero_whatever_was_measured() -> None:

@@ -963,12 +963,12 @@ def test_a_notification_of_a_call_that_was_given_up_may_come_and_is_kept_account
 
 
 def test_a_lane_that_the_service_does_not_take_is_an_error_with_the_limit_and_the_session_lives_on() -> None:
-    table = a_table(lanes=2)
-    with served_here(Probe(), table) as device, ThreadPoolExecutor(2) as pool:
+    table, driver = a_table(lanes=2), Probe()
+    with served_here(driver, table) as device, ThreadPoolExecutor(2) as pool:
         both = prepare(device, meet=3)  # a run ends when three are inside
         x = numbers()
         lone = [pool.submit(run, both, x) for _ in range(2)]
-        wait_until(lambda: len(device.session._lanes) == 2 and not device.session._free, "both lanes are in use")
+        wait_until(lambda: driver._counters.counts["inside"] == 2, "both lanes are in use")  # for no binding any more
         for _ in range(50):
             with pytest.raises(ResourceExhausted, match="lanes: this client has 2, must be at most 2"):
                 run(both, x)

@@ -15,6 +15,7 @@ import pytest
 import nnhal
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument
 from nnhal.base.once import Once
+from nnhal.bench import workloads
 from nnhal.hal.device import Capabilities
 from nnhal.hal.wrappers import WithOptions
 from nnhal.ipc import names
@@ -22,6 +23,9 @@ from nnhal.ipc.client import process
 from nnhal.ipc.client.process import Resilient
 from nnhal.runtime import discovery, isolation
 from nnhal.runtime.isolation import DeviceKey, key_of, labels
+from nnhal.runtime.judgement import identity_of
+from nnhal.runtime.measured import record
+from nnhal.runtime.measured.profile import CostLine, DeviceProfile, MachineProfile
 from tests.runtime.devices import Fake, failing, to_be_killed
 
 LIMIT = 60.0  # seconds after which something that has to happen counts as hanging
@@ -398,6 +402,21 @@ def test_an_engine_is_used_where_it_is_named_and_no_candidate_otherwise(install)
     assert [d.name for d in discovery.select(["e"])] == ["e"]
     with pytest.raises(DeviceUnavailable, match=r"'f' is not known, must be one of reference, a, e$"):
         discovery.select(["f"])
+
+
+def test_an_engine_that_is_another_than_was_measured_is_no_candidate_until_it_is_measured_again(install):
+    install(Point("e", lambda: Named("e"), discovery.ENGINES))
+    (engine,) = discovery.select(["e"])
+
+    def measured(identity, pinned=False):
+        its = DeviceProfile(identity, "1", {"float32": {"add": CostLine(1e-6, 0.0, 0.0)}}, {"none": 1e-6})
+        record.keep_profile(MachineProfile(record.processor(), 1, {"e": its}, pinned=pinned))
+        with nnhal.compile(workloads.single(), cache_dir=False) as compiled:
+            return "e" in [*compiled.placement.choices[0].costs]
+
+    assert measured(identity_of(key_of(engine)))
+    assert not measured("another")
+    assert measured("another", pinned=True)
 
 
 def test_drivers_are_found_by_their_names_whichever_group_they_are_of(install):

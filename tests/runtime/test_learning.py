@@ -141,6 +141,15 @@ def test_the_second_compilation_knows_what_the_first_took(two: None) -> None:
     assert [step["predicted"] for step in third.to_dict()["steps"]] == [third.forecasts[0].seconds]
 
 
+def test_what_a_device_states_that_was_not_measured_is_of_the_cpus_time_as_it_was(tmp_path: Path) -> None:
+    driver(tmp_path, "quick")
+    driver(tmp_path, "unknown", stated=0.001)
+    profiled(quick=20 * US, reference=50e-3)
+    assert where(used("quick", "unknown", runs=0)) == ["quick", "quick"]  # 0.001 of 50 ms
+    profiled(quick=20 * US, reference=5e-3)
+    assert where(used("quick", "unknown", runs=0)) == ["unknown", "unknown"]
+
+
 @pytest.fixture
 def near(tmp_path: Path) -> Iterator[None]:
     """Slow is predicted less than it takes, and quick more, a tenth more than slow takes."""

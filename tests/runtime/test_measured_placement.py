@@ -106,6 +106,21 @@ def test_what_a_step_took_corrects_what_is_predicted_of_its_device() -> None:
     assert where(partition(equal(3, 10), offers, FAST, Measured(learnt=took))) == "bbc"
 
 
+def test_what_a_few_operations_took_says_nothing_of_all_on_their_device() -> None:
+    offers = [says("a", [MS] * 4, "yyyy"), says("b", [1.5 * MS] * 4, "yyyy")]
+    split = StepPlan("a", (0,)), StepPlan("b", (1,)), StepPlan("a", (2, 3))
+    took = {split: 90 * MS, (split[2],): 30 * MS}
+    assert where(partition(equal(4, 10), offers, FAST, Measured(learnt=took))) == "aaaa"
+    most = {(StepPlan("a", (1, 2, 3)),): 30 * MS}
+    assert where(partition(equal(4, 10), offers, FAST, Measured(learnt=most))) == "bbbb"
+
+
+def test_a_device_that_was_not_measured_has_what_it_states_of_the_cpus_time_where_that_was_measured() -> None:
+    offers = [says("a", [3 * MS], "y"), says("b", None, "y", stated=0.5)]
+    assert where(partition(equal(1, 10), offers, FAST, Measured(cpu=[5 * MS]))) == "b"
+    assert where(partition(equal(1, 10), offers, FAST, Measured(cpu=[7 * MS]))) == "a"
+
+
 def test_a_device_that_was_not_measured_has_what_it_states_of_the_cpus_guessed_time() -> None:
     offers = [says("a", [3 * MS], "y"), says("b", None, "y", stated=0.5)]  # of some 50 µs
     assert where(partition(equal(1, 10), offers, FAST, Measured())) == "b"

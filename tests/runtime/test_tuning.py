@@ -13,6 +13,8 @@ import nnhal
 from nnhal.base.errors import OperationFailed
 from nnhal.frontends.python import Builder
 from nnhal.runtime.measured import place, record
+from nnhal.runtime.partition import Expectation, Forecast
+from nnhal.runtime.tuning import _chosen
 from tests.runtime.devices import Fake, failing
 from tests.runtime.test_learning import X, chain, driver, profiled, where
 
@@ -152,6 +154,15 @@ def test_with_a_profile_the_best_splits_are_candidates_too(tmp_path: Path) -> No
     with tuned("quick", "other") as compiled:
         assert len(set(where(compiled.placement))) == 1
     assert record.profile() is not None
+
+
+def test_what_runs_on_one_device_is_measured_before_what_does_on_several() -> None:
+    """The first split took all the time that there was, and was the best of one."""
+    forecast = Forecast(0.0, False)
+    split = [Expectation(seconds, ("a", "b"), (forecast, forecast)) for seconds in (1.0, 2.0, 3.0, 4.0)]
+    one = [Expectation(seconds, ("a",), (forecast,)) for seconds in (5.0, 14.0, 16.0)]
+    found = _chosen(sorted([*split, *one], key=lambda each: each.seconds))
+    assert [each.seconds for each in found] == [5.0, 14.0, 1.0, 2.0, 3.0, 16.0]
 
 
 def test_a_model_with_states_is_tuned() -> None:

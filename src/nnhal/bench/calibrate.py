@@ -31,19 +31,21 @@ from nnhal.runtime.strategies import Rule
 from nnhal.runtime.tuning import drawn
 from nnhal.zoo import maker
 
-LINKS = 1, 5  # of the two chains of a slope
+LINKS = (1, 17), (1, 5), (1, 5), (1, 5)  # of a slope's two chains, by size: what is small needs many
+UNSURE = 0.02  # of what an execution takes: a difference that is not told from none
+BETTER = 0.02  # that a line with one more term has to be off less: as a share, on average over its points
 SLOW_NS = 100_000_000  # executions that are measured twice only
 BLOCK_NS, BLOCKS = 300_000, 7
 CPU = "reference"
-NETWORKS = {
-    "mobilenet_v1": "float32",
-    "mobilenet_v2": "float32",
-    "mobilenet_v1_uint8": "quant8",
-    "mobilenet_v2_uint8": "quant8",
-    "mobilenet_v1_int8": "quant8_signed",
-    "mobilenet_v2_int8": "quant8_signed",
-    "speech_lstm_20": "float32",
-    "speech_lstm_1": "float32",
+NETWORKS = {  # kind of their values, and the family that their time goes to: "" for several
+    "mobilenet_v1": ("float32", ""),
+    "mobilenet_v2": ("float32", ""),
+    "mobilenet_v1_uint8": ("quant8", ""),
+    "mobilenet_v2_uint8": ("quant8", ""),
+    "mobilenet_v1_int8": ("quant8_signed", ""),
+    "mobilenet_v2_int8": ("quant8_signed", ""),
+    "speech_lstm_20": ("float32", "lstm"),
+    "speech_lstm_1": ("float32", "lstm"),
 }
 FEW = "mobilenet_v2", "mobilenet_v2_int8", "mobilenet_v2_uint8", "speech_lstm_20"
 SMALL, LARGE = (8, 8), (128, 32)  # side and channels of what crosses
@@ -94,7 +96,7 @@ class Calibration:
                 for kind in kinds
                 for family in workloads.families(kind)
             ]
-            tasks += [(f"{name}: {n}", partial(self._network, found, n, kind)) for n, kind in networks.items()]
+            tasks += [(f"{name}: {n}", partial(self._network, found, n, *what)) for n, what in networks.items()]
             control = {"if": workloads.branching(), "while": workloads.looping()}
             tasks += [(f"{name}: {n}", partial(self._whole, found, n, n, model)) for n, model in control.items()]
         for one, other in itertools.permutations(self._crossed, 2):
@@ -127,7 +129,8 @@ class Calibration:
         sizes = workloads.QUICK if self._quick else range(len(workloads.SIZES))
         points = []
         for size in sizes:
-            models = [workloads.chain(family, kind, size, links) for links in LINKS]
+            links = LINKS[size]
+            models = [workloads.chain(family, kind, size, number) for number in links]
             try:
                 with ExitStack() as stack:
                     compiled = [stack.enter_context(_compiled(model, found.device)) for model in models]
@@ -136,7 +139,7 @@ class Calibration:
                 _log.info("%s: no %s of %s: %s", found.device, family.name, kind, error)
                 return
             each = works(models[0])
-            slope = max(0.0, many - few) / (LINKS[1] - LINKS[0])
+            slope = max(many - few, UNSURE * many) / (links[1] - links[0])
             own = [work for work in each if work.family == family.name]
             lines = found.lines.get(kind, {})
             other = [
@@ -148,10 +151,10 @@ class Calibration:
             points.append((own[0].macs, own[0].bytes, spent))
         found.lines.setdefault(kind, {})[family.name] = fitted(points)
 
-    def _network(self, found: Measuring, name: str, kind: str) -> None:
-        self._whole(found, name, kind, api.load(maker.path(name)))
+    def _network(self, found: Measuring, name: str, kind: str, family: str) -> None:
+        self._whole(found, name, kind, api.load(maker.path(name)), family)
 
-    def _whole(self, found: Measuring, name: str, kind: str, model: Model) -> None:
+    def _whole(self, found: Measuring, name: str, kind: str, model: Model, family: str = "") -> None:
         """A whole network, against the sum of its operations."""
         bare = replace(found.profile(), workloads={})
         predicted = bare.predicted(works(model), 1)
@@ -170,7 +173,9 @@ class Calibration:
         except NnhalError as error:
             _log.info("%s: %s does not run: %s", found.device, name, error)
             return
-        found.workloads[name] = Workload(kind, sum(predicted or [one]), one, several, sustained, cores * several)
+        found.workloads[name] = Workload(
+            kind, sum(predicted or [one]), one, several, sustained, cores * several, family
+        )
 
     def _crossing(self, one: str, other: str, place: str) -> None:
         """What an operand takes from a device to another: two steps, less each of them by itself."""
@@ -183,7 +188,8 @@ class Calibration:
                     across = stack.enter_context(_compiled(both, [one, other], place=place, placement=rules))
                     apart = [stack.enter_context(_compiled(single, name, place=place)) for name in (one, other)]
                     rest = sum(map(took, apart))
-                    points.append((4 * side * side * channels, max(0.0, took(across) - rest)))
+                    whole = took(across)
+                    points.append((4 * side * side * channels, max(whole - rest, UNSURE * whole)))
             except NnhalError as error:
                 _log.info("%s to %s is not measured: %s", one, other, error)
                 return
@@ -224,24 +230,31 @@ def took(compiled: Compiled) -> float:
 
 
 def fitted(points: Sequence[tuple[float, float, float]]) -> CostLine:
-    """A line in multiplications and bytes, through points of both and seconds: least squares of what is off in parts.
+    """A line in multiplications and bytes near points of both and seconds.
 
-    No term is below 0: of all choices of terms the best that keeps to that is taken.
+    Of the lines through as many points as they have terms, none below 0, that which is off least in proportion, summed over
+    the points: what was measured as next to nothing does not make the rest so. One more term has to make it better.
     """
     table = np.array([(1.0, macs, byte) for macs, byte, _ in points])
     seconds = np.array([max(spent, 1e-9) for *_, spent in points])
-    weighed = table / seconds[:, None]
     best: tuple[float, Mapping[int, float]] = (np.inf, {0: float(seconds.mean())})
-    for count in (1, 2, 3):
-        for terms in itertools.combinations(range(3), count):
-            columns = weighed[:, terms]
+    for count in range(1, min(3, len(points)) + 1):
+        for terms, through in itertools.product(
+            itertools.combinations(range(3), count), itertools.combinations(range(len(points)), count)
+        ):
+            columns = table[:, terms]
             scale = np.abs(columns).max(axis=0)
-            if not scale.all() or np.linalg.matrix_rank(columns / scale) < count:
+            if not scale.all():
                 continue
-            solved, *_ = np.linalg.lstsq(columns / scale, np.ones(len(points)), rcond=None)
-            factors = solved / scale
-            off = float(np.square(columns @ factors - 1).sum())
-            if (factors >= 0).all() and off < best[0] - 1e-9:
+            square = columns[through, :] / scale
+            if np.linalg.matrix_rank(square) < count:
+                continue
+            factors = np.linalg.solve(square, seconds[list(through)]) / scale
+            said = columns @ factors
+            if (factors < 0).any() or (said <= 0).any():
+                continue
+            off = float(np.abs(np.log(said / seconds)).sum())
+            if off + BETTER * len(points) < best[0] or (off < best[0] and len(best[1]) == count):
                 best = off, dict(zip(terms, map(float, factors), strict=True))
     return CostLine(*(best[1].get(term, 0.0) for term in range(3)))
 
@@ -249,4 +262,4 @@ def fitted(points: Sequence[tuple[float, float, float]]) -> CostLine:
 def judged(profile: DeviceProfile) -> Iterator[tuple[str, float, float]]:
     """Of each whole network what was predicted, with what all of its kind say, and what it took: seconds, of one thread."""
     for name, workload in profile.workloads.items():
-        yield name, workload.predicted * profile.factor(workload.kind, 1), workload.seconds
+        yield name, workload.predicted * profile.factor(workload.kind, workload.family, 1), workload.seconds

@@ -33,9 +33,13 @@ VALUES = {
     "quant8_signed": Values("quant8_signed", OperandType.TENSOR_QUANT8_ASYMM_SIGNED),
 }
 FLOATS, QUANTISED = ("float32",), ("quant8", "quant8_signed")
-SIZES = ((7, 16), (28, 32), (56, 64))  # side and channels of pictures
-WIDTHS = (32, 256, 1024)  # of matrices
-QUICK = (0, 2)  # which sizes are enough for a first look
+# Of each size one that is small, one of much data for its multiplications, one of little, one that is large: what
+# multiplications take is told from what bytes take.
+SIZES = ((7, 16), (112, 16), (7, 256), (56, 64))  # side and channels of pictures
+MATRICES = ((4, 32), (4, 1024), (256, 256), (64, 1024))  # rows and columns
+SQUARES = (16, 64, 192, 384)  # side of matrices that are multiplied with each other
+LSTM = ((8, 16), (1, 512), (16, 128), (8, 384))  # steps and cells
+QUICK = (0, 1, 2)  # which sizes are enough for a first look
 
 
 class Family(NamedTuple):
@@ -58,8 +62,8 @@ def picture(size: int) -> tuple[int, ...]:
 
 
 def matrix(size: int) -> tuple[int, ...]:
-    """The shape of a matrix with few rows."""
-    return 4, WIDTHS[size]
+    """The shape of a matrix."""
+    return MATRICES[size]
 
 
 def _given(values: Values) -> dict[str, Any]:
@@ -117,13 +121,13 @@ def _transpose_conv(b: Builder, values: Values, size: int, x: Tensor, first: Ten
 
 
 def _connected(b: Builder, values: Values, size: int, x: Tensor, first: Tensor) -> Tensor:
-    width = WIDTHS[size]
+    width = MATRICES[size][1]
     made: Tensor = b.fully_connected(x, _weights(b, values, (width, width)), _bias(b, values, width), **_given(values))
     return made
 
 
 def _matmul(b: Builder, values: Values, size: int, x: Tensor, first: Tensor) -> Tensor:
-    made: Tensor = b.batch_matmul(x, x, **_given(values))
+    made: Tensor = b.batch_matmul(x, first, **_given(values))
     return made
 
 
@@ -183,7 +187,7 @@ def _resize(b: Builder, values: Values, size: int, x: Tensor, first: Tensor) -> 
 
 
 def _lstm(b: Builder, values: Values, size: int, x: Tensor, first: Tensor) -> Tensor:
-    cells, gates = LSTM[size], ("input", "forget", "cell", "output")
+    cells, gates = LSTM[size][1], ("input", "forget", "cell", "output")
     named = {
         f"{which}_to_{gate}": _weights(b, values, (cells, cells)) for which in ("input", "state") for gate in gates
     }
@@ -193,10 +197,6 @@ def _lstm(b: Builder, values: Values, size: int, x: Tensor, first: Tensor) -> Te
     return _floats(
         b.operation("UNIDIRECTIONAL_SEQUENCE_LSTM", x, state=states[0], cell_state=states[1], **named, **more)
     )
-
-
-LSTM = (16, 64, 256)  # cells
-TIMES = 8
 
 
 FAMILIES = (
@@ -212,7 +212,7 @@ FAMILIES = (
     Family(
         "batch_matmul",
         _matmul,
-        lambda size: (1, (16, 64, 192)[size], (16, 64, 192)[size]),
+        lambda size: (1, SQUARES[size], SQUARES[size]),
         kinds=("float32", "quant8_signed"),
     ),
     Family("logistic", _logistic, picture, kinds=FLOATS),
@@ -222,7 +222,7 @@ FAMILIES = (
     Family("transpose", _transpose, picture, ("add",)),
     Family("pad", _pad, picture),
     Family("resize", _resize, picture, ("pool",)),
-    Family("lstm", _lstm, lambda size: (TIMES, 1, LSTM[size]), kinds=FLOATS),
+    Family("lstm", _lstm, lambda size: (LSTM[size][0], 1, LSTM[size][1]), kinds=FLOATS),
 )
 
 

@@ -62,7 +62,7 @@ class Prices:
     starting: what a step costs on each device. turned: by device, operands that it makes and reads in another order of
     dimensions than theirs, with the seconds that transposing them takes where they cross. grouped: by device, what each
     operation takes among those that it runs as one, where that is known better than by what the device states for them.
-    crossings: from a device to another, seconds of an operand and of each byte of it.
+    crossings: from a device to another, seconds of an operand and of each byte of it. operations: how many run.
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class Prices:
         operations, values = {n: model.main.operations[n] for n in live(model)}, validate(model).subgraphs[0].values
         self._writer = {i: n for n, operation in operations.items() for i in operation.outputs}
         self._readers: dict[int, list[int]] = {i: [] for i in self._writer}
+        self.operations = len(operations)
         self._touched: dict[int, list[int]] = {}  # operands of each operation that others write or read
         for n, operation in operations.items():
             read = [i for i in dict.fromkeys(operation.inputs) if i in self._writer]

@@ -20,9 +20,10 @@ from nnhal.base.errors import (
 from nnhal.base.log import logger
 from nnhal.base.names import is_path
 from nnhal.base.records import Record, field, replace
+from nnhal.hal.device import Device
 from nnhal.model.graph import Model
 from nnhal.runtime import costs, discovery
-from nnhal.runtime.isolation import DeviceKey
+from nnhal.runtime.isolation import DeviceKey, key_of
 from nnhal.runtime.measured.later import later, settle
 from nnhal.runtime.measured.place import there
 from nnhal.runtime.partition import Measured, Offer, Partition, Steps
@@ -30,7 +31,7 @@ from nnhal.runtime.schedule import StepPlan
 from nnhal.runtime.strategies import Strategy, by_hand, check, placed
 
 if TYPE_CHECKING:
-    from nnhal.runtime.measured.profile import MachineProfile
+    from nnhal.runtime.measured.profile import DeviceProfile, MachineProfile
 
 SOON = 0.2  # seconds until what was measured just now is written, unless another process has the record
 HINT = "devices state their performance themselves: nnhal calibrate measures it on this machine"
@@ -130,6 +131,22 @@ def identity_of(key: DeviceKey, options: Mapping[str, object] | None = None) -> 
     return blake2b("\0".join(facts).encode(), digest_size=8).hexdigest()
 
 
+def as_measured(devices: Sequence[Device]) -> list[Device]:
+    """The candidates where none is named: without the engines that are others now than they were when measured."""
+    engines, found, profile = {*discovery.engines()}, [], None
+    for device in devices:
+        key = key_of(device)
+        if key.name in engines:
+            from nnhal.runtime.measured import record
+
+            profile = profile or record.profile()
+            if profile is None or not _profiled(profile, key):
+                _log.info("device %s is left out, another than was measured: nnhal calibrate -d %s", key.name, key.name)
+                continue
+        found.append(device)
+    return found
+
+
 def judged(
     model: Model,
     offers: Sequence[Offer],
@@ -168,7 +185,9 @@ def judged(
         return found, Judge(name, keys, strategy, asking, Measured(learnt=learnt), learns=tune and not held, held=held)
     found = [_predicted(o, model, profile, keys[o.device], asking) if o.device in known else o for o in found]
     crossings = _crossings(profile, {o.device: keys[o.device] for o in found})
-    measured = Measured(crossings, learnt, tried)
+    cpu = profile.devices.get(discovery.CPU)
+    unknown = any(offer.predicted is None for offer in found)
+    measured = Measured(crossings, learnt, tried, _seconds(cpu, model, asking) if unknown and cpu is not None else None)
     return found, Judge(name, keys, strategy, asking, measured, learns=not held, held=held)
 
 
@@ -208,20 +227,28 @@ def _without_failures(
 
 
 def _predicted(offer: Offer, model: Model, profile: "MachineProfile", key: DeviceKey, asking: Asking) -> Offer:
-    from nnhal.runtime.measured.families import works
-
     device = profile.devices[key.name]
-    seconds = device.predicted(works(model), asking.threads)
+    seconds = _seconds(device, model, asking)
     if seconds is None:
         return offer
+    here = device.steps.get("none", costs.STEP)
+    step = here if key.isolation == "none" else device.steps.get("process", here + costs.STEP_ELSEWHERE)
+    return replace(offer, predicted=seconds, step=step)
+
+
+def _seconds(device: "DeviceProfile", model: Model, asking: Asking) -> list[float] | None:
+    """What each operation is predicted to take, or what else is asked for; None where too little was measured."""
+    from nnhal.runtime.measured.families import works
+
+    seconds = device.predicted(works(model), asking.threads)
+    if seconds is None:
+        return None
     factor = 1.0
     if asking.preference == Preference.LOW_POWER:
         factor = device.cores()
     elif asking.preference == Preference.SUSTAINED_SPEED:
         factor = device.sustained()
-    here = device.steps.get("none", costs.STEP)
-    step = here if key.isolation == "none" else device.steps.get("process", here + costs.STEP_ELSEWHERE)
-    return replace(offer, predicted=[each * factor for each in seconds], step=step)
+    return [each * factor for each in seconds]
 
 
 def _crossings(profile: "MachineProfile", keys: Mapping[str, DeviceKey]) -> dict[tuple[str, str], tuple[float, float]]:

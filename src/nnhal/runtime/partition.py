@@ -31,6 +31,7 @@ WORTH, BOUNDARY = 0.75, 100e-6
 TRIED = (
     0.8  # of what one step is predicted to take that nobody has tried counts beside what another took: it may be faster
 )
+MOST = 0.5  # of a model's operations, which a step must have to say something of its device
 IMPROVED, ENOUGH = 3, 0.01  # assignments that are improved step by step, and the share of a price that is worth a pass
 UNREAD = "nobody reads what it gives, so it does not run"
 
@@ -116,11 +117,13 @@ class Measured(Record, frozen=True):
 
     crossings: seconds of an operand and of each byte of it, from one device to another. learnt: what whole assignments
     took, of one step or several. tried: assignments of which that is going to be known; None where nothing is tried.
+    cpu: what each operation takes the CPU, for devices that state their time against it; guessed where nobody measured that.
     """
 
     crossings: Mapping[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
     learnt: Mapping[Steps, float] = field(default_factory=dict)
     tried: frozenset[Steps] | None = None
+    cpu: Sequence[float] | None = None
 
     def is_trial(self, steps: Steps) -> bool:
         """Whether it is worth something to know what all on this device takes: what it takes elsewhere is known."""
@@ -142,7 +145,7 @@ def partition(
     if len(set(labels)) < len(labels):
         raise InvalidArgument(f"offers: devices are {', '.join(labels)}, must have labels that differ")
     if measured is not None:
-        offers = _all_predicted(model, offers)
+        offers = _all_predicted(model, offers, measured)
     terms = _Terms(preference, measured is not None)
     claimed = _claimed(model, offers, preference)
     choices = _choices(model, offers, terms, claimed)
@@ -167,17 +170,19 @@ def _transposed(offers: Sequence[Offer]) -> bool:
     return any(offer.laid is not None and offer.laid.inserted for offer in offers)
 
 
-def _all_predicted(model: Model, offers: Sequence[Offer]) -> list[Offer]:
-    """The offers, each with predictions: where there are none, the CPU's seconds, guessed, times what the device states."""
-    guessed = None if all(offer.predicted is not None for offer in offers) else costs.seconds(model)
+def _all_predicted(model: Model, offers: Sequence[Offer], measured: Measured) -> list[Offer]:
+    """The offers, each with predictions: where there are none, the CPU's seconds times what the device states."""
+    if all(offer.predicted is not None for offer in offers):
+        return list(offers)
+    cpu = measured.cpu or costs.seconds(model)
     found = []
     for offer in offers:
-        if offer.predicted is None and guessed is not None:
+        if offer.predicted is None:
             stated = [
                 _stated(offer.capabilities, o, weighing(model, o), model.relaxed) or Performance()
                 for o in model.main.operations
             ]
-            own = [each * figures.exec_time for each, figures in zip(guessed, stated, strict=True)]
+            own = [each * figures.exec_time for each, figures in zip(cpu, stated, strict=True)]
             found.append(replace(offer, predicted=own))
         else:
             found.append(offer)
@@ -341,7 +346,7 @@ def expectations(
 
     Raises what `partition` does.
     """
-    offers = _all_predicted(model, offers)
+    offers = _all_predicted(model, offers, measured)
     claimed = _claimed(model, offers, preference)
     choices = _choices(model, offers, _Terms(preference, True), claimed)
     grouped = {n for claims in claimed.values() for n in claims}
@@ -405,11 +410,15 @@ def _forecast(prices: costs.Prices, learnt: Mapping[Steps, float], step: StepPla
 
 
 def _corrections(prices: costs.Prices, learnt: Mapping[Steps, float], before: Mapping[str, float]) -> dict[str, float]:
-    """What steps took over what is predicted of them, by device: the largest step of each."""
-    found, largest = dict(before), dict[str, int]()
+    """What steps took over what is predicted of them, by device: the largest step of each that is most of the model.
+
+    What a few operations took between those of others says nothing of what a device makes of all of them.
+    """
+    found, largest = dict(before), dict.fromkeys(before, prices.operations * MOST)
     for steps, took in learnt.items():
         step = steps[0]
-        if len(steps) == 1 and len(step.operations) > largest.get(step.device, 0) and prices.can_price(step):
+        known = len(steps) == 1 and step.device in largest
+        if known and len(step.operations) > largest[step.device] and prices.can_price(step):
             running = prices.of_step(step, starting=False)
             largest[step.device] = len(step.operations)
             if running > 0:

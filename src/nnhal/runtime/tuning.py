@@ -29,6 +29,7 @@ from nnhal.runtime.strategies import Strategy, by_hand, only
 SECONDS = 2.0  # that measuring takes where nobody says more or less
 SPLITS = 3  # candidates of several steps
 FAR = 1.5  # times the best, after which a candidate drops out
+HOPELESS = 3.0  # times the best prediction of one step, after which one comes last
 ALIKE = 1.02  # times the best, which is within what is measured
 BLOCK_NS = 200_000  # shorter executions are measured several at once
 ROUNDS, LEAST = 30, 4  # rounds at most, and before a candidate drops out: the first executions are slower on some
@@ -122,9 +123,12 @@ def _expected(model: Model, offers: Sequence[Offer], judge: Judge, measured: Mea
 
 
 def _chosen(found: Sequence[Expectation]) -> list[Expectation]:
-    """All on one device, and the best of several; the best first."""
+    """All on one device, the best first, then the best of several steps, then what is predicted far behind: time may run out
+    in between, and splits, of which less is known, have to beat what they are made of."""
+    single = [each for each in found if len(each.forecasts) <= 1]
     splits = [each for each in found if len(each.forecasts) > 1][:SPLITS]
-    return [each for each in found if len(each.forecasts) <= 1 or each in splits]
+    near = [each for each in single if each.seconds <= HOPELESS * single[0].seconds]
+    return [*near, *splits, *single[len(near) :]]
 
 
 def _made(

@@ -45,7 +45,7 @@ class Workload(Record, frozen=True, forbid_unknown_fields=True):
     """A whole network, measured on a device: seconds of an execution with one thread and with as many as the engine takes,
     of one of two at a time, and of all processors together (CPU time).
 
-    predicted: what the sum of its operations said.
+    predicted: what the sum of its operations said. family: of operations that its time goes to, "" for several.
     """
 
     kind: str
@@ -54,6 +54,7 @@ class Workload(Record, frozen=True, forbid_unknown_fields=True):
     seconds_threads: float
     seconds_sustained: float
     cpu_seconds: float
+    family: str = ""
 
 
 class DeviceProfile(Record, frozen=True, forbid_unknown_fields=True):
@@ -74,9 +75,11 @@ class DeviceProfile(Record, frozen=True, forbid_unknown_fields=True):
         near = [(each, family) for each in kinds] + [(each, name) for each in kinds for name in ("pad", "add", "relu")]
         return next((self.lines[k][f] for k, f in near if f in self.lines.get(k, {})), None)
 
-    def factor(self, kind: str, threads: int) -> float:
-        """What whole networks took over the sums of their operations, with one thread or more."""
+    def factor(self, kind: str, family: str, threads: int) -> float:
+        """What whole networks took over the sums of their operations, with one thread or more: those of that family, where
+        there are such."""
         plain = [w for w in self.workloads.values() if w.kind not in CONTROL]
+        plain = [w for w in plain if w.family == family] or [w for w in plain if not w.family] or plain
         alike = [w for w in plain if w.kind == kind] or plain
         return _mean([(w.seconds if threads == 1 else w.seconds_threads) / w.predicted for w in alike])
 
@@ -90,17 +93,17 @@ class DeviceProfile(Record, frozen=True, forbid_unknown_fields=True):
 
     def predicted(self, works: Sequence[OperationWork], threads: int) -> list[float] | None:
         """Seconds of each operation; None where nothing was measured that says so."""
-        factors = {kind: self.factor(kind, threads) for kind in {work.kind for work in works}}
-        lines: dict[tuple[str, str], CostLine | None] = {}
+        lines: dict[tuple[str, str], tuple[CostLine, float]] = {}
         found = []
         for work in works:
             key = work.kind, work.family
             if key not in lines:
-                lines[key] = self.line(*key)
-            line = lines[key]
-            if line is None:
-                return None
-            found.append(line.seconds(work.macs, work.bytes) * factors[work.kind])
+                line = self.line(*key)
+                if line is None:
+                    return None
+                lines[key] = line, self.factor(*key, threads)
+            line, factor = lines[key]
+            found.append(line.seconds(work.macs, work.bytes) * factor)
         return found
 
     def against(self, cpu: "DeviceProfile") -> dict[str, Performance]:
@@ -173,6 +176,7 @@ def decoded(data: bytes, where: str) -> MachineProfile:
             _amount(f"{where}: devices.{name}.steps.{place}", seconds)
         for name_of, workload in device.workloads.items():
             _known(f"{where}: devices.{name}.workloads.{name_of}.kind", workload.kind, (*KINDS, *CONTROL))
+            _known(f"{where}: devices.{name}.workloads.{name_of}.family", workload.family, ("", *FAMILIES))
             _seconds(f"{where}: devices.{name}.workloads.{name_of}", workload, least=1e-12)
     for pair, places in profile.crossings.items():
         for place, crossing in places.items():
