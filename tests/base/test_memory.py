@@ -9,6 +9,7 @@ import socket
 import struct
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -375,6 +376,20 @@ def test_pools_in_place_of_closed_ones_are_told_apart() -> None:
         pool.close()
         again = Memory.allocate(64)
         assert Memory.of(again.view(8, 8)) == (again, 8)
+
+
+def test_no_interrupt_parts_the_end_of_the_last_view() -> None:
+    """One in a callback of a weak reference was lost, and the memory stayed for ever."""
+    pool, ran = Memory.allocate(64), list[str]()
+    ended, view = weakref.ref(pool), pool.bytes()
+    assert Memory.of(view) == (pool, 0)
+    sys.setprofile(lambda frame, event, _: ran.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        del view
+    finally:
+        sys.setprofile(None)
+    del pool
+    assert not ran and ended() is None  # no Python ran, where signals are handled
 
 
 def test_a_view_that_nobody_can_write_to_is_still_known_to_lie_in_its_pool():

@@ -25,7 +25,7 @@ from nnhal.ipc.protocol import wire
 from nnhal.ipc.service.burst import ServiceBurst
 from nnhal.ipc.transport import _native
 from nnhal.ipc.transport.packets import pack, unpack
-from tests.interrupts import Interrupt
+from tests.interrupts import Interrupt, interrupted_at
 from tests.ipc.drivers.probe import Probe
 from tests.ipc.support import a_table, inside, prepare, served_here, wait_until
 
@@ -470,6 +470,18 @@ class StruckAtTheEdge:
         if self._answered:
             self._queues.exchange(*given)
         raise Interrupt
+
+
+def test_an_interrupt_at_any_point_of_an_execution_leaves_no_burst_busy(reference):
+    """One right after its lock was taken left it taken for good."""
+    with nnhal.compile(add_model(), devices=reference, fallback="forbid").burst() as burst:
+
+        def hits(frame, event):
+            here = frame.f_code.co_filename.endswith("client/burst.py") and frame.f_code.co_name == "run"
+            return here and event == "c_return"  # Python looks for signals after calls
+
+        assert interrupted_at(hits, lambda: burst(ONES, TWOS)) > 4
+        np.testing.assert_array_equal(burst(ONES, TWOS), 3 * ONES)
 
 
 @pytest.mark.parametrize("answered", [False, True])

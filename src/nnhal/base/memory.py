@@ -287,7 +287,8 @@ class Memory(Uncopied, instead="`copy_to` copies its bytes, and its descriptor (
         root = np.frombuffer(memoryview(self._source), np.uint8, self.size, self.offset % mmap.ALLOCATIONGRANULARITY)
         key = id(root)
         self._root = weakref.ref(root)
-        _by_root[key] = self, address(root), weakref.ref(root, lambda _: _by_root.pop(key, None))
+        # What ends it is written in C: an interrupt in a callback is lost, and what it parted would stay for ever.
+        _by_root[key] = self, address(root), weakref.ref(root, functools.partial(_by_root.pop, key))
         return root
 
     def writable(self) -> Array:

@@ -54,9 +54,11 @@ class RemoteBurst(Burst):
 
     def run(self, request: Request, control: Control) -> Timing | None:
         """Execute over the queues; what a packet cannot carry takes the plain call, and `plain` counts why."""
-        if not self._busy.acquire(blocking=False):
-            raise BadState("burst: an execution is running, must be one at a time; open one burst a thread")
+        mine: list[bool] = []
         try:
+            mine.extend(map(self._busy.acquire, (False,)))  # one call, so that no interrupt comes before it is known
+            if not mine[0]:
+                raise BadState("burst: an execution is running, must be one at a time; open one burst a thread")
             if self._closed:
                 raise Closed("burst: used after close")
             why = _not_in_a_packet(request, control)
@@ -95,7 +97,8 @@ class RemoteBurst(Burst):
             home.append(frame)
             return timing
         finally:
-            self._busy.release()
+            if mine == [True]:
+                self._busy.release()
 
     def _traced_exchange(self, packet: bytes) -> Any:
         with trace.span(
