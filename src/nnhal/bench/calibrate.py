@@ -5,6 +5,7 @@ multiplications and bytes, which is never below 0 in any term. Whole networks ch
 """
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -85,20 +86,19 @@ class Calibration:
         return Measuring(name, identity_of(key), key.version)
 
     def tasks(self) -> list[Task]:
-        """What there is to be measured, in order."""
-        tasks: list[Task] = []
+        """What there is to be measured: each thing of all devices in turn, so that what else the machine does meets all."""
         kinds = [kind for kind in workloads.VALUES if not self._quick or kind != "quant8"]
-        networks = {name: kind for name, kind in NETWORKS.items() if not self._quick or name in FEW}
-        for name, found in self._found.items():
-            tasks.append((f"{name}: a step", partial(self._step, found)))
-            tasks += [
-                (f"{name}: {family.name} of {kind}", partial(self._line, found, kind, family))
-                for kind in kinds
-                for family in workloads.families(kind)
-            ]
-            tasks += [(f"{name}: {n}", partial(self._network, found, n, *what)) for n, what in networks.items()]
-            control = {"if": workloads.branching(), "while": workloads.looping()}
-            tasks += [(f"{name}: {n}", partial(self._whole, found, n, n, model)) for n, model in control.items()]
+        networks = {name: what for name, what in NETWORKS.items() if not self._quick or name in FEW}
+        parts: list[tuple[str, Callable[[Measuring], None]]] = [("a step", self._step)]
+        families = ((kind, family) for kind in kinds for family in workloads.families(kind))
+        parts += [(f"{family.name} of {kind}", partial(self._line, kind, family)) for kind, family in families]
+        parts += [(name, partial(self._network, name, *what)) for name, what in networks.items()]
+        control = {"if": workloads.branching(), "while": workloads.looping()}
+        parts += [(name, partial(self._whole, name, name, model)) for name, model in control.items()]
+        parts.append(("a step again", self._step))
+        tasks: list[Task] = [
+            (f"{each.device}: {text}", partial(part, each)) for text, part in parts for each in self._found.values()
+        ]
         for one, other in itertools.permutations(self._crossed, 2):
             if one in self._found or other in self._found:
                 tasks.append((f"{one} to {other}", partial(self._crossing, one, other, "none")))
@@ -119,12 +119,12 @@ class Calibration:
         for place in ("none", "process") if self._isolated and found.device != CPU else ("none",):
             try:
                 with _compiled(model, found.device, place=place) as compiled:
-                    found.steps[place] = took(compiled)
+                    found.steps[place] = min(took(compiled), found.steps.get(place, math.inf))
             except NnhalError as error:
                 _log.info("%s: what a step costs is not measured: %s", found.device, error)
                 return
 
-    def _line(self, found: Measuring, kind: str, family: workloads.Family) -> None:
+    def _line(self, kind: str, family: workloads.Family, found: Measuring) -> None:
         """A line through the sizes; none where the device does not take the family."""
         sizes = workloads.QUICK if self._quick else range(len(workloads.SIZES))
         points = []
@@ -151,10 +151,10 @@ class Calibration:
             points.append((own[0].macs, own[0].bytes, spent))
         found.lines.setdefault(kind, {})[family.name] = fitted(points)
 
-    def _network(self, found: Measuring, name: str, kind: str, family: str) -> None:
-        self._whole(found, name, kind, api.load(maker.path(name)), family)
+    def _network(self, name: str, kind: str, family: str, found: Measuring) -> None:
+        self._whole(name, kind, api.load(maker.path(name)), found, family)
 
-    def _whole(self, found: Measuring, name: str, kind: str, model: Model, family: str = "") -> None:
+    def _whole(self, name: str, kind: str, model: Model, found: Measuring, family: str = "") -> None:
         """A whole network, against the sum of its operations."""
         bare = replace(found.profile(), workloads={})
         predicted = bare.predicted(works(model), 1)

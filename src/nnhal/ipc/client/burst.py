@@ -59,46 +59,49 @@ class RemoteBurst(Burst):
             mine.extend(map(self._busy.acquire, (False,)))  # one call, so that no interrupt comes before it is known
             if not mine[0]:
                 raise BadState("burst: an execution is running, must be one at a time; open one burst a thread")
-            if self._closed:
-                raise Closed("burst: used after close")
-            why = _not_in_a_packet(request, control)
-            if why:
-                return self._plainly(why, request, control)
-            frame, home = self._frames.take(request)
-            binding = frame.binding or self._prepared.bind(request, frame, control)
-            packet = binding.packets.get(control.measure)
-            if packet is None:
-                packet = binding.packets[control.measure] = pack(binding.call(control, self._prepared.form))
-            try:
-                untraced = trace.process.log is None
-                reply = self._queues.exchange(packet, -1) if untraced else self._traced_exchange(packet)
-            except BaseException:  # interrupted: nobody may take the result for the next one's
-                try:
-                    left = frame.direct and self._queues.awaiting  # else it had answered, or was not asked
-                    if left and self._queues.receive(SETTLE_NS) == _native.TIMEOUT:
-                        self._session.give_up(f"{self._session.where}: a burst that was interrupted does not end")
-                finally:  # interrupted again
-                    self._end()
-                raise
-            if reply == _DONE:
-                frame.collect(request)
-                home.append(frame)
-                return None
-            if reply == _native.FULL:
-                return self._plainly("its packet does not fit the queue", request, control)
-            if isinstance(reply, int):
-                raise self._broken(reply)
-            try:
-                answer = wire.decode_reply(unpack(reply))
-            except (ValueError, wire.WireError) as error:
-                self._end()
-                raise DeadObject(f"{self._session.where}: burst result: {error}") from None
-            timing: Timing | None = self._prepared.finish(request, frame, self._prepared.executed(answer), _native.NONE)
-            home.append(frame)
-            return timing
+            return self._run(request, control)
         finally:
             if mine == [True]:
                 self._busy.release()
+
+    def _run(self, request: Request, control: Control) -> Timing | None:
+        if self._closed:
+            raise Closed("burst: used after close")
+        why = _not_in_a_packet(request, control)
+        if why:
+            return self._plainly(why, request, control)
+        frame, home = self._frames.take(request)
+        binding = frame.binding or self._prepared.bind(request, frame, control)
+        packet = binding.packets.get(control.measure)
+        if packet is None:
+            packet = binding.packets[control.measure] = pack(binding.call(control, self._prepared.form))
+        try:
+            untraced = trace.process.log is None
+            reply = self._queues.exchange(packet, -1) if untraced else self._traced_exchange(packet)
+        except BaseException:  # interrupted: nobody may take the result for the next one's
+            try:
+                left = frame.direct and self._queues.awaiting  # else it had answered, or was not asked
+                if left and self._queues.receive(SETTLE_NS) == _native.TIMEOUT:
+                    self._session.give_up(f"{self._session.where}: a burst that was interrupted does not end")
+            finally:  # interrupted again
+                self._end()
+            raise
+        if reply == _DONE:
+            frame.collect(request)
+            home.append(frame)
+            return None
+        if reply == _native.FULL:
+            return self._plainly("its packet does not fit the queue", request, control)
+        if isinstance(reply, int):
+            raise self._broken(reply)
+        try:
+            answer = wire.decode_reply(unpack(reply))
+        except (ValueError, wire.WireError) as error:
+            self._end()
+            raise DeadObject(f"{self._session.where}: burst result: {error}") from None
+        timing: Timing | None = self._prepared.finish(request, frame, self._prepared.executed(answer), _native.NONE)
+        home.append(frame)
+        return timing
 
     def _traced_exchange(self, packet: bytes) -> Any:
         with trace.span(
