@@ -690,9 +690,11 @@ def test_an_argument_that_is_wrong_is_an_error_however_far_it_got(played: System
 
 
 def test_what_did_not_come_back_is_not_run_again_by_a_process_that_still_lives(played: System) -> None:
-    lost = threading.Event()
+    held, lost = threading.Event(), threading.Event()
 
     def program(process: Played) -> None:
+        if process.number:
+            held.wait(10)  # the first process has the first task
         process.loads()
         for task in process.tasks():
             if process.number:
@@ -700,6 +702,7 @@ def test_what_did_not_come_back_is_not_run_again_by_a_process_that_still_lives(p
                     process.ends()
                 process.board.write(1, "run")  # the second one of its task
                 process.ends()
+            held.set()
             lost.wait(10)
             process.answers(*((item, "passed") for item in task.items))
 

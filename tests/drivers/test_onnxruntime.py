@@ -227,6 +227,26 @@ def test_shares_near_0_keep_their_digits(device: Device) -> None:
     np.testing.assert_allclose(found, 1 / (1 + np.exp(-given.astype(np.float64))), rtol=1e-6)
 
 
+@pytest.mark.parametrize("gate_first", [False, True])
+@pytest.mark.parametrize("activation", ["none", "relu6"])
+def test_what_is_multiplied_by_its_own_share_takes_the_engines_kernel_and_no_other_reader_does(
+    device: Device, gate_first: bool, activation: str
+) -> None:
+    b = nnhal.Builder()
+    x, other = b.input((1, 400)), b.input((1, 400))
+    share = b.logistic(x)
+    gated = b.mul(*((share, x) if gate_first else (x, share)), activation=activation)
+    model = b.finish([x, other], [gated, b.mul(share, other), b.log(share)])
+    assert kinds(model).count("Sigmoid") == 1
+    values = np.concatenate([np.linspace(-80, 80, 396), [0.0, np.inf, -np.inf, np.nan]]).astype(np.float32)[None]
+    given = values, np.full_like(values, 1e10)
+    with nnhal.compile(model, devices=device) as compiled, nnhal.compile(model, devices="reference") as reference:
+        (own, product, logarithm), wanted = compiled(*given), reference(*given)
+    np.testing.assert_allclose(own, wanted[0], rtol=1e-5, atol=2e-6)
+    np.testing.assert_allclose(product, wanted[1], rtol=1e-5)  # digits are kept
+    np.testing.assert_allclose(logarithm, wanted[2], rtol=1e-5, atol=1e-6)
+
+
 def test_a_constant_is_its_own_whatever_lay_in_its_place_before() -> None:
     graph, numbers = OnnxGraph(doubled()), EXTERNAL // 8
     names = [graph.constant([n] * numbers) for n in range(50)]  # lists that are gone when the next one is made

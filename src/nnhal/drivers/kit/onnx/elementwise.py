@@ -17,7 +17,10 @@ COMPARED |= {"GREATER_EQUAL": "GreaterOrEqual"}
 
 @entry(*PLAIN, types=MOVED)
 def plain(t: OnnxTask) -> None:
-    """Of a tensor of one value, its value does, where another operand has the shape of the result."""
+    """Of a tensor of one value, its value does, where another operand has the shape of the result.
+
+    x * LOGISTIC(x) by the sigmoid of the engine, one kernel, as the engine itself has it: off by 2e-6 at most, 0 below -18.
+    """
     given, filled, shape = t.reals(), t.graph.filled, fixed(t.a.shapes[0])
     values = [t.graph.values[place] for argument, _ in t.a.inputs for place in t.places(argument.name)]
     whole = [x not in filled and v is not None and fixed(v.shape) == shape for x, v in zip(given, values, strict=True)]
@@ -27,6 +30,9 @@ def plain(t: OnnxTask) -> None:
             t.put(t.cast(given[0], engine_dtype(t.a.out)))
             return
         given = [filled[x][0] if x in filled else x for x in given]
+    for x, gate in (given, given[::-1]) if t.name == "MUL" else ():
+        if t.graph.gates.get(gate) == x:
+            given = [x, t.o.Sigmoid(x)]
     t.give(t.graph.node(PLAIN[t.name], *given))
 
 
@@ -62,7 +68,10 @@ def prelu(t: OnnxTask) -> None:
 def logistic(t: OnnxTask) -> None:
     """Floats by parts, at twice the time: ONNX Runtime's own is 0 below -18, of which a logarithm would be infinite."""
     x = t.real("input")
-    t.give(t.o.Sigmoid(x) if t.a.T in QUANTS else t.o.Div(1.0, t.o.Add(t.o.Exp(t.o.Neg(x)), 1.0)))
+    y = t.o.Sigmoid(x) if t.a.T in QUANTS else t.o.Div(1.0, t.o.Add(t.o.Exp(t.o.Neg(x)), 1.0))
+    if t.a.T not in QUANTS:
+        t.graph.gates[y] = x
+    t.give(y)
 
 
 @entry("RSQRT")

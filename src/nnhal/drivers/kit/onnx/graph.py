@@ -57,6 +57,7 @@ class OnnxGraph:
         self._inputs: dict[int, str] = {}
         self._folded: dict[int, Array] = {}
         self.reshaped: dict[str, str] = {}  # tensors, and what has the same elements in another shape
+        self.gates: dict[str, str] = {}  # tensors, and what each is the LOGISTIC of
         self.filled: dict[str, tuple[str, Array | None]] = {}  # tensors of one value: that, and what it is, if known
 
     def nodes(self, kind: str, inputs: Sequence[Any], count: int, **attributes: Any) -> list[str]:
