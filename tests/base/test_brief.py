@@ -1,10 +1,10 @@
-"""What `repr` says: one line of at most 120 characters, whatever there is to tell."""
+"""What people read: one line of at most 120 characters, whatever there is to tell; durations in the unit that fits."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nnhal.base.brief import MOST, brief, counted, named, tensor
+from nnhal.base.brief import MOST, brief, counted, duration, named, tensor
 from nnhal.base.codes import OperandType
 from tests.properties import STABLE
 
@@ -59,3 +59,22 @@ def test_it_is_never_longer_than_a_line_and_tells_all_it_can(what: str, details:
     assert len(shown) <= MOST and shown[0] == "<" and shown[-1] == ">"
     whole = f"<{what}{': ' if details else ''}{', '.join(details)}>"
     assert shown == whole or (len(whole) > MOST - len(", ...>") and "..." in shown + "..." * (len(what) > MOST - 8))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        (0.0, "0 µs"),
+        (999e-9, "0.999 µs"),
+        (999.4e-6, "999 µs"),
+        (999.9e-6, "1 ms"),
+        (12.345678e-3, "12.3 ms"),
+        (0.9994, "999 ms"),
+        (0.99951, "1 s"),
+        (61.26, "61.3 s"),
+        (999.6, "1000 s"),
+        (12345.4, "12345 s"),
+    ],
+)
+def test_durations_have_three_digits_and_no_power_of_ten(seconds: float, told: str) -> None:
+    assert duration(seconds) == told

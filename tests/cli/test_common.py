@@ -42,14 +42,6 @@ def test_bytes_are_in_the_largest_unit_that_gives_10_or_more(count, told):
 
 
 @pytest.mark.parametrize(
-    ("nanoseconds", "told"),
-    [(999, "0.999 us"), (1500, "1.5 us"), (999_900, "1e+03 us"), (1_000_000, "1 ms"), (12_345_678, "12.3 ms")],
-)
-def test_durations_are_microseconds_below_a_millisecond(nanoseconds, told):
-    assert common.milliseconds(nanoseconds) == told
-
-
-@pytest.mark.parametrize(
     ("texts", "wanted"),
     [
         ([], None),

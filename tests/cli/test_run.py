@@ -265,7 +265,7 @@ def test_what_fell_back_and_outputs_without_elements_are_told(capsys):
         "                 10 (30)  #1 ",
         "       0 steps, 0 tensors cross between devices",
         "cache  d: miss: why",
-        "step   d: 2 operations, 1.5 us",
+        "step   d: 2 operations, 1.5 µs",
         "fell back: one",
         "fell back: two",
         "time   load 2 ms",

@@ -171,7 +171,7 @@ def test_latencies_are_a_row_each(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].strip() == "2 engine threads"
     assert " ".join(lines[1].split()) == "load compile first run min 50 % 90 % 99 % runs/s runs from min to 99 %"
-    assert " ".join(lines[2].split()).startswith("nnhal 1 ms 2 ms 3 ms 10 us 25 us 37 us 39.7 us 1e+04 4 ")
+    assert " ".join(lines[2].split()).startswith("nnhal 1 ms 2 ms 3 ms 10 µs 25 µs 37 µs 39.7 µs 1e+04 4 ")
     assert "litert" in lines[3] and lines[4] == (
         "nnhal / litert, median of paired ratios with 95 % interval: 1.500 [1.250, 2.000]"
     )
@@ -222,7 +222,7 @@ def test_what_took_how_long_is_told_the_slowest_first(capsys):
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[1:] == [
         ["operation", "where", "50", "%", "share"],
-        *(["OP", f"#{n}", "d", f"{n + 1}", "us", f"{10 * (n + 1)}.0%"] for n in (3, 2, 1, 0)),
+        *(["OP", f"#{n}", "d", f"{n + 1}", "µs", f"{10 * (n + 1)}.0%"] for n in (3, 2, 1, 0)),
         ["d", "times", "only", "whole", "steps"],
     ]
     many = [TimeSpent((n,), f"OP #{n}", "d", 10.0, False) for n in range(27)]
@@ -230,7 +230,7 @@ def test_what_took_how_long_is_told_the_slowest_first(capsys):
     assert "more" not in capsys.readouterr().out
     bench._print_each(many)
     (rest,) = [line for line in capsys.readouterr().out.splitlines() if "more" in line]
-    assert rest.split() == ["2", "more", "0.02", "us", "7.4%"]
+    assert rest.split() == ["2", "more", "0.02", "µs", "7.4%"]
     bench._print_each([TimeSpent((0,), "OP #0", "d", 0.0, False)])
     assert "0.0%" in capsys.readouterr().out
 

@@ -331,7 +331,9 @@ def test_a_rule_holds_inside_but_one_for_a_number_is_about_the_models_own_operat
     found = placed(growing(), nnhal.Rule("both", "#1"))
     assert [choice.device for choice in found.choices] == ["runtime", "both"]
     assert [choice.device for choice in found.inside[1].placement.choices] == ["multiplier", "adder"]
-    placed(nested(), nnhal.Rule("both", "#1"))  # there is none, and an IF inside is no reason to refuse
+    placed(nested(), nnhal.Rule("runtime", "#0"))  # an operation inside has that number too
+    with pytest.raises(nnhal.InvalidArgument, match=r"of operation #1, must be #0$"):
+        placed(nested(), nnhal.Rule("both", "#1"))
 
 
 def test_a_rule_may_be_for_the_runtime_or_for_a_device_that_failed_to_say_what_it_takes():

@@ -59,6 +59,32 @@ def test_a_rule_for_a_device_that_is_none_is_the_callers_mistake() -> None:
         placed([nnhal.Rule("fke", "ADD")], Fake())
 
 
+@pytest.mark.parametrize(
+    ("rule", "told"),
+    [
+        (
+            {"operation": "LOGSTIC"},
+            "of operation 'LOGSTIC', must be .* that fits one; did you mean LOGISTIC",
+        ),
+        ({"operation": "add"}, "of operation 'add', must be the name of one"),
+        ({"operation": "#4"}, "of operation #4, must be #0 to #3"),
+        ({"operation": "#*"}, r"of operation #\*, must be #0 to #3"),
+        ({"type": "QUANT8_*"}, "of type 'QUANT8_\\*', must be the name of one, or a pattern that fits one"),
+    ],
+)
+def test_a_rule_of_what_no_model_has_is_the_callers_mistake(rule: dict[str, str], told: str) -> None:
+    with pytest.raises(nnhal.InvalidArgument, match=f"^placement: a rule is {told}"):
+        placed([nnhal.Rule("reference", **rule)], Fake())
+
+
+@pytest.mark.parametrize("rule", [{"operation": "CONV_2D"}, {"name": "lost"}, {"operation": "#1", "name": "sum"}])
+def test_a_rule_that_fits_nothing_of_the_model_is_told(rule: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
+    there = nnhal.Rule("reference", "ADD")
+    assert placed([nnhal.Rule("reference", **rule), there], Fake()) == ["reference", "fake", "fake", "fake"]
+    told = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert told == [f"placement: no operation of the model is what a rule is about: {nnhal.Rule('reference', **rule)}"]
+
+
 def test_a_rule_that_the_device_cannot_keep_names_what_it_refuses() -> None:
     with pytest.raises(nnhal.UnsupportedModel, match="ADD #0: fake: not this one, reference: a rule places it on fake"):
         placed([nnhal.Rule("fake", "ADD")], Fake(takes=lambda n: n != 0))

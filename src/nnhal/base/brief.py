@@ -1,4 +1,4 @@
-"""What `repr` gives: one short line, however large the thing and whatever its names hold."""
+"""What people read: one short line for `repr`, however large the thing and whatever its names hold; durations."""
 
 from collections.abc import Iterable, Sequence
 
@@ -35,3 +35,11 @@ def brief(what: str, details: Iterable[str] = ()) -> str:
             return f"<{text}{between}...>" if len(text) + len(between) + 5 <= MOST else f"<{text}>"
         text, between = f"{text}{between}{detail}", ", "
     return f"<{text}>"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people, with three digits at least: `1.24 ms`."""
+    if seconds >= 999.5:
+        return f"{seconds:.0f} s"
+    unit, factor = ("s", 1.0) if seconds >= 0.9995 else ("ms", 1e3) if seconds >= 0.9995e-3 else ("µs", 1e6)
+    return f"{seconds * factor:.3g} {unit}"

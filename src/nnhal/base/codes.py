@@ -92,6 +92,16 @@ def operation_name(code: int) -> str:
     return _OPERATION_NAMES.get(code) or FOREIGN_OPERATIONS.get(code) or _foreign("operation", code)
 
 
+def operation_names() -> list[str]:
+    """The names of all operation types, those of registered extensions among them."""
+    return [*_OPERATION_NAMES.values(), *FOREIGN_OPERATIONS.values()]
+
+
+def type_names() -> list[str]:
+    """The names of all operand types, those of registered extensions among them."""
+    return [*_TYPE_NAMES.values(), *FOREIGN_TYPES.values()]
+
+
 def _foreign(kind: str, code: int) -> str:
     prefix, within = code >> EXTENSION_SHIFT, code & ((1 << EXTENSION_SHIFT) - 1)
     return f"extension {kind} {prefix}:{within}" if prefix else f"unknown {kind} {code}"

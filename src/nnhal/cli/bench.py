@@ -7,7 +7,9 @@ from typing import Any
 import click
 
 from nnhal import api
+from nnhal.base.brief import duration
 from nnhal.base.cores import usable_cores
+from nnhal.base.time import NS
 from nnhal.bench.each import TimeSpent, each_operation
 from nnhal.bench.held import of_drivers, private_bytes
 from nnhal.bench.latency import Latency, Ratio, histogram, interleaved, ratio, steady, timed
@@ -186,7 +188,7 @@ def _print(latencies: dict[str, Latency], compared: Ratio | None, name: str | No
     rows = []
     for who, f in latencies.items():
         durations = f.load, f.compile, f.first, min(f.runs), *(f.quantile(q / 100) for q in PERCENTILES)
-        cells = *map(common.milliseconds, durations), f"{f.throughput:.4g}", len(f.runs), histogram(f.runs)
+        cells = *(duration(ns / NS) for ns in durations), f"{f.throughput:.4g}", len(f.runs), histogram(f.runs)
         rows.append([who, *cells])
     percentiles = [f">{q} %" for q in PERCENTILES]
     columns = ["", ">load", ">compile", ">first run", ">min", *percentiles, ">runs/s", ">runs", "from min to 99 %"]
@@ -243,4 +245,4 @@ def _print_each(shares: Sequence[TimeSpent]) -> None:
 
 
 def _row(label: str, device: str, spent: float, total: float) -> list[str]:
-    return [label, device, common.milliseconds(spent), f"{spent / max(total, 1):.1%}"]
+    return [label, device, duration(spent / NS), f"{spent / max(total, 1):.1%}"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from nnhal.base.brief import duration
 from nnhal.base.errors import InvalidArgument
 from nnhal.bench.calibrate import CPU, Calibration, judged
 from nnhal.cli import common
@@ -16,7 +17,6 @@ from nnhal.cli.main import ANSWER_NO
 from nnhal.runtime import discovery
 from nnhal.runtime.measured import record
 from nnhal.runtime.measured.profile import MachineProfile, decoded, encoded
-from nnhal.runtime.partition import duration
 
 
 @click.command("calibrate")

@@ -376,8 +376,3 @@ def size(count: int) -> str:
         if count >= 10 << power:
             return f"{count >> power} {unit}"
     return f"{count} B"
-
-
-def milliseconds(nanoseconds: float) -> str:
-    """A duration for people."""
-    return f"{nanoseconds / 1e6:.3g} ms" if nanoseconds >= 1e6 else f"{nanoseconds / 1e3:.3g} us"

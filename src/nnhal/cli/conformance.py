@@ -7,8 +7,10 @@ from typing import Any
 
 import click
 
+from nnhal.base.brief import duration
 from nnhal.base.cores import usable_cores
 from nnhal.base.names import meant
+from nnhal.base.time import NS
 from nnhal.cli import common
 from nnhal.cli.judged import followed, totals
 from nnhal.cli.main import ANSWER_NO
@@ -192,4 +194,4 @@ def _print(
     for reason, number in reasons.most_common(SHOWN):
         common.console.print(f"unsupported {number}: {reason}", markup=False)
     slowest = max(outcomes, key=lambda o: o.nanoseconds)
-    common.console.print(f"slowest: {slowest.id}, {common.milliseconds(slowest.nanoseconds)}", markup=False)
+    common.console.print(f"slowest: {slowest.id}, {duration(slowest.nanoseconds / NS)}", markup=False)

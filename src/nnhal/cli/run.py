@@ -11,10 +11,12 @@ import click
 import numpy as np
 
 from nnhal import api
+from nnhal.base.brief import duration
 from nnhal.base.errors import BadFile, InvalidRequest
 from nnhal.base.names import member_names, unique
 from nnhal.base.operands import Array
 from nnhal.base.records import Record
+from nnhal.base.time import NS
 from nnhal.cli import common
 from nnhal.cli.inputs import Given, PictureOptions, read_inputs, said_of
 from nnhal.cli.placement import placement_lines
@@ -256,7 +258,7 @@ def _print(done: RunRecord) -> None:
     for line in common.cache_lines(done.compiled.cache):
         common.console.print(line, markup=False)
     for step in done.report.steps:
-        common.console.print(f"step   {step.device}: {step.operations} operations, {common.milliseconds(step.total)}")
+        common.console.print(f"step   {step.device}: {step.operations} operations, {duration(step.total / NS)}")
     for line in (*done.report.fallbacks,):
         common.console.print(f"fell back: {line}", markup=False)
-    common.console.print("time   " + ", ".join(f"{what} {common.milliseconds(ns)}" for what, ns in done.spent.items()))
+    common.console.print("time   " + ", ".join(f"{what} {duration(ns / NS)}" for what, ns in done.spent.items()))

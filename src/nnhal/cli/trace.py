@@ -4,7 +4,9 @@ from pathlib import Path
 
 import click
 
+from nnhal.base.brief import duration
 from nnhal.base.records import as_dict
+from nnhal.base.time import NS
 from nnhal.cli import common
 from nnhal.runtime.tracing.perfetto import read
 from nnhal.runtime.tracing.summary import TimeOf, TraceSummary, summary
@@ -37,7 +39,7 @@ def _print(found: TraceSummary) -> None:
         memory = "" if process.memory is None else f", {common.size(process.memory)} at most"
         threads = f"{process.spans} spans on {process.threads} threads"
         common.console.print(f"process {process.pid} {process.name}: {threads}{memory}", markup=False)
-    common.console.print(f"{common.milliseconds(found.duration_ns)} in all", markup=False)
+    common.console.print(f"{duration(found.duration_ns / NS)} in all", markup=False)
     for error, count in found.errors:
         common.console.print(f"error  {count} times: {error}", markup=False)
     what = {"spans had not ended": found.unfinished, "processes died": found.deaths}
@@ -49,5 +51,5 @@ def _print(found: TraceSummary) -> None:
 
 
 def _cells(row: TimeOf, total: int) -> list[object]:
-    times = common.milliseconds(row.self_ns), f"{row.self_ns / max(total, 1):.1%}", common.milliseconds(row.wall_ns)
+    times = duration(row.self_ns / NS), f"{row.self_ns / max(total, 1):.1%}", duration(row.wall_ns / NS)
     return [row.layer, row.phase, row.device, row.spans, row.threads, *times, row.errors or ""]

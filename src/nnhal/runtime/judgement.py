@@ -162,7 +162,7 @@ def judged(
     keys: by label. forgive: ask devices again for what they failed at before, as where nothing else may take over.
     tune: it is going to be measured now.
     """
-    check(strategy, list(keys))
+    check(strategy, model, list(keys))
     settle(SOON)
     if not there() and not tune:
         _log.info("%s", HINT)

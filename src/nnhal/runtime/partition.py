@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from nnhal.base.brief import duration
 from nnhal.base.codes import OperationType, Preference, operation_name
 from nnhal.base.errors import InvalidArgument, UnsupportedModel
 from nnhal.base.extensions import extension_name
@@ -225,14 +226,6 @@ class _Terms(Record, frozen=True):
         if figures is None:
             return math.inf
         return figures.power_usage if self.power else figures.exec_time
-
-
-def duration(seconds: float) -> str:
-    """Seconds for people, with three digits: `1.24 ms`."""
-    for unit, factor in (("s", 1.0), ("ms", 1e3)):
-        if seconds * factor >= 1:
-            return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} µs"
 
 
 def _noted(choices: Sequence[Choice], offers: Sequence[Offer]) -> Iterator[Choice]:

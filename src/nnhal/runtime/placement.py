@@ -6,10 +6,10 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from nnhal.base.brief import brief, counted, named
+from nnhal.base.brief import brief, counted, duration, named
 from nnhal.base.records import Record, as_dict
 from nnhal.runtime.isolation import DeviceKey
-from nnhal.runtime.partition import Choice, Partition, duration
+from nnhal.runtime.partition import Choice, Partition
 
 WHOLE = -1  # the number that stands for the whole model where one of a step is asked for
 

@@ -4,16 +4,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, cast
 
 from nnhal.base.answers import shown
-from nnhal.base.codes import Preference, operation_name, type_name
+from nnhal.base.codes import Preference, operation_name, operation_names, type_name, type_names
 from nnhal.base.errors import InvalidArgument, UnsupportedModel
+from nnhal.base.log import logger
 from nnhal.base.names import meant
 from nnhal.base.records import Record, replace
 from nnhal.hal.device import Verdict
-from nnhal.model.graph import Model
+from nnhal.model.graph import Model, Subgraph
 from nnhal.model.parts import live
 from nnhal.runtime.partition import Measured, Offer, Partition, partition
 
 KINDS = "stated", "measured", "single"
+_log = logger("compilation")
 
 
 class Rule(Record, frozen=True):
@@ -34,12 +36,11 @@ class Rule(Record, frozen=True):
         """Whether it is about one operation by its number."""
         return self.operation.startswith("#")
 
-    def fits(self, model: Model, index: int) -> bool:
+    def fits(self, graph: Subgraph, index: int) -> bool:
         """Whether it is about this operation."""
         from fnmatch import fnmatchcase
 
-        operation = model.main.operations[index]
-        operands = model.main.operands
+        operation, operands = graph.operations[index], graph.operands
         code = operation_name(operation.type)
         called = [operation.name, *(operands[i].name for i in operation.outputs)]
         types = [type_name(operands[i].type) for i in (*operation.inputs, *operation.outputs)]
@@ -115,18 +116,39 @@ def by_hand(model: Model, offers: Sequence[Offer], strategy: Strategy) -> dict[i
     rules = [rule for rule in strategy.rules if rule.device in there and not (strategy.inside and rule.numbered)]
     wanted = {}
     for n in live(model) if rules else ():
-        rule = next((rule for rule in rules if rule.fits(model, n)), None)
+        rule = next((rule for rule in rules if rule.fits(model.main, n)), None)
         if rule is not None:
             wanted[n] = rule.device, f"a rule places it on {rule.device}"
     return wanted
 
 
-def check(strategy: Strategy, labels: Sequence[str]) -> None:
-    """InvalidArgument for a rule of a device that is none; of a subgraph it may be one that said nothing of the whole."""
+def check(strategy: Strategy, model: Model, labels: Sequence[str]) -> None:
+    """InvalidArgument for a rule of a device, operation or type that is none; what fits nothing here is told in the log.
+
+    In a subgraph all may be: it is a part of a model that was looked at, and of a device that said nothing of the whole.
+    """
     for rule in () if strategy.inside else strategy.rules:
         if rule.device not in labels:
             told = f"must be one of {', '.join(labels)}{meant(rule.device, labels)}"
             raise InvalidArgument(f"placement: a rule is of device {rule.device!r}, {told}")
+        graphs = (model.main,) if rule.numbered else model.subgraphs
+        if not any(rule.fits(graph, n) for graph in graphs for n in range(len(graph.operations))):
+            _require_known(rule, len(model.main.operations))
+            _log.warning("placement: no operation of the model is what a rule is about: %s", rule)
+
+
+def _require_known(rule: Rule, count: int) -> None:
+    """InvalidArgument for a rule of what no model has, or not this one. count: of its operations."""
+    from fnmatch import filter as fitting
+
+    if rule.numbered and rule.operation not in {f"#{n}" for n in range(count)}:
+        told = f"must be #0{f' to #{count - 1}' if count > 1 else ''}" if count else "and the model has none"
+        raise InvalidArgument(f"placement: a rule is of operation {rule.operation}, {told}")
+    operation = "*" if rule.numbered else rule.operation
+    for what, pattern, names in ("operation", operation, operation_names()), ("type", rule.type, type_names()):
+        if not fitting(names, pattern):
+            told = f"must be the name of one, or a pattern that fits one{meant(pattern, names)}"
+            raise InvalidArgument(f"placement: a rule is of {what} {pattern!r}, {told}")
 
 
 def only(offers: Sequence[Offer], wanted: Mapping[int, tuple[str, str]]) -> list[Offer]:
