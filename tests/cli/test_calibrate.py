@@ -149,14 +149,21 @@ def test_devices_says_what_was_measured_and_what_failed() -> None:
     key = isolation.key_of(discovery.load_one("litert"))
     identity = judgement.identity_of(key, {})
     record.failed(record.KeptFailure(identity, "m", (1, 2), "preparation", "no room", "litert"))
+    other = judgement.identity_of(key, {"threads": 3})
+    record.failed(record.KeptFailure(other, "m", (0,), "execution", "no threads", "litert"))
     assert judgement.HINT in nnhal("devices", "--no-isolation")
     devices = {name: mine().devices["a"] for name in ("litert", "reference", "openvino")}
     record.keep_profile(MachineProfile(record.processor(), 1, devices))
     text = nnhal("devices", "--no-isolation")
-    assert "litert: failed in preparation of 2 operations that it had taken: no room; not asked for them again" in text
+    assert (
+        "litert: failed in preparation of 2 operations that it had taken: no room; not asked for them again until"
+        in text
+    )
+    assert "execution of an operation that it had taken: no threads; not asked for them again with the same" in text
     assert "litert: measured on this machine: float32 1 / 1" in text and judgement.HINT not in text
     found = {each["name"]: each for each in json.loads(nnhal("devices", "--no-isolation", "--json"))}
     assert found["litert"]["measured"] == {"float32": {"exec_time": 1.0, "power_usage": 1.0}}
-    (failure,) = found["litert"]["failures"]
+    with_options, failure = sorted(found["litert"]["failures"], key=lambda each: each["current"])
+    assert failure["current"] and not with_options["current"] and with_options["why"] == "no threads"
     assert failure["why"] == "no room" and failure["operations"] == [1, 2] and not found["reference"]["failures"]
     assert "openvino" in found and "onnxruntime" not in found  # an engine that was measured is a candidate

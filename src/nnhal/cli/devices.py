@@ -117,16 +117,19 @@ def _facts(entry: Found, device: Device) -> Iterator[str]:
     if layout := layout_of(device):
         yield f"{entry.name}: is given models in {layout}"
     yield from _forms(entry, device)
-    for failure in _failures(device):
+    for failure, current in _failures(device):
         operations = f"{len(failure.operations)} operations" if len(failure.operations) > 1 else "an operation"
-        again = "not asked for them again until its version changes, or nnhal calibrate --forget"
+        same = "until its version changes" if current else "with the same driver options, version and processor"
+        again = f"not asked for them again {same}, or nnhal calibrate --forget"
         yield f"{device.name}: failed in {failure.phase} of {operations} that it had taken: {failure.why}; {again}"
 
 
-def _failures(device: Device) -> list[KeptFailure]:
+def _failures(device: Device) -> list[tuple[KeptFailure, bool]]:
+    """What the device failed at, and whether that was as it is now, without driver options."""
     here = key_of(device)
     identities = [judgement.identity_of(replace(here, isolation=where), {}) for where in ("none", "process")]
-    return failures(identity for identity in identities if identity)
+    asked = [identity for identity in identities if identity]
+    return [(each, each.device in asked) for each in failures(asked, name=device.name)]
 
 
 def _measured(device: Device) -> dict[str, Performance]:
@@ -201,7 +204,8 @@ def _document(entry: Found, report: Confined | None) -> dict[str, Any]:
         ],
         "measured": {k: {"exec_time": p.exec_time, "power_usage": p.power_usage} for k, p in _measured(device).items()},
         "failures": [
-            {"phase": f.phase, "operations": list(f.operations), "why": f.why, "at": f.at} for f in _failures(device)
+            {"phase": f.phase, "operations": list(f.operations), "why": f.why, "at": f.at, "current": current}
+            for f, current in _failures(device)
         ],
         "isolation": None if report is None else report.problem or dict(report.applied),
     }

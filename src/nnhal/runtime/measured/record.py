@@ -221,15 +221,15 @@ def failed(failure: KeptFailure) -> None:
     _noted("a failure", write)
 
 
-def failures(devices: Iterable[str], model: str | None = None) -> list[KeptFailure]:
-    """What devices failed to run, of one model or of all, the oldest first. devices: their identities."""
+def failures(devices: Iterable[str], model: str | None = None, *, name: str | None = None) -> list[KeptFailure]:
+    """What devices failed to run, of one model or of all, oldest first. devices: their identities; name: or any of it."""
     asked, which = list(devices), "" if model is None else " and model = ?"
 
     def ask(connection: sqlite3.Connection) -> list[KeptFailure]:
         marks = ", ".join("?" * len(asked))
         rows = connection.execute(
-            f"select * from failures where device in ({marks}){which} order by at",
-            (*asked, *([model] if which else [])),
+            f"select * from failures where (device in ({marks}) or name = ?){which} order by at",
+            (*asked, name, *([model] if which else [])),
         )
         return [KeptFailure(d, m, _places(o), p, w, n, at) for d, m, o, p, w, n, at in rows.fetchall()]
 
