@@ -33,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Serve; the exit status."""
     os.environ.pop("NNHAL_TRACE", None)  # the file is the application's; clients have their own traces of this process
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C is how a service ends
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # one that came while this interpreter started waited
     faulthandler.enable(all_threads=False)  # whose thread crashed is in the last words
     faulthandler.register(signal.SIGUSR2)  # `base.stacks.TELL`: where it hangs
     parser = argparse.ArgumentParser("nnhal.serve", description="Serve a driver to other processes.")

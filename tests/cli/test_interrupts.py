@@ -170,6 +170,25 @@ def test_an_interrupt_in_a_finalizer_ends_the_command_without_a_trace():
     ends_as_interrupted(code)
 
 
+def test_an_interrupt_while_the_interpreter_of_a_service_starts_ends_it_without_a_trace(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys, time\n"
+        "if 'nnhal.serve' in sys.orig_argv: os.kill(os.getpid(), signal.SIGINT); time.sleep(0.1)\n"
+    )
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from nnhal.cli import start; start()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, "serve", "reference", "--name", f"struck-{uuid.uuid4().hex[:8]}"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
 def ends_as_interrupted(code):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (130, "nnhal: interrupted\n")

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -100,7 +101,13 @@ def command(
             click.echo(f"  systemctl --user daemon-reload && systemctl --user enable --now nnhal-{name}.socket")
         return 0
     words += ["--json"] if as_json else []
-    os.execv(sys.executable, words)  # a fresh interpreter: what this one imported must not escape confinement
+    before = signal.pthread_sigmask(
+        signal.SIG_BLOCK, {signal.SIGINT}
+    )  # a Ctrl-C waits until `nnhal.serve` can end by it
+    try:
+        os.execv(sys.executable, words)  # a fresh interpreter: what this one imported must not escape confinement
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _show(services: Sequence[str], *, as_json: bool) -> int:
