@@ -186,6 +186,31 @@ def test_a_block_that_no_device_takes_whole_has_no_chain() -> None:
     assert prices.chained() is None
 
 
+def wide(count: int) -> Model:
+    """Half of the operations give what the other half reads much later."""
+    b = Builder()
+    x = b.input((64,))
+    early = [b.relu(x) for _ in range(count // 2)]
+    late = x
+    for each in early:
+        late = b.add(late, each)
+    return b.finish([x], [late])
+
+
+def test_where_much_is_read_late_the_places_for_a_change_are_found_in_time_that_goes_with_the_number() -> None:
+    import time
+
+    def took(length: int) -> float:
+        model = wide(length)
+        prices = Prices(model, (), [{"a": US, "b": US}] * length, {"a": US, "b": US}, Schedule(model, {}))
+        start = time.thread_time()
+        prices.chained()
+        return time.thread_time() - start
+
+    few, many = (min(took(length) for _ in range(3)) for length in (2500, 10_000))
+    assert many < 8 * few  # 4 where it is proportional
+
+
 def test_ten_thousand_operations_over_five_devices_are_placed_in_time_that_goes_with_their_number() -> None:
     import time
 

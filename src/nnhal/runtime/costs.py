@@ -194,13 +194,11 @@ class Prices:
         )
 
     def _crossings(self, operands: Iterable[int], devices: Sequence[str]) -> float:
-        price = 0.0
+        price, writer, readers, device_of = 0.0, self._writer, self._readers, devices.__getitem__
         for i in operands:
-            here = devices[self._writer[i]]
-            readers = self._readers[i]
-            if len(readers) == 1 and devices[readers[0]] == here:
-                continue
-            elsewhere = {devices[n] for n in readers} - {here}
+            here = devices[writer[i]]
+            elsewhere = set(map(device_of, readers[i]))
+            elsewhere.discard(here)
             for there in elsewhere:
                 fixed, byte = self._between.get((here, there), (CROSSING, BYTE))
                 price += fixed + byte * self._bytes[i]
@@ -317,10 +315,13 @@ class Prices:
         order = sorted(self._touched)
         place = {n: k for k, n in enumerate(order)}
         until = {i: max((place[r] for r in readers), default=-1) for i, readers in self._readers.items()}
+        last: dict[int, list[int]] = {}  # by place: what nobody reads after it
+        for i, k in until.items():
+            last.setdefault(k, []).append(i)
         open_: set[int] = set()
         operand, members = -1, list[int]()
         for k, n in enumerate(order):
-            open_ = {i for i in open_ if until[i] >= k}
+            open_.difference_update(last.get(k - 1, ()))
             if members and len(open_) == 1:
                 yield operand, members
                 (operand,), members = open_, []

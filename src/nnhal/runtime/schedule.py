@@ -110,6 +110,13 @@ class Schedule:
             while queue:
                 first = heappop(queue)
                 del missing[first]
+                if not units:
+                    done.append(first)
+                    for name in self._readers[first]:
+                        missing[name] -= 1
+                        if not missing[name]:
+                            heappush(ready.setdefault(devices[name], []), name)
+                    continue
                 members = units.get(first, (first,))
                 done += members
                 for n in members:
