@@ -1,7 +1,10 @@
 """`control.on_cancel`: an engine that cannot poll is told once, from another thread, and never after its run returned."""
 
+import os
+import select
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -107,6 +110,61 @@ def test_what_is_never_cancelled_calls_nothing_and_leaves_no_thread():
     while there() > before and time.monotonic() < end:
         time.sleep(0.01)
     assert not calls and there() == before
+
+
+def test_one_thread_looks_after_the_blocks_of_all_executions():
+    begun = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", lambda self, start=threading.Thread.start: begun.append(start(self)))
+        for _ in range(50):
+            control = Control(cancelled=threading.Event(), deadline=time.monotonic_ns() + 10**10)
+            with control.on_cancel(print), control.on_cancel(print):
+                time.sleep(0.001)
+    assert len(begun) <= 1
+
+
+def test_an_engine_that_takes_long_to_stop_keeps_no_other_waiting():
+    event, stopped, freed = threading.Event(), threading.Event(), threading.Event()
+    with Control(cancelled=event).on_cancel(lambda: freed.wait(20)), Control(cancelled=event).on_cancel(stopped.set):
+        event.set()
+        assert stopped.wait(5)
+        freed.set()
+
+
+def test_a_deadline_that_is_near_is_not_looked_at_late_for_the_sake_of_one_that_is_far():
+    late, now = [], time.monotonic_ns
+    with Control(deadline=now() + 10**10).on_cancel(print):
+        for _ in range(20):
+            time.sleep(0.003)
+            told, until = threading.Event(), now() + 2_000_000
+            with Control(deadline=until).on_cancel(told.set):
+                assert told.wait(5)
+            late.append(now() - until)
+    assert sorted(late)[10] < 8_000_000  # a look each 20 ms would be 9 late on the average
+
+
+def test_nothing_is_called_for_a_block_whose_beginning_was_interrupted():
+    calls, event = [], threading.Event()
+    with Control(cancelled=event).on_cancel(lambda: calls.append("inside")):
+        Control(cancelled=event).on_cancel(lambda: calls.append("never begun")).__enter__()  # nobody holds it
+        event.set()
+        time.sleep(0.2)
+    assert calls == ["inside"]
+
+
+def test_a_process_that_was_forked_has_a_thread_of_its_own():
+    with Control(cancelled=threading.Event()).on_cancel(print):
+        told = os.pipe()
+        if not (pid := os.fork()):
+            event = threading.Event()
+            with Control(cancelled=event).on_cancel(partial(os.write, told[1], b".")):
+                event.set()
+                time.sleep(1)
+            os._exit(0)
+        assert select.select([told[0]], [], [], 10)[0], "nothing was called"
+        assert os.waitpid(pid, 0)[1] == 0
+    for end in told:
+        os.close(end)
 
 
 def test_the_block_ends_after_a_call_that_has_begun():
