@@ -184,7 +184,7 @@ def picture(rows: Sequence[EngineRow], devices: Sequence[str], threads: int) -> 
         '<defs><pattern id="wrong" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
         '<rect width="6" height="6" fill="#f6d5d0"/><rect width="3" height="6" fill="#c0392b"/></pattern></defs>',
         f'<rect width="{wide}" height="{y}" fill="white"/>',
-        f'<text class="t" x="{left}" y="18">Milliseconds a call by device, {threads} thread(s); shorter is faster</text>',
+        f'<text class="t" x="{left}" y="18">Milliseconds a call by device, threads: {threads}; shorter is faster</text>',
         *legend, *lines, "</svg>", "",
     ])  # fmt: skip
 

@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw, ImageOps
 
 import nnhal
 from nnhal import zoo
-from nnhal.cli.common import milliseconds
+from nnhal.base.brief import duration
 from nnhal.cli.placement import placement_lines
 
 SIZE = 128
@@ -105,7 +105,7 @@ def main() -> None:
         print(f"        {face['score']:.1%} at x {x0:.0f} to {x1:.0f}, y {y0:.0f} to {y1:.0f}")
     print("\n".join(placement_lines(compiled.placement)))
     for step in report.steps:
-        print(f"step    {step.device}: {step.operations} operations, {milliseconds(step.total)}")
+        print(f"step    {step.device}: {step.operations} operations, {duration(step.total / 1e9)}")
     print(f"wrote   {arguments.output}")
 
 
