@@ -2,6 +2,7 @@
 
 import os
 import select
+import signal
 import threading
 import time
 from functools import partial
@@ -65,6 +66,15 @@ def run(request, monkeypatch, tmp_path: Path):
     with nnhal.compile(b.finish([x], [b.add(x, x)]), devices=["waiting"], isolation=request.param) as compiled:
         yield compiled
     isolation.close_all()
+
+
+class Pollable:
+    """What is asked of a `Control`, but for `check`."""
+
+    bounded = True
+
+    def patience(self) -> float:
+        return 0.001
 
 
 def ended_in_time(run, began: float) -> None:
@@ -152,6 +162,71 @@ def test_nothing_is_called_for_a_block_whose_beginning_was_interrupted():
     assert calls == ["inside"]
 
 
+def test_one_that_lies_where_another_lay_is_looked_after():
+    """The thread has looked up all blocks when one of them ends, and another takes its place in memory."""
+    looked, goes_on, told, cancelled = (threading.Event() for _ in range(4))
+
+    class Held(Pollable):
+        def check(self) -> None:
+            if inside:
+                looked.set()
+                goes_on.wait(5)
+
+    far, inside = Control(deadline=time.monotonic_ns() + 10**12), []
+    with OnCancel(Held(), print):
+        before = far.on_cancel(print)
+        with before:
+            inside.append(1)
+            assert looked.wait(5)
+        places = {id(before)}
+        del before
+        for _ in range(100):
+            block = Control(cancelled=cancelled).on_cancel(told.set)
+            if id(block) in places:
+                break
+        assert id(block) in places, "no block lies where the first one lay"
+        with block:
+            goes_on.set()
+            time.sleep(0.1)
+            cancelled.set()
+            assert told.wait(5)
+
+
+def test_interrupts_at_any_moment_leave_a_thread_that_looks():
+    class Struck(Exception):
+        pass
+
+    def strike(*_: object) -> None:
+        if armed:
+            raise Struck
+
+    def keep_striking() -> None:
+        while not over.wait(random.uniform(1e-5, 4e-4)):
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+    random, armed, over, struck = np.random.default_rng(1), [], threading.Event(), 0
+    before = signal.signal(signal.SIGUSR1, strike)
+    striking = threading.Thread(target=keep_striking, daemon=True)
+    striking.start()
+    end = time.monotonic() + 2
+    while time.monotonic() < end:
+        try:
+            armed.append(1)
+            while True:
+                with Control(deadline=time.monotonic_ns() + 1_000_000).on_cancel(int):
+                    pass
+        except Struck:
+            armed.clear()
+            struck += 1
+    over.set()
+    striking.join()
+    signal.signal(signal.SIGUSR1, before)
+    assert struck > 100
+    told = threading.Event()
+    with Control(deadline=time.monotonic_ns() + 1_000_000).on_cancel(told.set):
+        assert told.wait(5)
+
+
 def test_a_process_that_was_forked_has_a_thread_of_its_own():
     with Control(cancelled=threading.Event()).on_cancel(print):
         told = os.pipe()
@@ -211,18 +286,13 @@ def test_at_whatever_moment_it_is_called_once_at_most_and_not_after_the_end():
 def test_a_cancellation_that_is_seen_while_the_block_ends_calls_nothing():
     looked, ended, calls = threading.Event(), threading.Event(), []
 
-    class Pollable:
-        bounded = True
-
-        def patience(self) -> float:
-            return 0.001
-
+    class Seen(Pollable):
         def check(self) -> None:
             looked.set()
             ended.wait(5)
             raise Cancelled("seen late")
 
-    with OnCancel(Pollable(), lambda: calls.append(1)):
+    with OnCancel(Seen(), lambda: calls.append(1)):
         assert looked.wait(5)
     ended.set()
     time.sleep(0.1)

@@ -4,7 +4,10 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
 from math import inf
+from queue import Empty, SimpleQueue
 from typing import Protocol
 from weakref import ref
 
@@ -12,6 +15,7 @@ from nnhal.base.answers import let_go
 from nnhal.base.errors import ResourceExhausted
 from nnhal.base.time import SLICE
 
+_numbers = count()
 _IDLE = 1.0  # seconds without a block after which the thread ends that looks after them
 
 
@@ -35,6 +39,7 @@ class OnCancel:
     def __init__(self, control: Bounds, call: Callable[[], object]) -> None:
         self._control, self._call = control, call
         self._over, self._lock = False, threading.Lock()
+        self.number = next(_numbers)  # not its id, which another has after it
 
     def __enter__(self) -> "OnCancel":
         if self._control.bounded:
@@ -65,13 +70,15 @@ class OnCancel:
         """Call, unless the block has ended."""
         with self._lock:
             if not self._over:
+                self._over = True  # once
                 let_go("driver", "on_cancel()", self._call)
 
 
 class _Watch:
     """One thread for the blocks of all executions, which is woken by none that it looks at soon enough anyway.
 
-    It holds no block: one whose beginning was interrupted is gone, and nothing is called for it.
+    It holds no block: one whose beginning was interrupted is gone, and nothing is called for it. An interrupt may come
+    anywhere in `enter` and `leave`: a lock is held in a `with` alone, and what wakes the thread is written in C.
     """
 
     def __init__(self) -> None:
@@ -80,36 +87,42 @@ class _Watch:
 
     def begin(self) -> None:
         """As at first: a process that was forked has no thread of its parent's."""
-        self._lock, self._wake = threading.Lock(), threading.Event()
+        self._lock, self._wake = threading.Lock(), SimpleQueue[None]()
         self._inside: dict[int, ref[OnCancel]] = {}
-        self._there = False  # the thread
+        self._watcher: object = (
+            None  # what tells the thread that looks from any other that was begun; None where none does
+        )
         self._next = inf  # when it looks again, on the monotonic clock; infinite while it works that out
 
     def enter(self, block: OnCancel) -> None:
         """Look after a block; ResourceExhausted where there is no thread for it."""
+        self._inside[block.number] = ref(block)
         with self._lock:
-            if not self._there:
+            if self._watcher is None:
+                own = object()
                 try:
-                    threading.Thread(target=self._work, name="nnhal-cancel", daemon=True).start()
+                    threading.Thread(target=self._work, args=(own,), name="nnhal-cancel", daemon=True).start()
                 except RuntimeError as error:
                     raise ResourceExhausted(f"on_cancel: no thread for it: {error}") from None
-                self._there = True
-            self._inside[id(block)] = ref(block)
+                self._watcher = own
         if time.monotonic() + block.due() < self._next:
-            self._wake.set()
+            self._wake.put(None)
 
     def leave(self, block: OnCancel) -> None:
         """Look after it no more."""
-        self._inside.pop(id(block), None)
+        self._inside.pop(block.number, None)
 
-    def _work(self) -> None:
+    def _work(self, own: object) -> None:
+        with self._lock:  # not before who began it has noted that, or was interrupted
+            self._watcher = own
         try:
-            self._keep_looking()
+            self._keep_looking(own)
         except BaseException:  # no memory: who comes next begins again
-            self._there = False
+            with self._lock:
+                self._watcher = None if self._watcher is own else self._watcher
             raise
 
-    def _keep_looking(self) -> None:
+    def _keep_looking(self, own: object) -> None:
         last = time.monotonic()  # that there was a block
         while True:
             self._next = inf
@@ -117,14 +130,15 @@ class _Watch:
             now = time.monotonic()
             if self._inside:
                 last = now
-            elif now - last > _IDLE:
-                with self._lock:
-                    if not self._inside:
-                        self._there = False
-                        return
+            with self._lock:
+                if self._watcher is not own:
+                    return
+                if not self._inside and now - last > _IDLE:
+                    self._watcher = None
+                    return
             self._next = now + wait
-            self._wake.wait(wait)
-            self._wake.clear()
+            with suppress(Empty):
+                self._wake.get(timeout=wait)
 
     def _look(self) -> float:
         """Tell those that should end; seconds until the next look."""
