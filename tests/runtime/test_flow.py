@@ -336,6 +336,18 @@ def test_a_rule_holds_inside_but_one_for_a_number_is_about_the_models_own_operat
         placed(nested(), nnhal.Rule("both", "#1"))
 
 
+def test_a_rule_about_what_is_inside_of_what_a_device_runs_whole_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    rule = nnhal.Rule("slow", "ADD")
+    devices = [Some("slow", "ADD MUL", 5.0), "reference"]
+    assert placed(branching(), rule, devices=devices).choices[0].device == "reference"
+    told = f"placement: IF #0 runs whole on reference, though a rule is about what is inside: {rule}"
+    assert [each.getMessage() for each in caplog.records if each.levelname == "WARNING"] == [told]
+    caplog.clear()
+    found = placed(branching(), rule, devices=[Some("slow", "ADD", 0.1), Some("other", "MUL")])
+    assert found.choices[0].device == "runtime" and found.inside[0].placement.choices[0].device == "slow"
+    assert not caplog.records
+
+
 def test_a_rule_may_be_for_the_runtime_or_for_a_device_that_failed_to_say_what_it_takes():
     assert placed(growing(), nnhal.Rule("runtime", "WHILE")).choices[0].device == "runtime"
     mute = Some("mute", "ADD")

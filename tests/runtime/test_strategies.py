@@ -6,9 +6,17 @@ import numpy as np
 import pytest
 
 import nnhal
+from nnhal.base.codes import OperandType, Preference
+from nnhal.base.records import replace
 from nnhal.frontends.python import Builder
+from nnhal.hal.device import Capabilities, OperationGroup, Performance, Verdict
 from nnhal.model.graph import Model
+from nnhal.runtime import strategies
+from nnhal.runtime.partition import Offer
 from tests.runtime.devices import Fake
+from tests.runtime.test_costs import equal
+
+FAST = Preference.FAST_SINGLE_ANSWER
 
 X = np.linspace(-2, 2, 12, dtype=np.float32).reshape(1, 2, 2, 3)
 
@@ -47,6 +55,48 @@ def test_rules_place_by_operation_number_name_and_type_and_the_first_that_fits_c
     assert placed(rule("reference"), Fake()) == ["reference"] * 4
 
 
+def test_the_type_of_a_rule_is_one_of_tensors_and_not_of_arguments() -> None:
+    with_argument = nnhal.Rule("reference", type="*INT32")  # the activation of ADD is one
+    assert placed(with_argument, Fake()) == ["fake"] * 4
+
+
+def test_a_rule_that_fits_but_what_nobody_reads_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    b = nnhal.Builder()
+    x = b.input((4,))
+    b.neg(x)
+    model = b.finish([x], [b.add(x, x)])
+    nnhal.compile(model, devices=["reference"], placement=nnhal.Rule("reference", "NEG")).close()
+    assert "no operation of the model that runs is what a rule is about" in caplog.text
+
+
+def offer(name: str, takes: str) -> Offer:
+    return Offer(name, 9, Capabilities.uniform(1.0), [Verdict(t == "y", "" if t == "y" else "no") for t in takes])
+
+
+def test_a_group_without_what_a_rule_takes_away_is_one_still_where_enough_is_left() -> None:
+    model, rule = equal(3, 10), nnhal.Rule("r", "#0")
+    group = OperationGroup((0, 1, 2), Performance(0.1, 0.1), at_least=2)
+    refused = [Verdict(False, "only together")] * 3
+    a = Offer("a", 9, Capabilities.uniform(1.0), refused, groups=[group])
+    for taken in ("ynn", "yyy"):
+        found = strategies.placed(model, [a, offer("r", taken)], FAST, strategies.Strategy.asked(rule))
+        assert [choice.device for choice in found.choices] == ["r", "a", "a"]
+    whole = replace(a, groups=[replace(group, at_least=0)])
+    with pytest.raises(nnhal.UnsupportedModel):
+        strategies.placed(model, [whole, offer("r", "ynn")], FAST, strategies.Strategy.asked(rule))
+
+
+def test_single_weighs_what_is_stated_by_the_work() -> None:
+    b = nnhal.Builder()
+    big, small = b.input((64, 512, 512)), b.input((1, 2), "TENSOR_QUANT8_ASYMM", 0.5, 0)
+    model = b.finish([big, small], [b.relu(b.relu(big)), b.relu(b.relu(b.relu(small)))])
+    floats, bytes_ = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_QUANT8_ASYMM
+    unlike = Capabilities({floats: Performance(0.1, 0.1), bytes_: Performance(2, 2)})
+    a = Offer("a", 9, unlike, [Verdict(True)] * 5)
+    found = strategies.placed(model, [a, offer("b", "yyyyy")], FAST, strategies.Strategy.asked("single"))
+    assert {choice.device for choice in found.choices} == {"a"}
+
+
 def test_what_a_rule_says_is_the_reason() -> None:
     compiled = nnhal.compile(mixed(), devices=[Fake(), "reference"], placement=nnhal.Rule("reference", "ADD"))
     first, second, *_ = compiled.placement
@@ -82,7 +132,9 @@ def test_a_rule_that_fits_nothing_of_the_model_is_told(rule: dict[str, str], cap
     there = nnhal.Rule("reference", "ADD")
     assert placed([nnhal.Rule("reference", **rule), there], Fake()) == ["reference", "fake", "fake", "fake"]
     told = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
-    assert told == [f"placement: no operation of the model is what a rule is about: {nnhal.Rule('reference', **rule)}"]
+    assert told == [
+        f"placement: no operation of the model that runs is what a rule is about: {nnhal.Rule('reference', **rule)}"
+    ]
 
 
 def test_a_rule_that_the_device_cannot_keep_names_what_it_refuses() -> None:

@@ -122,9 +122,8 @@ def _renumbered(subgraph: Subgraph, place: Mapping[int, int]) -> Subgraph:
     return replace(subgraph, operands=tuple(operands))
 
 
-def reached(model: Model, operation: Operation) -> Iterator[Operation]:
-    """An operation of the main subgraph, and those of the subgraphs that it refers to, and of those in turn."""
-    yield operation
+def within(model: Model, operation: Operation) -> Iterator[Subgraph]:
+    """The subgraphs that an operation of the main subgraph refers to, and those that their operations refer to in turn."""
     numbers: dict[int, None] = {}
     pending = [(model.main, operation)]
     while pending:
@@ -134,8 +133,15 @@ def reached(model: Model, operation: Operation) -> Iterator[Operation]:
             if operand.lifetime == Lifetime.SUBGRAPH and operand.location.offset not in numbers:
                 numbers[operand.location.offset] = None
                 inner = model.referenced[operand.location.offset]
-                yield from inner.operations
+                yield inner
                 pending += [(inner, other) for other in inner.operations]
+
+
+def reached(model: Model, operation: Operation) -> Iterator[Operation]:
+    """An operation of the main subgraph, and those of the subgraphs that it refers to, and of those in turn."""
+    yield operation
+    for subgraph in within(model, operation):
+        yield from subgraph.operations
 
 
 def live(model: Model) -> tuple[int, ...]:

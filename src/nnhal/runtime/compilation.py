@@ -52,7 +52,7 @@ from nnhal.runtime.judgement import Asking, Judge, judged
 from nnhal.runtime.lanes import Lane
 from nnhal.runtime.partition import Offer, Partition
 from nnhal.runtime.placement import Live, PlacedBranch, Placement, StepLayout
-from nnhal.runtime.strategies import Strategy, by_hand
+from nnhal.runtime.strategies import Strategy, by_hand, tell_whole
 
 Fallback = Literal["allow", "warn", "forbid"]
 CONTROL_FLOW = frozenset((OperationType.IF, OperationType.WHILE))
@@ -446,6 +446,8 @@ def _attempt(
     """Partition and prepare every part; where one fails, what was prepared is closed."""
     by_label = {c.offer.device: c for c in candidates}
     found, parts = placed(model, wishes, by_label, offers, judge)
+    chosen = {choice.operation: choice.device for choice in found.choices if choice.device}
+    tell_whole(wishes.strategy, model, {n: d for n, d in chosen.items() if not by_label[d].interprets})
     steps: list[Step] = []
     for planned, part in zip(found.steps, parts, strict=True):
         candidate = by_label[planned.device]

@@ -274,9 +274,11 @@ class Prices:
     # --------------------------------------------------------------------------------------------------------- chains
 
     def chained(self) -> list[str] | None:
-        """The cheapest assignment that changes devices only where one operand crosses: exact where all of it is so.
+        """The cheapest assignment that changes devices only where one operand crosses.
 
-        Groups are not looked at. None where some block between two such places is taken by no device.
+        Exact where each block reads what the block before it wrote: an operand from further ahead is taken to come from the
+        device of the block before, too. Groups are not looked at. None where some block between two such places is taken by
+        no device.
         """
         blocks = list(self._blocks())
         if len(blocks) < 2:

@@ -1,6 +1,6 @@
 """How an application wants operations placed: by what devices state or by what was measured, on one device, or by hand."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
 from nnhal.base.answers import shown
@@ -8,10 +8,12 @@ from nnhal.base.codes import Preference, operation_name, operation_names, type_n
 from nnhal.base.errors import InvalidArgument, UnsupportedModel
 from nnhal.base.log import logger
 from nnhal.base.names import meant
+from nnhal.base.operands import is_tensor
 from nnhal.base.records import Record, replace
-from nnhal.hal.device import Verdict
+from nnhal.hal.device import OperationGroup, Verdict
 from nnhal.model.graph import Model, Subgraph
-from nnhal.model.parts import live
+from nnhal.model.parts import live, within
+from nnhal.runtime.costs import seconds
 from nnhal.runtime.partition import Measured, Offer, Partition, partition
 
 KINDS = "stated", "measured", "single"
@@ -22,8 +24,8 @@ class Rule(Record, frozen=True):
     """Operations that go to a device, and nowhere else: those that all that is said here fits.
 
     device: as `placement` names it. operation: `CONV_2D`, `*_POOL_2D`, or `#7` for the one of that number in the
-    model, which no operation of a subgraph is. name: of the operation or of what it writes. type: of any operand but
-    arguments, as `TENSOR_QUANT8_*`. Each a pattern as of a shell.
+    model, which no operation of a subgraph is. name: of the operation or of what it writes. type: of any tensor that it
+    reads or writes, as `TENSOR_QUANT8_*`. Each a pattern as of a shell.
     """
 
     device: str
@@ -43,11 +45,12 @@ class Rule(Record, frozen=True):
         operation, operands = graph.operations[index], graph.operands
         code = operation_name(operation.type)
         called = [operation.name, *(operands[i].name for i in operation.outputs)]
-        types = [type_name(operands[i].type) for i in (*operation.inputs, *operation.outputs)]
+        around = (operands[i].type for i in (*operation.inputs, *operation.outputs))
+        types = [type_name(type) for type in around if is_tensor(type)]
         return (
             (fnmatchcase(code, self.operation) or self.operation == f"#{index}")
             and any(fnmatchcase(each, self.name) for each in called)
-            and any(fnmatchcase(each, self.type) for each in types)
+            and (self.type == "*" or any(fnmatchcase(each, self.type) for each in types))
         )
 
 
@@ -131,10 +134,24 @@ def check(strategy: Strategy, model: Model, labels: Sequence[str]) -> None:
         if rule.device not in labels:
             told = f"must be one of {', '.join(labels)}{meant(rule.device, labels)}"
             raise InvalidArgument(f"placement: a rule is of device {rule.device!r}, {told}")
-        graphs = (model.main,) if rule.numbered else model.subgraphs
-        if not any(rule.fits(graph, n) for graph in graphs for n in range(len(graph.operations))):
+        inside = () if rule.numbered else (graph for graph in model.subgraphs if graph is not model.main)
+        places = [(model.main, n) for n in live(model)] + [(g, n) for g in inside for n in range(len(g.operations))]
+        if not any(rule.fits(graph, n) for graph, n in places):
             _require_known(rule, len(model.main.operations))
-            _log.warning("placement: no operation of the model is what a rule is about: %s", rule)
+            _log.warning("placement: no operation of the model that runs is what a rule is about: %s", rule)
+
+
+def tell_whole(strategy: Strategy, model: Model, devices: Mapping[int, str]) -> None:
+    """Tell in the log of rules for operations inside control flow that another device runs whole. devices: by operation."""
+    rules = [rule for rule in strategy.rules if not rule.numbered]
+    for n, device in devices.items() if rules else ():
+        operation = model.main.operations[n]
+        places = [(graph, k) for graph in within(model, operation) for k in range(len(graph.operations))]
+        first = (next((rule for rule in rules if rule.fits(*place)), None) for place in places)
+        rule = next((rule for rule in first if rule is not None and rule.device != device), None)
+        if rule is not None:
+            whole = f"{operation_name(operation.type)} #{n} runs whole on {device}"
+            _log.warning("placement: %s, though a rule is about what is inside: %s", whole, rule)
 
 
 def _require_known(rule: Rule, count: int) -> None:
@@ -143,12 +160,12 @@ def _require_known(rule: Rule, count: int) -> None:
 
     if rule.numbered and rule.operation not in {f"#{n}" for n in range(count)}:
         told = f"must be #0{f' to #{count - 1}' if count > 1 else ''}" if count else "and the model has none"
-        raise InvalidArgument(f"placement: a rule is of operation {rule.operation}, {told}")
+        raise InvalidArgument(f"placement: a rule is of operation {rule.operation:.99}, {told}")
     operation = "*" if rule.numbered else rule.operation
     for what, pattern, names in ("operation", operation, operation_names()), ("type", rule.type, type_names()):
         if not fitting(names, pattern):
             told = f"must be the name of one, or a pattern that fits one{meant(pattern, names)}"
-            raise InvalidArgument(f"placement: a rule is of {what} {pattern!r}, {told}")
+            raise InvalidArgument(f"placement: a rule is of {what} {shown(pattern)}, {told}")
 
 
 def only(offers: Sequence[Offer], wanted: Mapping[int, tuple[str, str]]) -> list[Offer]:
@@ -158,11 +175,20 @@ def only(offers: Sequence[Offer], wanted: Mapping[int, tuple[str, str]]) -> list
         lost = {n: Verdict(False, why) for n, (device, why) in wanted.items() if device != offer.device}
         if lost:
             verdicts = [lost.get(n, verdict) for n, verdict in enumerate(offer.verdicts)]
-            groups = [g for g in offer.groups if not lost.keys() & set(g.operations)]
-            found.append(replace(offer, verdicts=verdicts, groups=groups))
+            found.append(replace(offer, verdicts=verdicts, groups=list(_left(offer.groups, lost))))
         else:
             found.append(offer)
     return found
+
+
+def _left(groups: Sequence[OperationGroup], lost: Mapping[int, Verdict]) -> Iterator[OperationGroup]:
+    """The groups without operations that go elsewhere, where enough are left."""
+    for group in groups:
+        rest = [n for n in group.operations if n not in lost]
+        if len(rest) == len(group.operations):
+            yield group
+        elif group.at_least and len(rest) >= group.at_least:
+            yield replace(group, operations=rest)
 
 
 def _single(
@@ -170,7 +196,7 @@ def _single(
 ) -> dict[int, tuple[str, str]]:
     """Everything on the device where it costs the least of those that take all of it."""
     costs: dict[str, float] = {}
-    refused = []
+    refused, work = [], seconds(model)
     for offer in offers:
         try:
             alone = partition(model, [offer], preference, measured)
@@ -178,7 +204,8 @@ def _single(
             refused.append(f"{offer.device}: {error}")
             continue
         known = [forecast.seconds for forecast in alone.forecasts]
-        costs[offer.device] = sum(known) if known else sum(c.costs.get(offer.device, 1.0) for c in alone.choices)
+        stated = sum(c.costs.get(offer.device, 1.0) * work[c.operation] for c in alone.choices)
+        costs[offer.device] = sum(known) if known else stated + offer.step
     if not costs:
         raise UnsupportedModel(f"no device takes the whole model, as placement 'single' wants: {'; '.join(refused)}")
     best = min(costs, key=costs.__getitem__)
@@ -195,7 +222,7 @@ def _decided(model: Model, offers: Sequence[Offer], decide: Decide, why: str) ->
             f"placement: the function gave {shown(given)}, must give a label for each of {count} operations"
         )
     for n, label in enumerate(given):
-        if label not in ("", *labels):
+        if not isinstance(label, str) or label not in ("", *labels):
             told = f"must be one of {', '.join(labels)}, or '' for any"
             raise InvalidArgument(f"placement: the function gave {shown(label)} for operation {n}, {told}")
     return {n: (given[n], f"{why} on {given[n]}") for n in live(model) if given[n]}
