@@ -9,7 +9,7 @@ import nnhal
 from nnhal.bench import calibrate, workloads
 from nnhal.bench.calibrate import Calibration, fitted
 from nnhal.runtime import discovery
-from nnhal.runtime.measured.families import works
+from nnhal.runtime.measured.families import OperationWork, works
 from nnhal.runtime.measured.profile import FAMILIES, decoded, encoded
 from tests.runtime.devices import Fake
 
@@ -30,39 +30,42 @@ def test_every_family_but_reshapes_is_measured() -> None:
     assert {each.name for each in workloads.FAMILIES} == set(FAMILIES) - {"reshape"}
 
 
+def of(macs: float, bytes: float, turns: int = 1) -> OperationWork:
+    return OperationWork("add", "float32", int(macs), int(bytes), turns)
+
+
 @pytest.mark.parametrize("true", [(1e-6, 1e-11, 1e-10), (0.0, 1e-11, 0.0), (5e-6, 0.0, 2e-10), (1e-6, 0.0, 0.0)])
 def test_a_line_goes_through_points_that_lie_on_one(true: tuple[float, float, float]) -> None:
-    sizes = [(1e3, 1e3), (1e6, 1e5), (1e8, 1e6), (1e5, 1e6)]
-    points = [(m, b, true[0] + true[1] * m + true[2] * b) for m, b in sizes]
+    sizes = [of(1e3, 1e3), of(1e6, 1e5, 20), of(1e8, 1e6), of(1e5, 1e6, 3)]
+    points = [(work, true[0] * work.turns + true[1] * work.macs + true[2] * work.bytes) for work in sizes]
     line = fitted(points)
-    assert [line.seconds(m, b) for m, b, _ in points] == pytest.approx([s for *_, s in points], rel=1e-6)
+    assert [line.seconds(work) for work, _ in points] == pytest.approx([seconds for _, seconds in points], rel=1e-6)
 
 
 @pytest.mark.parametrize(("wrong", "factor"), [(0, 1e-4), (0, 0.1), (1, 1e-4), (1, 0.1), (1, 10.0), (1, 1e4)])
 def test_one_point_that_was_measured_wrong_does_not_bend_a_line(wrong: int, factor: float) -> None:
-    sizes = [(12_544, 7376), (802_816, 204_944), (12_845_056, 1_622_288)]
-    true = [20e-12 * macs for macs, _ in sizes]
+    sizes = [of(12_544, 7376), of(802_816, 204_944), of(12_845_056, 1_622_288)]
+    true = [20e-12 * work.macs for work in sizes]
     line = fitted(
-        [(m, b, t * factor if n == wrong else t) for n, ((m, b), t) in enumerate(zip(sizes, true, strict=True))]
+        [(work, t * factor if n == wrong else t) for n, (work, t) in enumerate(zip(sizes, true, strict=True))]
     )
     others = [n for n in range(3) if n != wrong]
-    said = [line.seconds(*sizes[n]) for n in others]
+    said = [line.seconds(sizes[n]) for n in others]
     assert said == pytest.approx([true[n] for n in others], rel=0.05)
 
 
 def test_no_term_of_a_line_is_below_zero_whatever_was_measured() -> None:
     random = np.random.default_rng(0)
     for _ in range(200):
-        points = [tuple(10.0 ** random.uniform((0, 1, -7), (8, 7, -1))) for _ in range(random.integers(1, 5))]
-        line = fitted(points)  # type: ignore[arg-type]
-        assert min(line.fixed, line.mac, line.byte) >= 0 and line.seconds(1e6, 1e6) > 0
+        drawn = [10.0 ** random.uniform((0, 1, 0, -7), (8, 7, 3, -1)) for _ in range(random.integers(1, 5))]
+        line = fitted([(of(macs, bytes, int(turns)), seconds) for macs, bytes, turns, seconds in drawn])
+        assert min(line.fixed, line.mac, line.byte) >= 0 and line.seconds(of(1e6, 1e6)) > 0
 
 
 def test_operations_without_multiplications_have_a_line_too() -> None:
-    line = fitted([(0, 100, 1e-6), (0, 10_000, 2e-6)])
-    assert (
-        line.mac == 0 and line.seconds(0, 100) == pytest.approx(1e-6) and line.seconds(0, 10_000) == pytest.approx(2e-6)
-    )
+    points = [(of(0, 100), 1e-6), (of(0, 10_000), 2e-6)]
+    line = fitted(points)
+    assert line.mac == 0 and [line.seconds(work) for work, _ in points] == pytest.approx([1e-6, 2e-6])
 
 
 def measured(*names: str, only: Any, **more: Any) -> Any:
@@ -91,7 +94,9 @@ def test_a_calibration_measures_steps_lines_networks_and_crossings() -> None:
         device = profile.devices[name]
         assert device.steps["none"] > 0 and {"depthwise", "relu", "add", "mean"} <= device.lines["float32"].keys()
         assert device.identity
-    slow, fast = (profile.devices[n].lines["float32"]["depthwise"].seconds(1e7, 1e5) for n in ("reference", "litert"))
+    slow, fast = (
+        profile.devices[n].lines["float32"]["depthwise"].seconds(of(1e7, 1e5)) for n in ("reference", "litert")
+    )
     assert slow > 3 * fast
     assert profile.devices["reference"].workloads.keys() == {"if", "while"}
     assert (
@@ -124,4 +129,6 @@ def test_how_long_an_execution_takes_is_that_of_one_and_the_best_of_several() ->
 
 def test_a_network_with_states_is_measured_too() -> None:
     profile = measured("reference", only=["speech_lstm_20"])
+    (found,) = profile.devices["reference"].workloads.values()
+    assert (found.family, found.bytes > 20_000_000) == ("lstm", True)  # what its weights alone are
     assert profile.devices["reference"].workloads.keys() == {"speech_lstm_20"}

@@ -208,6 +208,20 @@ def test_too_few_executions_teach_nothing(two: None) -> None:
     assert _all() == []
 
 
+@pytest.mark.parametrize(("shape", "rows"), [((1, 4), 1), ((0, 4), 0)])
+def test_a_scalar_is_as_much_to_do_every_time_and_a_shape_that_is_open_is_not(
+    two: None, shape: tuple[int, ...], rows: int
+) -> None:
+    b = Builder("scaled")
+    x, beta = b.input(shape), b.input((), "FLOAT32")
+    model = b.finish([x, beta], [b.softmax(x, beta)])
+    with nnhal.compile(model, devices=["quick", "slow"], fallback="allow", cache_dir=False) as compiled:
+        for _ in range(UNCOUNTED + COUNTED):
+            np.testing.assert_allclose(compiled(X, np.float32(1.0)), X / 4)
+    settle(10)
+    assert len(_all()) == rows
+
+
 def test_an_application_that_closes_early_teaches_what_it_can(two: None) -> None:
     used("quick", "slow", runs=UNCOUNTED + 4)
     written()

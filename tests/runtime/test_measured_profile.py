@@ -24,7 +24,7 @@ from nnhal.runtime.measured.profile import (
 US = 1e-6
 
 
-def network(kind: str = "float32", predicted: float = 1.0, took: float = 1.0, **more: float) -> Workload:
+def network(kind: str = "float32", predicted: float = 1.0, took: float = 1.0, **more: Any) -> Workload:
     given = {"seconds_threads": took, "seconds_sustained": took, "cpu_seconds": took, **more}
     return Workload(kind, predicted, took, **given)
 
@@ -33,8 +33,8 @@ def device(lines: Any = None, **more: Any) -> DeviceProfile:
     return DeviceProfile("id", "1", lines or {"float32": {"add": CostLine(US, 0.0, 0.0)}}, {"none": 5 * US}, **more)
 
 
-def work(family: str = "add", kind: str = "float32", macs: int = 0, bytes: int = 0) -> OperationWork:
-    return OperationWork(family, kind, macs, bytes)
+def work(family: str = "add", kind: str = "float32", macs: int = 0, bytes: int = 0, turns: int = 1) -> OperationWork:
+    return OperationWork(family, kind, macs, bytes, turns)
 
 
 def test_every_family_that_an_operation_is_of_is_known_and_every_member_is_an_operation() -> None:
@@ -52,6 +52,48 @@ def test_the_work_of_an_operation_is_its_multiplications_and_the_bytes_that_it_t
     assert (one.family, one.macs) == ("pointwise", 8 * 8 * 2 * 6)
     tensors = 4 * (8 * 8 * 4 + 6 * 3 * 3 * 4 + 6 + 8 * 8 * 6)
     assert tensors <= three.bytes <= tensors + 64  # and what it is told beside its data
+
+
+@pytest.mark.parametrize(("time_major", "shape"), [(True, (7, 2, 4)), (False, (2, 7, 4))])
+@pytest.mark.parametrize(("name", "turns"), [("UNIDIRECTIONAL", 7), ("BIDIRECTIONAL", 14)])
+def test_a_sequence_takes_a_turn_for_each_of_its_steps(
+    name: str, turns: int, time_major: bool, shape: tuple[int, ...]
+) -> None:
+    b = Builder()
+    x, cells = b.input(shape), np.ones((4, 4), np.float32)
+    one = {"weights": cells, "recurrent_weights": cells, "bias": np.zeros(4, np.float32)}
+    one["hidden_state"] = np.zeros((2, 4), np.float32)
+    if name == "BIDIRECTIONAL":
+        one = {f"{way}_{key}": value for way in ("fw", "bw") for key, value in one.items()}
+    more: dict[str, Any] = {"activation_kind": "relu", "time_major": int(time_major)}
+    if name == "BIDIRECTIONAL":
+        more |= {"time_major": time_major, "merge_outputs": True}
+    y = b.operation(f"{name}_SEQUENCE_RNN", x, **one, **more)
+    (found,) = works(b.finish([x], [y]))
+    assert (found.family, found.turns) == ("lstm", turns)
+    assert works(b_of_one_add())[0].turns == 1
+
+
+def b_of_one_add() -> nnhal.Model:
+    b = Builder()
+    x = b.input((7, 7, 7))
+    return b.finish([x], [b.add(x, x)])
+
+
+def test_what_an_operation_takes_beside_its_work_it_takes_for_each_turn() -> None:
+    lines = {"float32": {"lstm": CostLine(2 * US, 1e-12, 1e-9)}}
+    sequence = work("lstm", macs=1000, bytes=100, turns=50)
+    assert device(lines).predicted([sequence], 1) == pytest.approx([100 * US + 1e-9 + 1e-7])
+
+
+def test_what_a_network_of_a_family_says_goes_with_the_bytes_that_a_model_touches_of_it() -> None:
+    lines = {"float32": {"lstm": CostLine(US, 0.0, 0.0), "add": CostLine(US, 0.0, 0.0)}}
+    large = network(took=3.0, family="lstm", bytes=1000)
+    found = device(lines, workloads={"stack": large, "plain": network(took=0.5)})
+    for touched, factor in ((2000, 3.0), (1000, 3.0), (500, 2.0), (0, 1.0)):
+        assert found.predicted([work("lstm", bytes=touched)], 1) == pytest.approx([factor * US])
+    assert found.predicted([work("lstm", bytes=250), work("lstm", bytes=250)], 1) == pytest.approx([2 * US] * 2)
+    assert found.predicted([work("add", bytes=5)], 1) == pytest.approx([0.5 * US])  # others are as all networks were
 
 
 def test_an_operation_takes_what_its_line_says_times_what_whole_networks_took_over_their_sums() -> None:
@@ -121,7 +163,7 @@ ADD = "devices", "a", "lines", "float32", "add"
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        (("form",), 2, r"f: form = 2, must be 1"),
+        (("form",), 1, r"f: form = 1, must be 2: nnhal calibrate measures anew"),
         ((*ADD, "fixed"), -1.0, r"f: devices\.a\.lines\.float32\.add\.fixed = -1\.0, must be .* at least 0"),
         (
             ("devices", "a", "lines", "float32", "addition"),
@@ -133,6 +175,7 @@ ADD = "devices", "a", "lines", "float32", "add"
         (("devices", "a", "steps", "here"), 5.0, r"devices\.a\.steps: 'here' must be one of none, process"),
         (("devices", "a", "steps", "none"), math.inf, r"f: "),
         (("devices", "a", "workloads", "n", "predicted"), 0.0, r"workloads\.n\.predicted = 0\.0, must be"),
+        (("devices", "a", "workloads", "n", "bytes"), -1, r"workloads\.n\.bytes = -1, must be"),
         (("devices", "a", "workloads", "n", "kind"), "float99", r"workloads\.n\.kind: 'float99' must be one of"),
         (("crossings", "a > b", "none", "byte"), -1e-9, r"crossings\.a > b\.none\.byte = -1e-09"),
         (("made",), "yesterday", r"f: is no profile: .*made"),

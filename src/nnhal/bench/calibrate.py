@@ -25,7 +25,7 @@ from nnhal.runtime import isolation
 from nnhal.runtime.compiled import Compiled
 from nnhal.runtime.isolation import key_of
 from nnhal.runtime.judgement import identity_of
-from nnhal.runtime.measured.families import works
+from nnhal.runtime.measured.families import OperationWork, works
 from nnhal.runtime.measured.profile import CostLine, CrossingCost, DeviceProfile, MachineProfile, Workload
 from nnhal.runtime.measured.record import processor
 from nnhal.runtime.strategies import Rule
@@ -142,13 +142,9 @@ class Calibration:
             slope = max(many - few, UNSURE * many) / (links[1] - links[0])
             own = [work for work in each if work.family == family.name]
             lines = found.lines.get(kind, {})
-            other = [
-                lines[w.family].seconds(w.macs, w.bytes)
-                for w in each
-                if w.family in family.beside and w.family in lines
-            ]
+            other = [lines[w.family].seconds(w) for w in each if w.family in family.beside and w.family in lines]
             spent = max(slope - sum(other), slope / 20) / max(1, len(own))
-            points.append((own[0].macs, own[0].bytes, spent))
+            points.append((own[0], spent))
         found.lines.setdefault(kind, {})[family.name] = fitted(points)
 
     def _network(self, name: str, kind: str, family: str, found: Measuring) -> None:
@@ -157,7 +153,8 @@ class Calibration:
     def _whole(self, name: str, kind: str, model: Model, found: Measuring, family: str = "") -> None:
         """A whole network, against the sum of its operations."""
         bare = replace(found.profile(), workloads={})
-        predicted = bare.predicted(works(model), 1)
+        each = works(model)
+        predicted = bare.predicted(each, 1)
         try:
             with _compiled(model, found.device) as alone, _compiled(model, found.device, threads=0) as threaded:
                 inputs = drawn(threaded.inputs)
@@ -174,7 +171,14 @@ class Calibration:
             _log.info("%s: %s does not run: %s", found.device, name, error)
             return
         found.workloads[name] = Workload(
-            kind, sum(predicted or [one]), one, several, sustained, cores * several, family
+            kind,
+            sum(predicted or [one]),
+            one,
+            several,
+            sustained,
+            cores * several,
+            family,
+            sum(w.bytes for w in each if family and w.family == family),
         )
 
     def _crossing(self, one: str, other: str, place: str) -> None:
@@ -229,14 +233,14 @@ def took(compiled: Compiled) -> float:
     return min(found) / 1e9
 
 
-def fitted(points: Sequence[tuple[float, float, float]]) -> CostLine:
-    """A line in multiplications and bytes near points of both and seconds.
+def fitted(points: Sequence[tuple[OperationWork, float]]) -> CostLine:
+    """A line in turns, multiplications and bytes near operations and their seconds.
 
     Of the lines through as many points as they have terms, none below 0, that which is off least in proportion, summed over
     the points: what was measured as next to nothing does not make the rest so. One more term has to make it better.
     """
-    table = np.array([(1.0, macs, byte) for macs, byte, _ in points])
-    seconds = np.array([max(spent, 1e-9) for *_, spent in points])
+    table = np.array([(float(work.turns), work.macs, work.bytes) for work, _ in points])
+    seconds = np.array([max(spent, 1e-9) for _, spent in points])
     best: tuple[float, Mapping[int, float]] = (np.inf, {0: float(seconds.mean())})
     for count in range(1, min(3, len(points)) + 1):
         for terms, through in itertools.product(
@@ -262,4 +266,5 @@ def fitted(points: Sequence[tuple[float, float, float]]) -> CostLine:
 def judged(profile: DeviceProfile) -> Iterator[tuple[str, float, float]]:
     """Of each whole network what was predicted, with what all of its kind say, and what it took: seconds, of one thread."""
     for name, workload in profile.workloads.items():
-        yield name, workload.predicted * profile.factor(workload.kind, workload.family, 1), workload.seconds
+        factor = profile.factor(workload.kind, workload.family, 1, workload.bytes)
+        yield name, workload.predicted * factor, workload.seconds

@@ -284,15 +284,15 @@ def looping() -> Model:
     return b.finish([count, x], [found[1]])
 
 
-def mixed(pictures: int = 40, cells: int = 64) -> Model:
-    """Convolutions of 8 bits on pictures, then float LSTM over their columns: work that different engines do best."""
+def mixed(pictures: int = 4, side: int = 40, cells: int = 512) -> Model:
+    """Convolutions of 8 bits on pictures, then float LSTM over what is seen on them: work that different engines do best."""
     b, values, floats = Builder("conv_then_lstm"), VALUES["quant8_signed"], VALUES["float32"]
-    x = y = b.input((pictures, 20, 20, 32), values.type, SCALE, values.zero_point)
+    x = y = b.input((pictures, side, side, 32), values.type, SCALE, values.zero_point)
     for _ in range(4):
         filters, bias = _weights(b, values, (32, 3, 3, 32)), _bias(b, values, 32)
         y = b.conv_2d(y, filters, bias, padding="same", stride=1, activation="relu6", **_given(values))
-    y = b.dequantize(b.mean(y, np.array([1], np.int32), 0))
-    y = b.reshape(y, np.array([pictures * 20, 1, 32], np.int32))
+    y = b.dequantize(b.mean(y, np.array([1, 2], np.int32), 0))
+    y = b.reshape(y, np.array([pictures, 1, 32], np.int32))
     for width in (32, cells, cells, cells):
         gates = ("input", "forget", "cell", "output")
         named = {f"input_to_{gate}": _weights(b, floats, (cells, width)) for gate in gates}

@@ -16,7 +16,8 @@ from nnhal.cli import common
 from nnhal.cli.main import ANSWER_NO
 from nnhal.runtime import discovery
 from nnhal.runtime.measured import record
-from nnhal.runtime.measured.profile import MachineProfile, decoded, encoded
+from nnhal.runtime.measured.families import OperationWork
+from nnhal.runtime.measured.profile import DeviceProfile, MachineProfile, decoded, encoded
 
 
 @click.command("calibrate")
@@ -137,7 +138,7 @@ def _print(profile: MachineProfile) -> None:
         {(kind, family) for d in profile.devices.values() for kind, of in d.lines.items() for family in of}
     )
     table = [
-        [family, kind, *(_rate(device.lines.get(kind, {}).get(family)) for device in profile.devices.values())]
+        [family, kind, *(_rate(family, kind, device) for device in profile.devices.values())]
         for kind, family in families
     ]
     common.table(
@@ -163,8 +164,9 @@ def _print(profile: MachineProfile) -> None:
 SHOWN = "float32", "quant8", "quant8_signed", "if", "while"
 
 
-def _rate(line: Any) -> str:
-    return "-" if line is None else duration(line.seconds(1e7, 1e6))
+def _rate(family: str, kind: str, device: DeviceProfile) -> str:
+    line = device.lines.get(kind, {}).get(family)
+    return "-" if line is None else duration(line.seconds(OperationWork(family, kind, 10**7, 10**6)))
 
 
 def _document(profile: MachineProfile) -> dict[str, Any]:

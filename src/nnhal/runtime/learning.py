@@ -4,6 +4,7 @@ import threading
 import time
 from typing import Any
 
+from nnhal.base.operands import is_tensor
 from nnhal.model.graph import Model
 from nnhal.runtime.execute import Runner
 from nnhal.runtime.job import Job, Report
@@ -13,16 +14,16 @@ UNCOUNTED, COUNTED, LEAST = 2, 10, 3  # executions: that warm up, that are measu
 
 def learn_from(runner: Runner) -> None:
     """Measure the first executions of a runner, where what they take can be remembered."""
-    if runner.plan.judge.learns:
-        runner.plan.judge.begun(runner.plan.partition.steps)
-        if _fixed(runner.plan.model):
-            Learning(runner)
+    plan = runner.plan
+    if plan.judge.learns and _fixed(plan.model):
+        plan.judge.begun(plan.partition.steps)
+        Learning(runner)
 
 
 def _fixed(model: Model) -> bool:
     """Whether every execution has as much to do, as far as shapes say."""
-    main = model.main
-    return all(main.operands[i].dimensions and all(main.operands[i].dimensions) for i in main.inputs)
+    given = [model.main.operands[i] for i in model.main.inputs]
+    return all(all(o.dimensions or ()) and (o.dimensions or not is_tensor(o.type)) for o in given)
 
 
 class Learning:

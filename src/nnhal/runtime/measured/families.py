@@ -1,7 +1,7 @@
 """Families of operations that take alike, and how much work each operation of a model is.
 
 What an operation takes is measured for a family, not for each of the hundred operations; within a family it goes with the
-multiplications and the bytes that it touches.
+multiplications, the bytes that it touches, and the turns that it takes one behind the other.
 """
 
 import math
@@ -11,6 +11,7 @@ from nnhal.base.codes import TYPE_FACTS, OperandType, operation_name
 from nnhal.model.graph import Model, Operation
 from nnhal.model.outline import outline
 from nnhal.model.validate import validate
+from nnhal.ops.schema import Bound
 
 _MEMBERS = {
     "fully_connected": "FULLY_CONNECTED",
@@ -45,12 +46,16 @@ LIGHT = OperandType.INT32, OperandType.BOOL, OperandType.TENSOR_INT32  # types o
 
 
 class OperationWork(NamedTuple):
-    """What one operation is: its family ("" for none of them), the kind of its values, multiplications, bytes."""
+    """What one operation is: its family ("" for none of them), the kind of its values, multiplications, bytes.
+
+    turns: steps of a sequence, each of which waits for the one before.
+    """
 
     family: str
     kind: str
     macs: int
     bytes: int
+    turns: int = 1
 
 
 def works(model: Model) -> tuple[OperationWork, ...]:
@@ -62,14 +67,22 @@ def works(model: Model) -> tuple[OperationWork, ...]:
 
 
 def _works(model: Model) -> list[OperationWork]:
-    shown, values = outline(model), validate(model).subgraphs[0].values
+    shown, facts = outline(model), validate(model).subgraphs[0]
+    values = facts.values
     sizes = [0 if v is None else math.prod(d or 1 for d in v.shape or ()) * width(v.type) for v in values]
     made = []
-    for node, operation in zip(shown.nodes, model.main.operations, strict=True):
+    for node, operation, bound in zip(shown.nodes, model.main.operations, facts.operations, strict=True):
         touched = sum(sizes[i] for i in (*operation.inputs, *operation.outputs))
         family = _family(model, operation)
-        made.append(OperationWork(family, _kind(model, operation), shown.macs(node), touched))
+        made.append(OperationWork(family, _kind(model, operation), shown.macs(node), touched, _turns(node.name, bound)))
     return made
+
+
+def _turns(name: str, bound: Bound | None) -> int:
+    if bound is None or "SEQUENCE" not in name:
+        return 1
+    shape = bound.input.shape or (None,) * 3
+    return (shape[0 if bound.time_major else 1] or 1) * (2 if "BIDIRECTIONAL" in name else 1)
 
 
 def width(type: int) -> int:

@@ -1,10 +1,11 @@
 """A profile: what devices take on this machine, measured. Plain data, and what it predicts.
 
-An operation takes `fixed` seconds, and some for each multiplication and each byte that it touches, by family and kind of
-values. A step takes something of its own, what crosses between two devices takes something. Engines fuse operations, so what
-whole networks took over the sum of their operations corrects the sums.
+An operation takes `fixed` seconds (of a sequence for each turn), and some for each multiplication and each byte that it
+touches, by family and kind of values. A step takes something of its own, what crosses between two devices takes something.
+Engines fuse operations, so what whole networks took over the sum of their operations corrects the sums.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
@@ -16,22 +17,24 @@ from nnhal.base.records import Record, field
 from nnhal.hal.device import Performance
 from nnhal.runtime.measured.families import FAMILIES, KINDS, OperationWork
 
-FORM = 1  # of the file
+FORM = 2  # of the file
 LATEST = 253_402_214_400  # seconds since 1970: the end of 9999
+MOST_BYTES = 2**62  # that a network can touch
 CONTROL = "if", "while"  # kinds of networks beside those of values
 PLACES = "none", "process"  # where a driver runs, as `isolation` names it
 
 
 class CostLine(Record, frozen=True, forbid_unknown_fields=True):
-    """Seconds of one operation: `fixed`, and for each multiplication with accumulation and each byte that it touches."""
+    """Seconds of one operation: `fixed` for each turn, and for each multiplication with accumulation and each byte that it
+    touches."""
 
     fixed: float
     mac: float
     byte: float
 
-    def seconds(self, macs: float, bytes: float) -> float:
+    def seconds(self, work: OperationWork) -> float:
         """What an operation of that size takes."""
-        return self.fixed + self.mac * macs + self.byte * bytes
+        return self.fixed * work.turns + self.mac * work.macs + self.byte * work.bytes
 
 
 class CrossingCost(Record, frozen=True, forbid_unknown_fields=True):
@@ -45,7 +48,8 @@ class Workload(Record, frozen=True, forbid_unknown_fields=True):
     """A whole network, measured on a device: seconds of an execution with one thread and with as many as the engine takes,
     of one of two at a time, and of all processors together (CPU time).
 
-    predicted: what the sum of its operations said. family: of operations that its time goes to, "" for several.
+    predicted: what the sum of its operations said. family: of operations that its time goes to, "" for several. bytes: that
+    those touch.
     """
 
     kind: str
@@ -55,6 +59,15 @@ class Workload(Record, frozen=True, forbid_unknown_fields=True):
     seconds_sustained: float
     cpu_seconds: float
     family: str = ""
+    bytes: int = 0
+
+    def correction(self, threads: int, bytes: int) -> float:
+        """What it took over the sum of its operations, for a model of which its family touches so many bytes.
+
+        Of a family it says what becomes of operations whose weights no cache holds, and the less the fewer there are.
+        """
+        took = (self.seconds if threads == 1 else self.seconds_threads) / self.predicted
+        return took if bytes >= self.bytes else 1.0 + (took - 1.0) * bytes / self.bytes
 
 
 class DeviceProfile(Record, frozen=True, forbid_unknown_fields=True):
@@ -75,13 +88,13 @@ class DeviceProfile(Record, frozen=True, forbid_unknown_fields=True):
         near = [(each, family) for each in kinds] + [(each, name) for each in kinds for name in ("pad", "add", "relu")]
         return next((self.lines[k][f] for k, f in near if f in self.lines.get(k, {})), None)
 
-    def factor(self, kind: str, family: str, threads: int) -> float:
+    def factor(self, kind: str, family: str, threads: int, bytes: int) -> float:
         """What whole networks took over the sums of their operations, with one thread or more: those of that family, where
-        there are such."""
+        there are such, of which a model touches so many bytes."""
         plain = [w for w in self.workloads.values() if w.kind not in CONTROL]
         plain = [w for w in plain if w.family == family] or [w for w in plain if not w.family] or plain
         alike = [w for w in plain if w.kind == kind] or plain
-        return _mean([(w.seconds if threads == 1 else w.seconds_threads) / w.predicted for w in alike])
+        return _mean([w.correction(threads, bytes) for w in alike])
 
     def sustained(self) -> float:
         """What an execution takes where several run at once, over what it takes alone."""
@@ -93,18 +106,17 @@ class DeviceProfile(Record, frozen=True, forbid_unknown_fields=True):
 
     def predicted(self, works: Sequence[OperationWork], threads: int) -> list[float] | None:
         """Seconds of each operation; None where nothing was measured that says so."""
-        lines: dict[tuple[str, str], tuple[CostLine, float]] = {}
-        found = []
+        touched = Counter[tuple[str, str]]()
         for work in works:
-            key = work.kind, work.family
-            if key not in lines:
-                line = self.line(*key)
-                if line is None:
-                    return None
-                lines[key] = line, self.factor(*key, threads)
-            line, factor = lines[key]
-            found.append(line.seconds(work.macs, work.bytes) * factor)
-        return found
+            touched[work.kind, work.family] += work.bytes
+        lines: dict[tuple[str, str], tuple[CostLine, float]] = {}
+        for key, bytes in touched.items():
+            line = self.line(*key)
+            if line is None:
+                return None
+            lines[key] = line, self.factor(*key, threads, bytes)
+        priced = ((work, *lines[work.kind, work.family]) for work in works)
+        return [line.seconds(work) * factor for work, line, factor in priced]
 
     def against(self, cpu: "DeviceProfile") -> dict[str, Performance]:
         """Execution time and power of each kind against the CPU's, as the HAL states them, over the workloads of both.
@@ -162,7 +174,7 @@ def decoded(data: bytes, where: str) -> MachineProfile:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadFile(f"{where}: is no profile: {error}") from None
     if profile.form != FORM:
-        raise BadFile(f"{where}: form = {profile.form}, must be {FORM}")
+        raise BadFile(f"{where}: form = {profile.form}, must be {FORM}: nnhal calibrate measures anew")
     if not 0 <= profile.made <= LATEST:
         raise BadFile(f"{where}: made = {profile.made}, must be seconds since 1970, of at most {LATEST}")
     for name, device in profile.devices.items():
@@ -178,6 +190,9 @@ def decoded(data: bytes, where: str) -> MachineProfile:
             _known(f"{where}: devices.{name}.workloads.{name_of}.kind", workload.kind, (*KINDS, *CONTROL))
             _known(f"{where}: devices.{name}.workloads.{name_of}.family", workload.family, ("", *FAMILIES))
             _seconds(f"{where}: devices.{name}.workloads.{name_of}", workload, least=1e-12)
+            if not 0 <= workload.bytes <= MOST_BYTES:
+                given = f"devices.{name}.workloads.{name_of}.bytes = {workload.bytes}"
+                raise BadFile(f"{where}: {given}, must be a number of at least 0 and at most {MOST_BYTES}")
     for pair, places in profile.crossings.items():
         for place, crossing in places.items():
             _known(f"{where}: crossings.{pair}", place, PLACES)
