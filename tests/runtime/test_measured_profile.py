@@ -89,11 +89,11 @@ def test_what_an_operation_takes_beside_its_work_it_takes_for_each_turn() -> Non
 def test_what_a_network_of_a_family_says_goes_with_the_bytes_that_a_model_touches_of_it() -> None:
     lines = {"float32": {"lstm": CostLine(US, 0.0, 0.0), "add": CostLine(US, 0.0, 0.0)}}
     large = network(took=3.0, family="lstm", bytes=1000)
-    found = device(lines, workloads={"stack": large, "plain": network(took=0.5)})
+    found = device(lines, workloads={"stack": large, "plain": network(took=1.5)})
     for touched, factor in ((2000, 3.0), (1000, 3.0), (500, 2.0), (0, 1.0)):
         assert found.predicted([work("lstm", bytes=touched)], 1) == pytest.approx([factor * US])
     assert found.predicted([work("lstm", bytes=250), work("lstm", bytes=250)], 1) == pytest.approx([2 * US] * 2)
-    assert found.predicted([work("add", bytes=5)], 1) == pytest.approx([0.5 * US])  # others are as all networks were
+    assert found.predicted([work("add", bytes=5)], 1) == pytest.approx([1.5 * US])  # others are as all networks were
 
 
 def test_an_operation_takes_what_its_line_says_times_what_whole_networks_took_over_their_sums() -> None:
@@ -109,6 +109,19 @@ def test_more_threads_have_a_factor_of_their_own() -> None:
     assert found.predicted([work()], 1) == pytest.approx([2 * US])
     assert found.predicted([work()], 0) == pytest.approx([US])
     assert found.cores() == pytest.approx(1.8) and found.sustained() == pytest.approx(0.9)
+
+
+def test_networks_that_take_less_than_their_sums_make_no_operation_faster_than_among_its_like() -> None:
+    found = device(workloads={"a": network(took=0.4), "b": network(took=0.9, seconds_threads=0.3)})
+    assert found.predicted([work()], 1) == pytest.approx([US])
+    assert found.predicted([work()], 0) == pytest.approx([US * (0.3 / 0.9) ** 0.5])  # but more threads do
+    mixed = device(workloads={"a": network(took=0.9), "b": network(took=2.5)})
+    assert mixed.predicted([work()], 1) == pytest.approx([1.5 * US])  # all together
+
+
+def test_what_recurrent_networks_take_says_nothing_of_others() -> None:
+    found = device(workloads={"stack": network(took=3.0, family="lstm")})
+    assert found.predicted([work()], 1) == pytest.approx([US])
 
 
 def test_control_flow_says_nothing_of_what_operations_take() -> None:

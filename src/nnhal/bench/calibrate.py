@@ -32,7 +32,7 @@ from nnhal.runtime.strategies import Rule
 from nnhal.runtime.tuning import drawn
 from nnhal.zoo import maker
 
-LINKS = (1, 17), (1, 5), (1, 5), (1, 5)  # of a slope's two chains, by size: what is small needs many
+LINKS = (1, 17), (1, 5), (1, 5), (1, 5), (1, 3)  # of a slope's two chains, by size: what is small needs many
 UNSURE = 0.02  # of what an execution takes: a difference that is not told from none
 BETTER = 0.02  # that a line with one more term has to be off less: as a share, on average over its points
 SLOW_NS = 100_000_000  # executions that are measured twice only

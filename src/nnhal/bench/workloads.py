@@ -33,12 +33,12 @@ VALUES = {
     "quant8_signed": Values("quant8_signed", OperandType.TENSOR_QUANT8_ASYMM_SIGNED),
 }
 FLOATS, QUANTISED = ("float32",), ("quant8", "quant8_signed")
-# Of each size one that is small, one of much data for its multiplications, one of little, one that is large: what
-# multiplications take is told from what bytes take.
-SIZES = ((7, 16), (112, 16), (7, 256), (56, 64))  # side and channels of pictures
-MATRICES = ((4, 32), (4, 1024), (256, 256), (64, 1024))  # rows and columns
-SQUARES = (16, 64, 192, 384)  # side of matrices that are multiplied with each other
-LSTM = ((8, 16), (1, 512), (16, 128), (8, 384))  # steps and cells
+# Of each size one that is small, one of much data for its multiplications, one of little, two that are large, of either:
+# what multiplications take is told from what bytes take.
+SIZES = ((7, 16), (112, 16), (7, 256), (56, 64), (14, 256))  # side and channels of pictures
+MATRICES = ((4, 32), (4, 1024), (256, 256), (64, 1024), (256, 512))  # rows and columns
+SQUARES = (16, 64, 192, 384, 512)  # side of matrices that are multiplied with each other
+LSTM = ((8, 16), (1, 512), (16, 128), (8, 384), (40, 64))  # steps and cells
 QUICK = (0, 1, 2)  # which sizes are enough for a first look
 
 
@@ -284,7 +284,7 @@ def looping() -> Model:
     return b.finish([count, x], [found[1]])
 
 
-def mixed(pictures: int = 4, side: int = 40, cells: int = 512) -> Model:
+def mixed(pictures: int = 1, side: int = 56, cells: int = 512) -> Model:
     """Convolutions of 8 bits on pictures, then float LSTM over what is seen on them: work that different engines do best."""
     b, values, floats = Builder("conv_then_lstm"), VALUES["quant8_signed"], VALUES["float32"]
     x = y = b.input((pictures, side, side, 32), values.type, SCALE, values.zero_point)

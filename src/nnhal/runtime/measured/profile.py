@@ -90,11 +90,17 @@ class DeviceProfile(Record, frozen=True, forbid_unknown_fields=True):
 
     def factor(self, kind: str, family: str, threads: int, bytes: int) -> float:
         """What whole networks took over the sums of their operations, with one thread or more: those of that family, where
-        there are such, of which a model touches so many bytes."""
+        there are such, of which a model touches so many bytes.
+
+        Of networks of several families at least 1 for one thread: what a sum says too much is some operation's whose line is
+        wrong, and makes no other faster than it is among its like.
+        """
         plain = [w for w in self.workloads.values() if w.kind not in CONTROL]
-        plain = [w for w in plain if w.family == family] or [w for w in plain if not w.family] or plain
-        alike = [w for w in plain if w.kind == kind] or plain
-        return _mean([w.correction(threads, bytes) for w in alike])
+        if own := [w for w in plain if w.family == family]:
+            return _mean([w.correction(threads, bytes) for w in _alike(own, kind)])
+        several = _alike([w for w in plain if not w.family], kind)
+        gained = 1.0 if threads == 1 else _mean([w.seconds_threads / w.seconds for w in several])
+        return max(_mean([w.seconds / w.predicted for w in several]), 1.0) * gained
 
     def sustained(self) -> float:
         """What an execution takes where several run at once, over what it takes alone."""
@@ -134,6 +140,11 @@ class DeviceProfile(Record, frozen=True, forbid_unknown_fields=True):
                 time = _mean([mine.seconds_threads / its.seconds_threads for mine, its in both])
                 found[kind] = Performance(time, _mean([mine.cpu_seconds / its.cpu_seconds for mine, its in both]))
         return found
+
+
+def _alike(networks: Sequence[Workload], kind: str) -> Sequence[Workload]:
+    """Those of that kind of values, where there are such."""
+    return [w for w in networks if w.kind == kind] or networks
 
 
 def _mean(values: Sequence[float]) -> float:
