@@ -113,8 +113,9 @@ def test_more_threads_have_a_factor_of_their_own() -> None:
 
 def test_networks_that_take_less_than_their_sums_make_no_operation_faster_than_among_its_like() -> None:
     found = device(workloads={"a": network(took=0.4), "b": network(took=0.9, seconds_threads=0.3)})
-    assert found.predicted([work()], 1) == pytest.approx([US])
-    assert found.predicted([work()], 0) == pytest.approx([US * (0.3 / 0.9) ** 0.5])  # but more threads do
+    for family in ("add", ""):
+        assert found.predicted([work(family)], 1) == pytest.approx([US])
+        assert found.predicted([work(family)], 0) == pytest.approx([US * (0.3 / 0.9) ** 0.5])  # but more threads do
     mixed = device(workloads={"a": network(took=0.9), "b": network(took=2.5)})
     assert mixed.predicted([work()], 1) == pytest.approx([1.5 * US])  # all together
 

@@ -23,7 +23,7 @@ from nnhal.ipc.confinement.numbers import numbers
 from nnhal.model.graph import Model
 
 NUMBERS = numbers(os.uname().machine)
-LIBC = ctypes.CDLL(None, use_errno=True)
+LIBC = ctypes.PyDLL(None, use_errno=True)  # holds the interpreter: a child would wait for a thread that is not there
 LIBC.syscall.restype = ctypes.c_long
 
 

@@ -96,7 +96,7 @@ class DeviceProfile(Record, frozen=True, forbid_unknown_fields=True):
         wrong, and makes no other faster than it is among its like.
         """
         plain = [w for w in self.workloads.values() if w.kind not in CONTROL]
-        if own := [w for w in plain if w.family == family]:
+        if own := [w for w in plain if family and w.family == family]:
             return _mean([w.correction(threads, bytes) for w in _alike(own, kind)])
         several = _alike([w for w in plain if not w.family], kind)
         gained = 1.0 if threads == 1 else _mean([w.seconds_threads / w.seconds for w in several])
