@@ -71,13 +71,20 @@ def test_a_sequence_takes_a_turn_for_each_of_its_steps(
     y = b.operation(f"{name}_SEQUENCE_RNN", x, **one, **more)
     (found,) = works(b.finish([x], [y]))
     assert (found.family, found.turns) == ("lstm", turns)
-    assert works(b_of_one_add())[0].turns == 1
 
 
-def b_of_one_add() -> nnhal.Model:
+def test_what_is_no_sequence_takes_one_turn() -> None:
     b = Builder()
     x = b.input((7, 7, 7))
-    return b.finish([x], [b.add(x, x)])
+    assert works(b.finish([x], [b.add(x, x)]))[0].turns == 1
+
+
+def test_a_sequence_of_which_an_execution_says_how_it_lies_counts_the_longer_way() -> None:
+    b = Builder()
+    x, time_major = b.input((2, 7, 4)), b.input((), "INT32")
+    cells, bias, state = np.ones((4, 4), np.float32), np.zeros(4, np.float32), np.zeros((2, 4), np.float32)
+    y = b.unidirectional_sequence_rnn(x, cells, cells, bias, state, activation_kind="relu", time_major=time_major)
+    assert works(b.finish([x, time_major], [y]))[0].turns == 7
 
 
 def test_what_an_operation_takes_beside_its_work_it_takes_for_each_turn() -> None:

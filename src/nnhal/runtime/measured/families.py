@@ -8,6 +8,7 @@ import math
 from typing import NamedTuple
 
 from nnhal.base.codes import TYPE_FACTS, OperandType, operation_name
+from nnhal.base.operands import Unknown
 from nnhal.model.graph import Model, Operation
 from nnhal.model.outline import outline
 from nnhal.model.validate import validate
@@ -82,7 +83,11 @@ def _turns(name: str, bound: Bound | None) -> int:
     if bound is None or "SEQUENCE" not in name:
         return 1
     shape = bound.input.shape or (None,) * 3
-    return (shape[0 if bound.time_major else 1] or 1) * (2 if "BIDIRECTIONAL" in name else 1)
+    try:
+        steps = shape[0 if bound.time_major else 1]
+    except Unknown:  # until an execution says it
+        steps = max(shape[0] or 1, shape[1] or 1)
+    return (steps or 1) * (2 if "BIDIRECTIONAL" in name else 1)
 
 
 def width(type: int) -> int:
