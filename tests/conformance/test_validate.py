@@ -499,7 +499,7 @@ FAULTS: dict[str, list[tuple[Callable[[], Device], str, str]]] = {
         (lambda: running(timed("fast")), ADD, "must be a Timing"),
     ],
     "growth": [
-        (lambda: giving(leaking(lambda: np.ones(1 << 18, np.uint8))), ADD, r"each run leaves 2\d\d KiB of"),
+        (lambda: giving(leaking(lambda: np.ones(1 << 18, np.uint8))), ADD, r"leaves 2\d\d KiB of"),
         (lambda: giving(leaking(lambda: os.dup(0))), ADD, "leaves 1 descriptors behind"),
         (lambda: giving(leaking(kept_thread)), ADD, "leaves 1 threads behind"),
     ],
