@@ -206,6 +206,19 @@ def test_an_interrupt_that_was_swallowed_by_what_then_ended_is_one_all_the_same(
     ends_as_interrupted(code)
 
 
+def test_an_interrupt_that_comes_out_as_an_error_is_one_all_the_same():
+    ends_as_interrupted(
+        "import os, signal\n"
+        "class Strikes:\n"
+        "    def __set_name__(self, owner, name): os.kill(os.getpid(), signal.SIGINT)\n"
+        "def makes():\n"
+        "    class Made: at = Strikes()\n"  # RuntimeError, on Pythons before 3.12
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from nnhal.cli import main, start\n"
+        "main.main = makes; start()\n"
+    )
+
+
 def test_an_interrupt_while_litert_is_initialised_is_none_of_its_failures(monkeypatch):
     def initialised(name, *rest):
         if name == "ai_edge_litert":

@@ -28,6 +28,10 @@ def start() -> None:
             if _struck and end.code != INTERRUPTED:  # who took it for an error of its own went on, and came to an end
                 raise KeyboardInterrupt from None
             raise
+        except Exception:
+            if _struck:  # Python itself makes errors of what strikes while a class is made
+                raise KeyboardInterrupt from None
+            raise
     except KeyboardInterrupt:
         print("nnhal: interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
