@@ -3,6 +3,7 @@
 | file | what it has |
 | --- | --- |
 | `forms.py` | which of the forms of an operation runs: the fast one where it was proved, the exact one otherwise |
+| `gated.py` | GRU, which models have by parts and engines whole |
 | `lowering.py` | a table of entries that lower operations; a whole model once for verdicts and preparation |
 | `movement.py` | where elements go: orders of dimensions, places, parts, shares |
 | `native.py` | arrays over an engine's memory; objects of an engine in forked children |

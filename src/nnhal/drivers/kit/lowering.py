@@ -4,9 +4,11 @@ An entry is a function of a task, which has the arguments of one operation and w
 engine's graph, or refuses with a reason. What it asks for and is known only at execution is a reason too.
 
 An entry may know several *forms* of an operation, the fastest first and the exact one last; `forms.Forms` chooses.
+A GRU, which a model has by parts, is written once more, whole, where the engine has that: nothing needs its parts then.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
@@ -18,6 +20,7 @@ from nnhal.base.errors import Unmappable
 from nnhal.base.operands import Array, Unknown, Value
 from nnhal.base.records import Record
 from nnhal.drivers.kit.forms import UNPROVED, Forms, Refused
+from nnhal.drivers.kit.gated import GatedSequence, gated_sequences
 from nnhal.hal.device import YES, Considered, Hints, Verdict, hidden_constant
 from nnhal.model.graph import Model, Operation
 from nnhal.model.validate import validate
@@ -119,6 +122,7 @@ class LoweringTable(Generic[T]):
     ) -> None:
         self.engine, self._types, self._elsewhere = engine, types, dict(elsewhere or {})
         self.entries: dict[str, Entry[T]] = {}
+        self.gated: Callable[[T, GatedSequence], None] | None = None  # writes a GRU whole, for its `last` and `states`
 
     def entry(
         self,
@@ -157,9 +161,13 @@ class LoweringTable(Generic[T]):
     def _attempts(self, model: Model, task: Callable[[Bound, Operation], T], forms: Forms) -> Iterator[Verdict]:
         """Lower every operation."""
         bounds = validate(model).subgraphs[0].operations
-        for a, operation in zip(bounds, model.main.operations, strict=True):
+        wholes = gated_sequences(model) if self.gated else {}
+        for n, (a, operation) in enumerate(zip(bounds, model.main.operations, strict=True)):
             hidden = hidden_constant(model, operation)
             yield Verdict(False, hidden) if hidden else self._attempt(a, operation, task, forms)
+            if a is not None and self.gated and n in wholes:
+                with suppress(Refused):
+                    self.gated(task(a, operation), wholes[n])
 
     def _attempt(
         self, a: Bound | None, operation: Operation, task: Callable[[Bound, Operation], T], forms: Forms

@@ -13,7 +13,7 @@ from nnhal.drivers.kit.real.engine import Node, Sliding
 from nnhal.drivers.openvino.engine import opset, ov
 
 LAYERS = frozenset({"avg_pool", "convolution", "convolution_backprop_data", "group_convolution"})
-NOT_FOLDED = LAYERS | {"elu", "gather_elements", "lstm_sequence"}
+NOT_FOLDED = LAYERS | {"elu", "gather_elements", "gru_sequence", "lstm_sequence"}
 PASSED_ON = frozenset({"Convert", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 
@@ -234,6 +234,15 @@ class Maths(KnownConstants):
         before = [self.unsqueeze(state, 1) for state in states]
         made = self.o.lstm_sequence(x, *before, lengths, *one, units, "reverse" if back else "forward")
         return [self.squeeze(made.output(n), 1) for n in range(3)]
+
+    def gru(self, x: Node, state: Node, weights: Sequence[Node], count: int, reset_behind: bool) -> Sequence[Node]:
+        batch, units = self.known(state)
+        lengths = self.o.constant(np.full(batch, count, np.int32))
+        one = [self.unsqueeze(w, 0) for w in weights]
+        made = self.o.gru_sequence(
+            x, self.unsqueeze(state, 1), lengths, *one, units, "forward", linear_before_reset=reset_behind
+        )
+        return [self.squeeze(made.output(n), 1) for n in range(2)]
 
 
 def padding(how: Sliding) -> str:

@@ -193,4 +193,6 @@ def reversed_along(t: NodeTask, x: Term, axis: int) -> Term:
     size = t.shape(x)[axis]
     if size is None:
         t.refuse("has a dimension to reverse that is known only at execution")
+    if size == 1:
+        return x
     return t.make("GATHER", x, axis, constant(Value(I32), np.arange(size, dtype=np.int32)[::-1].copy()))

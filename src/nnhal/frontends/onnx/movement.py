@@ -208,6 +208,8 @@ def split(t: NodeTask) -> None:
 
 def equal_parts(t: NodeTask, x: Term, axis: int, count: int) -> list[Term]:
     """So many runs of one length along one dimension, of at most `MOST_DIMENSIONS`."""
+    if count == 1:
+        return [x]
     like = Value(x.value.type, None, x.value.scale, x.value.zero_point)
     return t.run("SPLIT", x, axis, count, outs=[like] * count)
 

@@ -55,13 +55,17 @@ def divide(t: OnnxTask) -> None:
 
 @entry("PRELU")
 def prelu(t: OnnxTask) -> None:
-    """By parts: ONNX Runtime's own kernel is nine times slower. An infinite alpha must not meet the 0 of what is above."""
+    """By parts, where there is more than one alpha: ONNX Runtime's own kernel is nine times slower. An infinite alpha must
+    not meet the 0 of what is above.
+    """
     x, alpha = t.reals()
-    known = t.known("alpha")
-    if known is not None and np.isfinite(known).all():
-        t.give(t.o.Add(t.o.Relu(x), t.o.Mul(alpha, t.o.Min(x, 0.0))))
-    else:
+    known, shape = t.known("alpha"), fixed(t.a.shapes[0])
+    if known is None or not np.isfinite(known).all():
         t.give(t.o.Where(t.o.Less(x, 0.0), t.o.Mul(alpha, x), x))
+    elif t.a.T in FLOATS and shape == fixed(t.a.input.shape) and alike(known, first := known.flat[0]):
+        t.give(t.o.LeakyRelu(x, alpha=float(first)))
+    else:
+        t.give(t.o.Add(t.o.Relu(x), t.o.Mul(alpha, t.o.Min(x, 0.0))))
 
 
 @entry("LOGISTIC")

@@ -1,11 +1,12 @@
-"""Entries of recurrent operations: ONNX Runtime's LSTM and RNN where they mean the same, else steps written one by one."""
+"""Entries of recurrent operations: ONNX Runtime's LSTM, GRU and RNN where they mean the same, else steps one by one."""
 
 from typing import Any
 
 import numpy as np
 
 from nnhal.base.codes import RecurrentActivation as Kind
-from nnhal.drivers.kit.onnx.graph import FLOATS, OnnxTask, entry
+from nnhal.drivers.kit.gated import GatedSequence
+from nnhal.drivers.kit.onnx.graph import FLOATS, TABLE, OnnxTask, entry
 from nnhal.ops.lstm import EPSILON
 
 MOST_STEPS = 64  # that are written one by one
@@ -132,6 +133,45 @@ def lstm_step(t: OnnxTask) -> None:
     y, states = lstm(t, t.o.Unsqueeze(t.x("input"), [0]), 1, "")
     scratch = t.o.Concat(*[t.x("cell_state")] * (4 if t.maybe("input_to_input") else 3), axis=1)
     give_all(t, [scratch, *states, t.o.Squeeze(y, [0])])
+
+
+# ------------------------------------------------------------------------------------------------------------------- GRU
+
+
+def gru(t: OnnxTask, s: GatedSequence) -> None:
+    """ONNX's own operator, for steps that are written one by one."""
+    (weights, bias), (again, more) = (zip(*layers, strict=True) for layers in (s.of_input, s.of_state))
+    joined = [t.o.Concat(*map(t.graph.operand, some), axis=0) for some in (weights, again, (*bias, *more))]
+    x, state = (
+        t.reshaped(t.graph.operand(i), (steps, s.batch, size))
+        for i, steps, size in ((s.input, s.steps, s.size), (s.state, 1, s.units))
+    )
+    how = {"hidden_size": s.units, "linear_before_reset": int(s.reset_behind)}
+    (y,) = t.nodes("GRU", [x, *first_of_one(t, joined), "", state], 1, **how)
+    if s.steps == 1:
+        t.graph.put(s.last, t.reshaped(t.o.Add(y, spoilt(t, x, state, s)), (s.batch, s.units)))
+        return
+    y = t.o.Add(t.o.Squeeze(y, [1]), spoilt(t, x, state, s))
+    t.graph.put(s.last, t.o.Gather(y, np.array(s.steps - 1, np.int64), axis=0))
+    if s.states is not None:
+        t.graph.put(s.states, y)
+
+
+def spoilt(t: OnnxTask, x: str, state: str, s: GatedSequence) -> str:
+    """What ONNX Runtime's gates forget: NaN for each step that follows from one, else 0, as [steps, batch, 1]."""
+
+    def zeros(name: str) -> str:
+        return t.o.Mul(t.o.ReduceSum(t.o.Tanh(name), [2]), 0.0)
+
+    known = t.graph.known(s.state)
+    fixed = known is not None and np.isfinite(known).all()
+    if s.steps == 1:
+        return zeros(x if fixed else t.o.Concat(x, state, axis=2))
+    found = t.o.CumSum(zeros(x), np.array(0, np.int64))
+    return found if fixed else t.o.Add(found, zeros(state))
+
+
+TABLE.gated = gru
 
 
 # ------------------------------------------------------------------------------------------------------------------- RNN

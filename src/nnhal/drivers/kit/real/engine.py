@@ -148,3 +148,12 @@ class Primitives(Protocol):
 
         weights: of the input, of the state, and biases, each forget, input, cell, output one behind the other.
         """
+
+    def gru(
+        self, x: Node, state: Node, weights: Sequence[Node], count: int, reset_behind: bool
+    ) -> Sequence[Node] | None:
+        """A GRU over a sequence [batch, time, size]: outputs and the last state; None where the engine has none.
+
+        weights: of the input, of the state, and biases, each update, reset, candidate one behind the other; that of the
+        candidate's state by itself, as a fourth, where the reset gate acts behind its product.
+        """

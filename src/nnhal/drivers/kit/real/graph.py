@@ -12,6 +12,7 @@ import numpy as np
 from nnhal.base.kept import kept
 from nnhal.base.operands import Array, Value, fixed
 from nnhal.drivers.kit.forms import Refused
+from nnhal.drivers.kit.gated import GatedSequence
 from nnhal.drivers.kit.lowering import LoweringTable, LoweringTask
 from nnhal.drivers.kit.numbers import bounds
 from nnhal.drivers.kit.real.engine import Node, Primitives
@@ -259,6 +260,7 @@ class RealTask(LoweringTask):
 
 
 Lower = Callable[[RealTask], None]
+Whole = Callable[[RealTask, GatedSequence], None]
 _entries: list[tuple[tuple[str, ...], frozenset[int], Mapping[int, tuple[str, ...]], Lower]] = []
 
 
@@ -274,6 +276,15 @@ def entry(
     return add
 
 
+_gated: list[Whole] = []
+
+
+def gated(function: Whole) -> Whole:
+    """Make a function that by which a GRU is written whole."""
+    _gated[:] = [function]
+    return function
+
+
 def table_for(
     engine: str, elsewhere: Mapping[str, str], without: Sequence[str] = (), *, eight_bits: bool = False
 ) -> LoweringTable[RealTask]:
@@ -285,4 +296,5 @@ def table_for(
     for names, types, forms, function in _entries:
         known = forms if eight_bits else {}
         table.entry(*(name for name in names if name not in without), types=types, forms=known)(function)
+    (table.gated,) = _gated
     return table

@@ -1,6 +1,6 @@
 """Entries of recurrent operations: cells by parts, unrolled over time.
 
-Plain LSTM sequences are the engine's own kernel where it has one.
+Plain LSTM sequences, and those of GRU, are the engine's own kernel where it has one.
 """
 
 from collections.abc import Callable
@@ -8,8 +8,9 @@ from collections.abc import Callable
 import numpy as np
 
 from nnhal.base.codes import RecurrentActivation as Kind
+from nnhal.drivers.kit.gated import GatedSequence
 from nnhal.drivers.kit.real.engine import Node
-from nnhal.drivers.kit.real.graph import FLOATS, RealTask, entry
+from nnhal.drivers.kit.real.graph import FLOATS, RealTask, entry, gated
 from nnhal.ops.lstm import EPSILON, room
 from nnhal.ops.recurrent import size
 
@@ -129,6 +130,22 @@ def fused(t: RealTask, x: Node, way: str, count: int) -> tuple[Node, States] | N
         return None
     y, *states = made
     return t.o.transpose(y, [1, 0, 2]) if t.a.time_major else y, tuple(states)
+
+
+@gated
+def gru(t: RealTask, s: GatedSequence) -> None:
+    """By the engine's own kernel, where it has one."""
+    (weights, bias), (again, more) = (zip(*layers, strict=True) for layers in (s.of_input, s.of_state))
+    held = [[t.graph.held(i) for i in some] for some in (weights, again, bias, more)]
+    biases = [t.op("add", held[2][0], held[3][0])]
+    biases += [held[2][1], held[3][1]] if s.reset_behind else [t.op("add", held[2][1], held[3][1])]
+    x = t.o.transpose(t.o.reshape(t.graph.held(s.input), [s.steps, s.batch, s.size]), [1, 0, 2])
+    joined = [t.o.concat(some, 0) for some in (*held[:2], biases)]
+    made = t.o.gru(x, t.graph.held(s.state), joined, s.steps, s.reset_behind)
+    if made is not None:
+        t.graph.hold(s.last, made[1])
+        if s.states is not None:
+            t.graph.hold(s.states, t.o.transpose(made[0], [1, 0, 2]))
 
 
 @entry("RNN", types=FLOATS)

@@ -1,0 +1,218 @@
+"""Gated recurrent units (GRU) among the operations of a model: engines have them whole, NNAPI has their parts.
+
+A step, where * is by elements, and `reset` is before the product where it is not behind it:
+
+    update, reset = LOGISTIC(W x + b + R h + c)
+    fresh = TANH(V x + d + reset * (U h + e))
+    h' = update * (h - fresh) + fresh
+
+What is found is what `frontends.onnx` writes of a GRU: products of the input for all steps at once, SPLIT, and steps one
+behind the other. Definition: ONNX's operator GRU.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from nnhal.base.codes import Activation
+from nnhal.base.operands import Shape, fixed
+from nnhal.base.records import Record
+from nnhal.model.graph import Model
+from nnhal.model.validate import validate
+from nnhal.ops.schema import F32
+
+Layer = tuple[int, int]  # weights [rows, columns] and bias [rows]
+
+
+class GatedSequence(Record, frozen=True):
+    """A GRU over a sequence. All but the sizes are operands of the main subgraph, of float32.
+
+    input: elements of [steps, batch, size]. state: [batch, units] before the first step. of_input, of_state: constant
+    weights and biases, of both gates (update first, 2 * units rows), then of the candidate (units rows).
+    reset_behind: the reset gate acts behind the product of the state, not before it. last: the state after the last step.
+    states: [steps, batch, units], those after each; None where nothing joins them.
+    """
+
+    input: int
+    state: int
+    of_input: tuple[Layer, Layer]
+    of_state: tuple[Layer, Layer]
+    reset_behind: bool
+    steps: int
+    batch: int
+    units: int
+    size: int
+    last: int
+    states: int | None
+
+
+def gated_sequences(model: Model) -> dict[int, GatedSequence]:
+    """Those of the main subgraph, by the operation after which they are complete.
+
+    Nothing else reads what is inside of one, so that whoever writes it whole needs none of its operations.
+    """
+    return _Search(model).found()
+
+
+class _Unit(NamedTuple):
+    """A step, of operands. gates, candidate: what the input adds."""
+
+    before: int
+    after: int
+    gates: int
+    candidate: int
+    of_state: tuple[Layer, Layer]
+    reset_behind: bool
+
+
+class _Search:
+    def __init__(self, model: Model) -> None:
+        binding = validate(model).subgraphs[0]
+        self.main, self.bounds, self.values = model.main, binding.operations, binding.values
+        self.makers = {i: n for n, operation in enumerate(self.main.operations) for i in operation.outputs}
+        self.readers: dict[int, list[int]] = {}
+        for n, operation in enumerate(self.main.operations):
+            for i in operation.inputs:
+                self.readers.setdefault(i, []).append(n)
+
+    def found(self) -> dict[int, GatedSequence]:
+        chains: dict[int, list[_Unit]] = {}  # by the state that each has come to
+        for operation, a in zip(self.main.operations, self.bounds, strict=True):
+            if a is None or a.op.name != "ADD":
+                continue
+            for step in self._steps(operation.outputs[0]):
+                before = chains.get(step.before, [])
+                same = before and (before[-1].of_state, before[-1].reset_behind) == (step.of_state, step.reset_behind)
+                if same:
+                    del chains[step.before]
+                chains[step.after] = [*before, step] if same else [step]
+        return dict(pair for steps in chains.values() for pair in self._sequence(steps))
+
+    # ------------------------------------------------------------------------------------------------------------ a step
+
+    def _made(self, operand: int, kind: str) -> Iterator[tuple[int, ...]]:
+        """What an operation of a kind makes the operand of: sums and products in both orders. Nothing for other kinds."""
+        n = self.makers.get(operand, -1)
+        a = None if n < 0 else self.bounds[n]
+        if a is None or a.op.name != kind or a.T != F32 or a.__dict__.get("activation", 0) != Activation.NONE:
+            return
+        inputs = self.main.operations[n].inputs[: 3 if kind == "FULLY_CONNECTED" else 2]
+        yield inputs
+        if kind in ("ADD", "MUL"):
+            yield inputs[::-1]
+
+    def _piece(self, operand: int, axis: int, count: int | None = None) -> Iterator[tuple[int, int]]:
+        """What a SPLIT into as many pieces, of rows (axis 0) or columns (1) of a matrix, makes the operand of; which one."""
+        n = self.makers.get(operand, -1)
+        a = None if n < 0 else self.bounds[n]
+        if a is None or a.op.name != "SPLIT" or a.T != F32:
+            return
+        operation = self.main.operations[n]
+        if a.input.rank == 2 and a.axis % 2 == axis and len(operation.outputs) == (count or a.pieces):
+            yield operation.inputs[0], operation.outputs.index(operand)
+
+    def _steps(self, after: int) -> Iterator[_Unit]:
+        """The step that the operand is the state after, where it is one."""
+        for kept, fresh in self._made(after, "ADD"):
+            for update, change in self._made(kept, "MUL"):
+                for before, other in self._made(change, "SUB"):
+                    for total in self._made(fresh, "TANH") if other == fresh else ():
+                        for candidate, seen in self._made(total[0], "ADD"):
+                            yield from self._gated(after, before, update, candidate, seen)
+
+    def _gated(self, after: int, before: int, update: int, candidate: int, seen: int) -> Iterator[_Unit]:
+        for (behind, reset, of_candidate), (both, first) in (
+            (one, other) for one in self._reset(before, seen) for other in self._piece(update, 1, 2)
+        ):
+            if first != 0 or next(self._piece(reset, 1, 2), None) != (both, 1):
+                continue
+            for total in self._made(both, "LOGISTIC"):
+                for sums, gates in self._made(total[0], "ADD"):
+                    for read, weights, bias in self._made(sums, "FULLY_CONNECTED"):
+                        if read == before:
+                            layers = (weights, bias), of_candidate
+                            yield _Unit(before, after, gates, candidate, layers, behind)
+
+    def _reset(self, before: int, seen: int) -> Iterator[tuple[bool, int, Layer]]:
+        """What the candidate sees of the state: whether the gate is behind the product, the gate, the product's layer."""
+        for reset, product in self._made(seen, "MUL"):
+            for read, weights, bias in self._made(product, "FULLY_CONNECTED"):
+                if read == before:
+                    yield True, reset, (weights, bias)
+        for product, weights, bias in self._made(seen, "FULLY_CONNECTED"):
+            for reset, read in self._made(product, "MUL"):
+                if read == before:
+                    yield False, reset, (weights, bias)
+
+    # -------------------------------------------------------------------------------------------------------- a sequence
+
+    def _sequence(self, steps: Sequence[_Unit]) -> Iterator[tuple[int, GatedSequence]]:
+        """The operation after which steps one behind the other are complete, and what they are, where that is all of it."""
+        found: list[tuple[int, Layer]] = []
+        count = len(steps)
+        for operands in ([s.gates for s in steps], [s.candidate for s in steps]):
+            pieces = [next(self._piece(i, 0, count), None) for i in operands] if count > 1 else [(operands[0], 0)]
+            whole = pieces[0] and pieces[0][0]
+            if whole is None or pieces != [(whole, n) for n in range(count)]:
+                return
+            found += [(x, (weights, bias)) for x, weights, bias in self._made(whole, "FULLY_CONNECTED")]
+        if len(found) < 2 or found[0][0] != found[1][0]:
+            return
+        x, of_input = found[0][0], (found[0][1], found[1][1])
+        first, last = steps[0], steps[-1]
+        constants = (i for pairs in (of_input, first.of_state) for pair in pairs for i in pair)
+        if any((value := self.values[i]) is None or value.data is None for i in constants):
+            return
+        size, state = self._shape(of_input[0][0])[1], self._shape(first.before)
+        shapes = [self._shape(i) for i in (first.gates, first.candidate, first.of_state[1][0])]
+        batch, units = state if len(state) == 2 else (0, 0)
+        if shapes != [(batch, 2 * units), (batch, units), (units, units)]:
+            return  # what is broadcast is another thing
+        joined = self._joined([s.after for s in steps], (count, batch, units))
+        ends = [last.after, *([] if joined is None else [joined])]
+        place, layers = self._complete(ends, {x, first.before}), (of_input, first.of_state)
+        if place is not None:
+            sizes = count, batch, units, size
+            yield place, GatedSequence(x, first.before, *layers, first.reset_behind, *sizes, last.after, joined)
+
+    def _shape(self, operand: int) -> tuple[int, ...]:
+        """Its dimensions, none where they are not known."""
+        value = self.values[operand]
+        return () if value is None else fixed(value.shape) or ()
+
+    def _joined(self, states: Sequence[int], shape: Shape) -> int | None:
+        """What is all states behind each other, each with a dimension for the step before its own."""
+        for reshape in self.readers.get(states[0], ()):
+            for made in self.main.operations[reshape].outputs:
+                for n in self.readers.get(made, ()):
+                    a, operation = self.bounds[n], self.main.operations[n]
+                    if a is None or a.op.name != "CONCATENATION" or self._shape(operation.outputs[0]) != shape:
+                        continue
+                    parts = operation.inputs[: len(states)]
+                    sources = [next(self._made(i, "RESHAPE"), (None,))[0] for i in parts]
+                    if a.axis == 0 and len(operation.inputs) == len(states) + 1 and sources == [*states]:
+                        return operation.outputs[0]
+        return None
+
+    def _complete(self, ends: Sequence[int], starts: set[int]) -> int | None:
+        """The last operation that makes the ends of the starts; None where something else reads what is in between, or one
+        of the ends before that.
+        """
+        inside: set[int] = set()
+        pending = list(ends)
+        while pending:
+            operand = pending.pop()
+            n = self.makers.get(operand)
+            if operand not in starts and n is not None and n not in inside:
+                inside.add(n)
+                pending += self.main.operations[n].inputs
+        last = max(self.makers[end] for end in ends)
+        for n in inside:
+            for operand in self.main.operations[n].outputs:
+                others = [reader for reader in self.readers.get(operand, ()) if reader not in inside]
+                if operand in ends:
+                    others = [reader for reader in others if reader < last]
+                elif operand in self.main.outputs:
+                    return None
+                if others:
+                    return None
+        return last
