@@ -51,8 +51,9 @@ between DequantizeLinear and QuantizeLinear it works on the stored values, with 
 - Nodes that read the stored numbers themselves (MaxPool, Max, Concat, Where, ... behind QuantizeLinear) take tensors of
   one scale and zero point, and constants as such numbers.
 - LSTM and RNN take one activation for cell and output, sequences of equal length, and no clip. GRU is written step by
-  step, up to 1,024. Loop is written step by step where its count is known, up to 256, and a list of results is asked
-  for or the steps are few nodes; else WHILE, which keeps no list.
+  step, up to 1,024: `onnxruntime` and `openvino` [run it whole](right-numbers.md#gru). Loop is written step by step where
+  its count is known, up to 256, and a list of results is asked for or the steps are few nodes; else WHILE, which keeps
+  no list.
 - Resize is NNAPI's where that takes the same elements, else GATHER and sums along each axis, cubic as well. antialias
   and tf_crop_and_resize beyond the picture are refused.
 - Erf, Gelu and their kin are polynomials and EXP with relative errors below 5e-7.
