@@ -56,6 +56,13 @@ CHANGES = (
     "somebody reads the last state before they are joined",
 )
 
+LATE = (
+    "an activation",
+    "the axis of the pieces",
+    "the axis of the gates",
+    "the axis of the states",
+)  # known at execution
+
 
 def write(s: Sizes, change: str = "", seed: int = 0) -> Written:
     rng, b = np.random.default_rng(seed), nnhal.Builder()
@@ -72,10 +79,16 @@ def write(s: Sizes, change: str = "", seed: int = 0) -> Written:
         held[3][0] = b.input((s.units, s.units))
         inputs.append(held[3][0])
         arguments.append(weights[3][0])
+    number = b.input((), "INT32") if change in LATE else None
+    inputs += [] if number is None else [number]
+    late: Any = {name: number if change == name else usual for name, usual in zip(LATE, ("none", 0, 1, 0), strict=True)}
     wholes = [b.fully_connected(x, *held[n]) for n in (0, 1)]
     if change == "the candidate is of another input":
         wholes[1] = b.fully_connected(b.neg(x), *held[1])
-    given = list(zip(*(b.split(y, 0, s.steps, outputs=s.steps) if s.steps > 1 else (y,) for y in wholes), strict=True))
+    along = late["the axis of the pieces"]
+    given = list(
+        zip(*(b.split(y, along, s.steps, outputs=s.steps) if s.steps > 1 else (y,) for y in wholes), strict=True)
+    )
     states, outputs = [], []
     for n in range(s.steps):
         now = change if n == s.steps - 1 or change.startswith("the gates") else ""
@@ -83,7 +96,7 @@ def write(s: Sizes, change: str = "", seed: int = 0) -> Written:
         if now == "the candidate reads another step":
             candidate = given[0][1]
         layer = [b.constant(numbers(s.units, s.units)), held[3][1]] if now.startswith("the weights") else held[3]
-        h, reset = step(b, s, h, (gates, candidate), [held[2], layer], now)
+        h, reset = step(b, s, h, (gates, candidate), [held[2], layer], now, late)
         if n == 0 < s.steps - 1:
             outputs += [h] if change == "a state before the last is an output" else []
             outputs += [reset] if change == "a gate is an output" else []
@@ -94,20 +107,26 @@ def write(s: Sizes, change: str = "", seed: int = 0) -> Written:
     one = {side: (s.batch, 1, s.units), turned: (1, s.units, s.batch)}.get(change, (1, s.batch, s.units))
     parts = [b.reshape(each, one) for each in states]
     parts = parts[::-1] if change == "the states are joined in another order" else parts
-    outputs += [b.concatenation(parts, int(change == side)) if s.steps > 1 else parts[0], b.abs(h)]
+    axis = 1 if change == side else late["the axis of the states"]
+    outputs += [b.concatenation(parts, axis) if s.steps > 1 else parts[0], b.abs(h)]
     return Written(b.finish(inputs, outputs), weights, arguments)
 
 
-def step(b: Any, s: Sizes, h: Any, of_input: tuple[Any, Any], layers: list[Any], change: str) -> tuple[Any, Any]:
+def step(
+    b: Any, s: Sizes, h: Any, of_input: tuple[Any, Any], layers: list[Any], change: str, late: Any
+) -> tuple[Any, Any]:
     """The next state, and the reset gate."""
     gates, candidate = of_input
-    update, reset = b.split(b.logistic(b.add(b.fully_connected(h, *layers[0]), gates)), 1, 2, outputs=2)
+    update, reset = b.split(
+        b.logistic(b.add(b.fully_connected(h, *layers[0]), gates)), late["the axis of the gates"], 2, outputs=2
+    )
     if change == "the gates are in the other order":
         update, reset = reset, update
     dense = b.fully_connected
     known = update if change == "the candidate sees another thing than the state" else h
     seen = b.mul(dense(known, *layers[1]), reset) if s.behind else dense(b.mul(reset, known), *layers[1])
-    fresh = b.tanh(b.add(seen, candidate, activation="relu" if change == "a sum has an activation" else "none"))
+    bent = "relu" if change == "a sum has an activation" else late["an activation"]
+    fresh = b.tanh(b.add(seen, candidate, activation=bent))
     if change == "the update keeps what is fresh":
         return b.add(fresh, b.mul(b.sub(fresh, h), update)), reset
     fading = reset if change == "another thing than the state fades" else h
@@ -186,7 +205,7 @@ def test_an_engine_is_given_the_whole_and_none_of_its_parts(engine: str, s: Size
     assert not {"div", "sigmoid", "matmul", "gemm", "sub", "subtract"}.intersection(kinds)
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", [*CHANGES, *LATE])
 @pytest.mark.parametrize("s", [Sizes(4, 4, 5, 6, True), Sizes(4, 4, 5, 6, False)])
 def test_what_is_no_gru_or_is_read_inside_stays_by_parts(change: str, s: Sizes) -> None:
     assert not gated_sequences(write(s, change).model)

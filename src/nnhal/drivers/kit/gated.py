@@ -11,14 +11,15 @@ behind the other. Definition: ONNX's operator GRU.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nnhal.base.codes import Activation
+from nnhal.base.kept import kept
 from nnhal.base.operands import Shape, fixed
 from nnhal.base.records import Record
-from nnhal.model.graph import Model
+from nnhal.model.graph import Model, Operation
 from nnhal.model.validate import validate
-from nnhal.ops.schema import F32
+from nnhal.ops.schema import F32, Bound
 
 Layer = tuple[int, int]  # weights [rows, columns] and bias [rows]
 
@@ -29,7 +30,7 @@ class GatedSequence(Record, frozen=True):
     input: elements of [steps, batch, size]. state: [batch, units] before the first step. of_input, of_state: constant
     weights and biases, of both gates (update first, 2 * units rows), then of the candidate (units rows).
     reset_behind: the reset gate acts behind the product of the state, not before it. last: the state after the last step.
-    states: [steps, batch, units], those after each; None where nothing joins them.
+    states: [steps, batch, units], those after each; None where nothing joins them, as of one step.
     """
 
     input: int
@@ -64,15 +65,25 @@ class _Unit(NamedTuple):
     reset_behind: bool
 
 
+def stated(a: Bound, name: str) -> Any:
+    """A scalar argument; None where it is known only at execution."""
+    return a.__dict__.get(name)
+
+
 class _Search:
     def __init__(self, model: Model) -> None:
         binding = validate(model).subgraphs[0]
         self.main, self.bounds, self.values = model.main, binding.operations, binding.values
         self.makers = {i: n for n, operation in enumerate(self.main.operations) for i in operation.outputs}
-        self.readers: dict[int, list[int]] = {}
+
+    @kept
+    def readers(self) -> dict[int, list[int]]:
+        """The operations that read each operand; asked for by models that have a step."""
+        found: dict[int, list[int]] = {}
         for n, operation in enumerate(self.main.operations):
             for i in operation.inputs:
-                self.readers.setdefault(i, []).append(n)
+                found.setdefault(i, []).append(n)
+        return found
 
     def found(self) -> dict[int, GatedSequence]:
         chains: dict[int, list[_Unit]] = {}  # by the state that each has come to
@@ -89,31 +100,38 @@ class _Search:
 
     # ------------------------------------------------------------------------------------------------------------ a step
 
+    def _maker(self, operand: int, kind: str) -> tuple[Bound, Operation] | None:
+        """The operation that makes the operand, where it is of a kind, and of float32."""
+        n = self.makers.get(operand)
+        a = None if n is None else self.bounds[n]
+        if n is None or a is None or a.op.name != kind or a.T != F32:
+            return None
+        return a, self.main.operations[n]
+
     def _made(self, operand: int, kind: str) -> Iterator[tuple[int, ...]]:
         """What an operation of a kind makes the operand of: sums and products in both orders. Nothing for other kinds."""
-        n = self.makers.get(operand, -1)
-        a = None if n < 0 else self.bounds[n]
-        if a is None or a.op.name != kind or a.T != F32 or a.__dict__.get("activation", 0) != Activation.NONE:
+        made = self._maker(operand, kind)
+        if made is None or (made[0].form_has("activation") and stated(made[0], "activation") != Activation.NONE):
             return
-        inputs = self.main.operations[n].inputs[: 3 if kind == "FULLY_CONNECTED" else 2]
+        inputs = made[1].inputs[: 3 if kind == "FULLY_CONNECTED" else 2]
         yield inputs
         if kind in ("ADD", "MUL"):
             yield inputs[::-1]
 
-    def _piece(self, operand: int, axis: int, count: int | None = None) -> Iterator[tuple[int, int]]:
+    def _piece(self, operand: int, axis: int, count: int) -> Iterator[tuple[int, int]]:
         """What a SPLIT into as many pieces, of rows (axis 0) or columns (1) of a matrix, makes the operand of; which one."""
-        n = self.makers.get(operand, -1)
-        a = None if n < 0 else self.bounds[n]
-        if a is None or a.op.name != "SPLIT" or a.T != F32:
+        made = self._maker(operand, "SPLIT")
+        if made is None:
             return
-        operation = self.main.operations[n]
-        if a.input.rank == 2 and a.axis % 2 == axis and len(operation.outputs) == (count or a.pieces):
+        a, operation = made
+        matrix = len(self._shape(operation.inputs[0])) == 2
+        if matrix and stated(a, "axis") in (axis, axis - 2) and len(operation.outputs) == count:
             yield operation.inputs[0], operation.outputs.index(operand)
 
     def _steps(self, after: int) -> Iterator[_Unit]:
         """The step that the operand is the state after, where it is one."""
-        for kept, fresh in self._made(after, "ADD"):
-            for update, change in self._made(kept, "MUL"):
+        for faded, fresh in self._made(after, "ADD"):
+            for update, change in self._made(faded, "MUL"):
                 for before, other in self._made(change, "SUB"):
                     for total in self._made(fresh, "TANH") if other == fresh else ():
                         for candidate, seen in self._made(total[0], "ADD"):
@@ -167,7 +185,7 @@ class _Search:
         batch, units = state if len(state) == 2 else (0, 0)
         if shapes != [(batch, 2 * units), (batch, units), (units, units)]:
             return  # what is broadcast is another thing
-        joined = self._joined([s.after for s in steps], (count, batch, units))
+        joined = self._joined([s.after for s in steps], (count, batch, units)) if count > 1 else None
         ends = [last.after, *([] if joined is None else [joined])]
         place, layers = self._complete(ends, {x, first.before}), (of_input, first.of_state)
         if place is not None:
@@ -181,16 +199,15 @@ class _Search:
 
     def _joined(self, states: Sequence[int], shape: Shape) -> int | None:
         """What is all states behind each other, each with a dimension for the step before its own."""
-        for reshape in self.readers.get(states[0], ()):
-            for made in self.main.operations[reshape].outputs:
-                for n in self.readers.get(made, ()):
-                    a, operation = self.bounds[n], self.main.operations[n]
-                    if a is None or a.op.name != "CONCATENATION" or self._shape(operation.outputs[0]) != shape:
-                        continue
-                    parts = operation.inputs[: len(states)]
-                    sources = [next(self._made(i, "RESHAPE"), (None,))[0] for i in parts]
-                    if a.axis == 0 and len(operation.inputs) == len(states) + 1 and sources == [*states]:
-                        return operation.outputs[0]
+        views = (i for n in self.readers.get(states[0], ()) for i in self.main.operations[n].outputs)
+        for n in {n: None for i in views for n in self.readers.get(i, ())}:
+            a, operation = self.bounds[n], self.main.operations[n]
+            if a is None or a.op.name != "CONCATENATION" or stated(a, "axis") != 0:
+                continue
+            *parts, _axis = operation.inputs
+            sources = [next(self._made(i, "RESHAPE"), (None,))[0] for i in parts]
+            if sources == [*states] and self._shape(operation.outputs[0]) == shape:
+                return operation.outputs[0]
         return None
 
     def _complete(self, ends: Sequence[int], starts: set[int]) -> int | None:

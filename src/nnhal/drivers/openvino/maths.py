@@ -1,6 +1,7 @@
 """OpenVINO's operations as the primitives that `kit.real` makes NNAPI's of."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -228,21 +229,28 @@ class Maths(KnownConstants):
         return self.o.interpolate(x, self.whole(sizes), kind, "sizes", **more)
 
     def lstm(self, x: Node, states: Sequence[Node], weights: Sequence[Node], count: int, back: bool) -> Sequence[Node]:
-        batch, units = self.known(states[1])
+        return self._sequence(self.o.lstm_sequence, x, states, weights, count, "reverse" if back else "forward")
+
+    def gru(self, x: Node, state: Node, weights: Sequence[Node], count: int, reset_behind: bool) -> Sequence[Node]:
+        make = partial(self.o.gru_sequence, linear_before_reset=reset_behind)
+        return self._sequence(make, x, [state], weights, count, "forward")
+
+    def _sequence(
+        self,
+        make: Callable[..., Node],
+        x: Node,
+        states: Sequence[Node],
+        weights: Sequence[Node],
+        count: int,
+        direction: str,
+    ) -> Sequence[Node]:
+        """Cells over a sequence, all batches as long as it: outputs and last states, without a dimension for directions."""
+        batch, units = self.known(states[-1])
         lengths = self.o.constant(np.full(batch, count, np.int32))
         one = [self.unsqueeze(w, 0) for w in weights]
         before = [self.unsqueeze(state, 1) for state in states]
-        made = self.o.lstm_sequence(x, *before, lengths, *one, units, "reverse" if back else "forward")
-        return [self.squeeze(made.output(n), 1) for n in range(3)]
-
-    def gru(self, x: Node, state: Node, weights: Sequence[Node], count: int, reset_behind: bool) -> Sequence[Node]:
-        batch, units = self.known(state)
-        lengths = self.o.constant(np.full(batch, count, np.int32))
-        one = [self.unsqueeze(w, 0) for w in weights]
-        made = self.o.gru_sequence(
-            x, self.unsqueeze(state, 1), lengths, *one, units, "forward", linear_before_reset=reset_behind
-        )
-        return [self.squeeze(made.output(n), 1) for n in range(2)]
+        made = make(x, *before, lengths, *one, units, direction)
+        return [self.squeeze(made.output(n), 1) for n in range(1 + len(states))]
 
 
 def padding(how: Sliding) -> str:

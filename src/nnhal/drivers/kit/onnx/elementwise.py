@@ -55,15 +55,16 @@ def divide(t: OnnxTask) -> None:
 
 @entry("PRELU")
 def prelu(t: OnnxTask) -> None:
-    """By parts, where there is more than one alpha: ONNX Runtime's own kernel is nine times slower. An infinite alpha must
-    not meet the 0 of what is above.
+    """By parts, where alpha is not one number: ONNX Runtime's own kernel is nine times slower. An infinite alpha must not
+    meet the 0 of what is above.
     """
     x, alpha = t.reals()
     known, shape = t.known("alpha"), fixed(t.a.shapes[0])
+    alone = known is not None and known.size == 1 and shape is not None and shape == fixed(t.a.input.shape)
     if known is None or not np.isfinite(known).all():
         t.give(t.o.Where(t.o.Less(x, 0.0), t.o.Mul(alpha, x), x))
-    elif t.a.T in FLOATS and shape == fixed(t.a.input.shape) and alike(known, first := known.flat[0]):
-        t.give(t.o.LeakyRelu(x, alpha=float(first)))
+    elif t.a.T in FLOATS and alone:
+        t.give(t.o.LeakyRelu(x, alpha=known.item()))
     else:
         t.give(t.o.Add(t.o.Relu(x), t.o.Mul(alpha, t.o.Min(x, 0.0))))
 

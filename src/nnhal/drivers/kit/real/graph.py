@@ -280,8 +280,8 @@ _gated: list[Whole] = []
 
 
 def gated(function: Whole) -> Whole:
-    """Make a function that by which a GRU is written whole."""
-    _gated[:] = [function]
+    """Make a function write each GRU whole, in all tables that are made here."""
+    _gated.append(function)
     return function
 
 

@@ -136,16 +136,17 @@ def fused(t: RealTask, x: Node, way: str, count: int) -> tuple[Node, States] | N
 def gru(t: RealTask, s: GatedSequence) -> None:
     """By the engine's own kernel, where it has one."""
     (weights, bias), (again, more) = (zip(*layers, strict=True) for layers in (s.of_input, s.of_state))
-    held = [[t.graph.held(i) for i in some] for some in (weights, again, bias, more)]
-    biases = [t.op("add", held[2][0], held[3][0])]
-    biases += [held[2][1], held[3][1]] if s.reset_behind else [t.op("add", held[2][1], held[3][1])]
-    x = t.o.transpose(t.o.reshape(t.graph.held(s.input), [s.steps, s.batch, s.size]), [1, 0, 2])
-    joined = [t.o.concat(some, 0) for some in (*held[:2], biases)]
-    made = t.o.gru(x, t.graph.held(s.state), joined, s.steps, s.reset_behind)
+    held = t.graph.held
+    gates, candidate = (list(map(held, pair)) for pair in zip(bias, more, strict=True))
+    biases = [t.op("add", *gates), *(candidate if s.reset_behind else [t.op("add", *candidate)])]
+    joined = [t.o.concat(some, 0) for some in (list(map(held, weights)), list(map(held, again)), biases)]
+    x = t.o.transpose(t.o.reshape(held(s.input), [s.steps, s.batch, s.size]), [1, 0, 2])
+    made = t.o.gru(x, held(s.state), joined, s.steps, s.reset_behind)
     if made is not None:
-        t.graph.hold(s.last, made[1])
+        states, last = made
+        t.graph.hold(s.last, last)
         if s.states is not None:
-            t.graph.hold(s.states, t.o.transpose(made[0], [1, 0, 2]))
+            t.graph.hold(s.states, t.o.transpose(states, [1, 0, 2]))
 
 
 @entry("RNN", types=FLOATS)
