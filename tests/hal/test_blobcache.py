@@ -200,7 +200,7 @@ def test_a_store_that_is_dropped_closes_its_file() -> None:
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
         used()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_a_store_without_a_file_is_one_too() -> None:

@@ -300,4 +300,4 @@ def test_an_interrupt_while_the_folder_is_ones_own_leaves_no_descriptor(runtime:
     with Interrupts() as interrupts:
         for n in range(50):
             assert interrupts.during(again, n * 2e-5)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before

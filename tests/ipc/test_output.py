@@ -277,9 +277,7 @@ def test_pipes_that_were_never_followed_are_closed_once() -> None:
     fds = [*made._levels, *made.ends]
     made.close()
     again = [os.dup(0) for _ in fds]
-    before = os.listdir("/proc/self/fd")
     made.close()
-    assert os.listdir("/proc/self/fd") == before
     for fd in again:
         os.close(fd)  # they are still the test's
 

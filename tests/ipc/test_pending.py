@@ -42,7 +42,7 @@ def test_what_came_is_returned_whenever_it_comes(pending: Pending, pause: float)
     before = len(os.listdir("/proc/self/fd"))
     threading.Timer(pause, pending.set, [wire.DONE]).start()
     assert pending.wait(None) == (wire.DONE, _native.NONE)
-    assert pending.came and len(os.listdir("/proc/self/fd")) == before
+    assert pending.came and len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_an_error_that_came_is_raised_as_often_as_it_is_asked_for(pending: Pending) -> None:

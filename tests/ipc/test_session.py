@@ -851,7 +851,7 @@ def test_descriptors_that_come_with_an_answer_and_that_nobody_wants_are_closed()
             assert session.call(wire.GetVersionString(), wire.Word)[0].value == "1"
             with pytest.raises(InvalidArgument, match="no"):
                 session.call(wire.GetStatus(), wire.Word)
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/fd")) <= before
         with pytest.raises(DeadObject, match="answered getType with Acknowledged"):
             session.call(wire.GetType(), wire.Word)
 

@@ -234,7 +234,7 @@ def test_an_interrupt_anywhere_leaves_nothing_traced_and_the_next_trace_is_whole
         def traced() -> None:
             nonlocal whole, struck
             struck = False
-            wait_until(lambda: descriptors() == before, "all is closed")  # a last look at memory may go on
+            wait_until(lambda: descriptors() <= before, "all is closed")  # a last look at memory may go on
             assert base.process.recording is None and base.process.users == 0 and all(plain(*seam) for seam in SEAMS)
             if path.exists() and path.stat().st_size:
                 whole += 1
