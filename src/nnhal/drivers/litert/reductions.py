@@ -7,9 +7,10 @@ import numpy as np
 from nnhal.drivers.litert.elementwise import missing, without_nan
 from nnhal.drivers.litert.graph import FLOATS, QUANTS
 from nnhal.drivers.litert.task import Task, entry
-from nnhal.ops.schema import B8, I32
+from nnhal.ops.schema import B8, I32, Q8
 
 INT32 = 2  # TFLite's TensorType
+IN_16_BITS = 8192  # int8 that XNNPACK's kernel for AVX2 adds up, 64 at a time in pairs, without wrapping around
 KINDS = {"REDUCE_SUM": "SUM", "ARGMAX": "ARG_MAX", "ARGMIN": "ARG_MIN"}  # the others are called what NNAPI calls them
 
 
@@ -21,13 +22,15 @@ def reduce(t: Task) -> None:
     x, axes, keep = t.x("input"), t.array("axes"), bool(t.a.keep_dims)
     rank = x.value.rank
     along = {int(axis) % rank for axis in axes}
-    left = rank if keep else rank - len(along)
+    out, over = t.out_of_rank(rank if keep else rank - len(along)), t.constant(axes)
     if t.name == "MEAN" and t.a.T in QUANTS and None not in x.value.dims:
-        t.require_sum(math.prod(x.value.known[axis] for axis in along))
+        count = math.prod(x.value.known[axis] for axis in along)
+        t.require_sum(count)
+        if count > IN_16_BITS:
+            x, out = t.recast(x, Q8), t.recast_out(out, Q8)
     if t.name not in ("REDUCE_MAX", "REDUCE_MIN") or t.a.T not in FLOATS:
-        t.emit(KINDS.get(t.name, t.name), [x, t.constant(axes)], t.out_of_rank(left), "Reducer", keepDims=keep)
+        t.emit(KINDS.get(t.name, t.name), [x, over], out, "Reducer", keepDims=keep)
         return
-    out, over = t.out_of_rank(left), t.constant(axes)
     found, spoilt = t.temporary(out.value), t.temporary(out.value, type=B8)
     t.emit(t.name, [x, over], found, "Reducer", keepDims=keep)
     t.emit("REDUCE_ANY", [missing(t, x), over], spoilt, "Reducer", keepDims=keep)
