@@ -13,6 +13,11 @@ from tests.differential.drawing import DRAWS, seeds
 DEVICES = [
     found.name for found in discovery.found_with_engines() if found.device is not None and found.name != "reference"
 ]
+SHARE = {"openvino": 0.5}  # of the draws: it compiles each for 20 ms and more
+
+
+def draws(device: str, of: int = DRAWS) -> int:
+    return max(1, int(of * SHARE.get(device, 1)))
 
 
 def smallest(found: list[Result]) -> Result:
@@ -21,13 +26,13 @@ def smallest(found: list[Result]) -> Result:
 
 def problem(device: str, cell: Cell) -> str:
     rng = np.random.default_rng(seeds(cell))
-    results = list(compare_device(discovery.select([device])[0], discovery.cpu(), cell, rng, DRAWS))
-    assert len(results) == DRAWS
+    results = list(compare_device(discovery.select([device])[0], discovery.cpu(), cell, rng, draws(device)))
+    assert len(results) == draws(device)
     differing = [r for r in results if r.outcome == "differs"]
     if not differing:
         return ""
     least = smallest(differing)
-    return f"{cell}: {len(differing)} of {DRAWS}: {least.reason}\n{as_code(least.call)}"
+    return f"{cell}: {len(differing)} of {len(results)}: {least.reason}\n{as_code(least.call)}"
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -43,5 +48,6 @@ def test_most_draws_are_compared_not_refused(device: str) -> None:
     outcomes: collections.Counter[str] = collections.Counter()
     for cell in cells(["ADD", "CONV_2D", "RESHAPE", "SOFTMAX"]):
         rng = np.random.default_rng(seeds(cell))
-        outcomes.update(r.outcome for r in compare_device(discovery.select([device])[0], discovery.cpu(), cell, rng, 8))
+        found = compare_device(discovery.select([device])[0], discovery.cpu(), cell, rng, draws(device, 4))
+        outcomes.update(r.outcome for r in found)
     assert outcomes["agrees"] > outcomes["refused"]
