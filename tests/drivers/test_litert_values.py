@@ -124,6 +124,14 @@ def test_nan_is_neither_lost_nor_made_by_an_extreme_of_two(name, wanted, swapped
     np.testing.assert_array_equal(on_litert(name, *(pair[::-1] if swapped else pair)), wanted)
 
 
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize("many", [1, 33])
+def test_zeros_of_either_sign_are_not_below_zero_for_an_infinite_alpha(constant, many):
+    x, alpha = np.float32([0.0, -0.0, 2.0, -3.0, INF] * many), np.full(5 * many, INF, np.float32)
+    found = on_litert("PRELU", x, alpha=alpha) if constant else on_litert("PRELU", x, alpha)
+    np.testing.assert_array_equal(found, [0.0, 0.0, 2.0, -INF, INF] * many)
+
+
 @pytest.mark.parametrize("name", ["REDUCE_MAX", "REDUCE_MIN"])
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_nan_anywhere_makes_an_extreme_of_many_nan(name, place):

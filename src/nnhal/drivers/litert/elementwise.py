@@ -96,7 +96,7 @@ def power(t: Task) -> None:
 
 @entry("PRELU")
 def prelu(t: Task) -> None:
-    """Alpha may be broadcast, the input may not."""
+    """Alpha may be broadcast, the input may not. XNNPACK, which has constant ones, takes -0 for negative."""
     sizes, alphas = t.x("input").value.dims, t.x("alpha").value.dims
     behind = zip(reversed(sizes), reversed(alphas), strict=False)
     alone = sizes == t.out.value.dims and all(d is not None or a == 1 for d, a in behind)
@@ -104,7 +104,13 @@ def prelu(t: Task) -> None:
     scale, alpha = (t.x(name).value.scale for name in ("input", "alpha"))
     if t.a.T in QUANTS:
         t.require_scale(max(scale, t.product(scale, alpha)), t.out.value)
-    t.emit("PRELU", pair(t, "input", "alpha"), t.out)
+    x, slope = pair(t, "input", "alpha")
+    slopes = t.a.alpha.data
+    if t.a.T in FLOATS and slopes is not None and not np.isfinite(slopes).all():
+        positive = t.temporary(x.value)
+        t.emit("ADD", [x, t.constant(0, np.float32)], positive, "Add")
+        x = positive
+    t.emit("PRELU", [x, slope], t.out)
 
 
 @entry("ABS", "NEG", types=FLOATS | {I32})
