@@ -5,7 +5,8 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -588,6 +589,40 @@ def test_a_place_that_comes_back_when_another_stands_in_for_it_is_none(first: bo
     del slot
     with held(queue), pytest.raises(MissedDeadline):
         in_turn(queue, lambda _: None, OWN, MEDIUM)(within(20))
+
+
+class TakenElsewhere(deque[Slot]):
+    """Free places, of which the last is gone for the first ones who take it, as by a thread that need not wait."""
+
+    def __init__(self, slots: Iterable[Slot], times: int) -> None:
+        super().__init__(slots)
+        self.times = times
+
+    def pop(self) -> Slot:  # type: ignore[override]
+        self.times -= 1
+        if self.times >= 0:
+            raise IndexError("pop from an empty deque")
+        return super().pop()
+
+
+@pytest.mark.parametrize("units", [1, 2])
+def test_a_place_that_another_takes_between_look_and_grant_and_gives_back_is_there_at_once(
+    units: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = RunQueue("device mine", 2, strict=True)
+    queue._free = TakenElsewhere(queue._free, 3 - units)  # who takes one tries before it looks
+    monkeypatch.setattr(queue, "_wait", lambda *_: pytest.fail("waits beside a free place"))
+    assert in_turn(queue, lambda _: "ran", OWN, MEDIUM, units)(UNLIMITED) == "ran"
+    assert len(queue._free) == 2
+
+
+def test_where_too_few_places_are_left_those_that_were_taken_are_there_again() -> None:
+    queue = RunQueue("device mine", 3, strict=True)
+    with held(queue):
+        with pytest.raises(IndexError):
+            queue._several(3)
+        assert len(queue._free) == 2
+    assert len(queue._several(3).others) == 2
 
 
 def test_a_client_is_a_process_however_many_connections_it_has() -> None:

@@ -339,16 +339,19 @@ class RunQueue:
                     return granted
                 line, ticket = found
                 self._sort_out()
-                if len(free) < ticket.units:
-                    return granted
-                until = self._kept_for_another(line, ticket, now) if self._shared else 0
+                enough = len(free) >= ticket.units
+                until = self._kept_for_another(line, ticket, now) if enough and self._shared else 0
                 if until:
                     if ticket.look != until:
                         ticket.look = until
                         ticket.wake()
                     return granted
-                self._grant(line, ticket, now)
-                granted = True
+                if enough and self._grant(line, ticket, now):
+                    granted = True
+                elif self._contended:
+                    return granted
+                else:  # whoever gives a place back looks for those who wait from now on; who just did may not have
+                    self._contended = 1
         finally:
             self._waiting = sum(len(level) for line in self._lines.values() for level in line.waiting)
             self._contended = self._waiting + self._shared
@@ -384,11 +387,16 @@ class RunQueue:
                 return other.left + most
         return 0
 
-    def _grant(self, line: ClientLine, ticket: QueueTicket, now: int) -> None:
+    def _grant(self, line: ClientLine, ticket: QueueTicket, now: int) -> bool:
+        """Whether it has its places: who need not wait takes some without the lock."""
         # At once its own, and then taken out of the line: whoever has a place is passed over where it still stands.
-        ticket.slot = slot = self._free.pop()
-        if ticket.units > 1:
-            slot.others = tuple([self._free.pop() for _ in range(ticket.units - 1)])
+        try:
+            if ticket.units == 1:
+                ticket.slot = slot = self._free.pop()
+            else:
+                ticket.slot = slot = self._several(ticket.units)
+        except IndexError:
+            return False
         for level in line.waiting:
             if level and level[0]() is ticket:
                 level.popleft()
@@ -398,6 +406,18 @@ class RunQueue:
         slot.line, slot.pace, slot.begun, slot.thread = line, ticket.pace, now, 0
         slot.control = ticket.control
         ticket.wake()
+        return True
+
+    def _several(self, units: int) -> Slot:
+        taken: list[Slot] = []
+        try:
+            while len(taken) < units:
+                taken.append(self._free.pop())
+        except IndexError:
+            self._free.extend(taken)
+            raise
+        taken[0].others = tuple(taken[1:])
+        return taken[0]
 
     # ----------------------------------------------------------------------------------------------------- deadlines
 
