@@ -45,6 +45,17 @@ def compiled(inputs: Sequence[Any], outputs: Sequence[Any], maths: Maths) -> Any
     return engine.compiled(inputs, outputs, maths.constants, engine.settings(1, throughput=False))[0]
 
 
+def layers(model: Model) -> dict[str, list[str]]:
+    """The kinds of layers that run for a model, and the precisions of each."""
+    graph = RealGraph(model, Maths())
+    TABLE.lower(model, partial(RealTask, graph))
+    found: dict[str, list[str]] = {}
+    for node in compiled(graph.inputs, graph.outputs(), graph.engine).get_runtime_model().get_ops():
+        kind, precision = (node.get_rt_info()[name].astype(str) for name in ("layerType", "runtimePrecision"))
+        found.setdefault(str(kind), []).append(str(precision))
+    return found
+
+
 def verdict(model: Model) -> str:
     (found,) = OpenVINO().consider(model, Hints()).verdicts
     return "" if found.ok else found.reason
@@ -67,6 +78,51 @@ def binary(name: str, x: Array, constant: Array | None = None) -> Model:
 
 
 # ---------------------------------------------------------------------------------------------------------- exact numbers
+
+
+PIXELS = np.float32([0, -0.0, 1, -1, np.inf, -np.inf, np.nan, 1e38, -1e38, 1e-37, -1e-37, 3.4e38, -3.4e38, 5, -5, 0.5])
+
+
+@pytest.mark.parametrize("kind", ["CONV_2D", "DEPTHWISE_CONV_2D", "alone"])
+@pytest.mark.parametrize("odd", [None, 0.0, np.inf, np.nan, "at run time", "one for a column"])
+def test_slopes_behind_a_layer_or_alone_are_right_whatever_they_are_and_times_what(
+    kind: str, odd: float | str | None
+) -> None:
+    """As the definition has it, also of what is no number; layers multiply each pixel by 1."""
+    slopes = np.float32([0.25, -2, 1, 1e30, 1e-30, 3, 0.1])
+    if isinstance(odd, float):
+        slopes[3] = odd
+    count = len(slopes)
+    b = nnhal.Builder()
+    given = x = b.input((1, 1, PIXELS.size, count if kind == "DEPTHWISE_CONV_2D" else 1))
+    if kind == "CONV_2D":
+        ones, none = b.constant(np.ones((count, 1, 1, 1), np.float32)), b.constant(np.zeros(count, np.float32))
+        x = b.conv_2d(x, ones, none, padding="valid")
+    elif kind == "DEPTHWISE_CONV_2D":
+        ones, none = b.constant(np.ones((1, 1, 1, count), np.float32)), b.constant(np.zeros(count, np.float32))
+        x = b.depthwise_conv_2d(x, ones, none, padding="valid", depth_multiplier=1)
+    else:
+        x = b.tile(x, multiples=np.int32([1, 1, 1, count]))
+    if odd == "one for a column":
+        slopes = np.linspace(-1, 2, PIXELS.size, dtype=np.float32)[:, None]
+    alpha = b.input(slopes.shape) if odd == "at run time" else b.constant(slopes)
+    model = b.finish([given, alpha] if odd == "at run time" else [given], [b.prelu(x, alpha)])
+    picture = PIXELS.reshape(1, 1, -1, 1).repeat(count if kind == "DEPTHWISE_CONV_2D" else 1, 3)
+    (found,) = run(model, *([picture, slopes] if odd == "at run time" else [picture]), threads=1)
+    numbers = PIXELS[:, None].astype(np.float64)
+    with np.errstate(all="ignore"):
+        wanted = np.where(numbers < 0, numbers * slopes, numbers).astype(np.float32)
+    np.testing.assert_allclose(found[0, 0], np.broadcast_to(wanted, found[0, 0].shape), rtol=1e-6, atol=1.2e-38)
+
+
+def test_a_layer_with_slopes_is_one_kernel() -> None:
+    b = nnhal.Builder()
+    x = b.input((1, 16, 8, 8))
+    weights, bias = b.constant(np.ones((16, 3, 3, 16), np.float32)), b.constant(np.zeros(16, np.float32))
+    slopes = b.constant(np.linspace(0.1, 0.9, 16, dtype=np.float32).reshape(16, 1, 1))
+    y = b.prelu(b.conv_2d(x, weights, bias, padding="same", nchw=True), slopes)
+    kinds = layers(b.finish([x], [y])).keys()
+    assert "Convolution" in kinds and kinds <= {"Input", "Const", "Convolution", "Reorder", "Output"}
 
 
 @pytest.mark.parametrize(
@@ -210,12 +266,7 @@ def test_no_layer_of_a_quantised_model_runs_in_8_bits_behind_ones_back() -> None
     weights = b.constant(w, "TENSOR_QUANT8_ASYMM_SIGNED", scale=0.25, zero_point=0)
     bias = b.constant(np.zeros(8, np.int32), "TENSOR_INT32", scale=0.125)
     model = b.finish([x], [b.conv_2d(x, weights, bias, padding="same", scale=64.0, zero_point=0)])
-    graph = RealGraph(model, Maths())
-    TABLE.lower(model, partial(RealTask, graph))
-    runtime = compiled(graph.inputs, graph.outputs(), graph.engine).get_runtime_model()
-    layers = [node.get_rt_info() for node in runtime.get_ops()]
-    found = [i["runtimePrecision"].astype(str) for i in layers if i["layerType"].astype(str) == "Convolution"]
-    assert found == ["f32"]
+    assert layers(model)["Convolution"] == ["f32"]
 
 
 # -------------------------------------------------------------------------------------------------------------- refusals
@@ -639,10 +690,7 @@ def test_pixels_that_are_repeated_as_often_are_so_by_openvino_and_others_are_pic
     more: dict[str, Any] = {} if kind == "TENSOR_FLOAT32" else {"scale": 1.0, "zero_point": 3}
     x = b.input((1, 2, 3, 4), kind, **more)
     model = b.finish([x], [b.resize_nearest_neighbor(x, out_w=width, out_h=height, nchw=True)])
-    graph = RealGraph(model, Maths())
-    TABLE.lower(model, partial(RealTask, graph))
-    ran = compiled(graph.inputs, graph.outputs(), graph.engine).get_runtime_model().get_ops()
-    assert layer in {node.get_rt_info()["layerType"].astype(str) for node in ran}
+    assert layer in layers(model)
     dtype = {"TENSOR_FLOAT32": np.float32, "TENSOR_QUANT8_ASYMM": np.uint8}.get(kind, np.int8)
     given = np.random.default_rng(0).integers(0, 120, (1, 2, 3, 4)).astype(dtype)
     rows, columns = np.arange(height) * 3 // height, np.arange(width) * 4 // width

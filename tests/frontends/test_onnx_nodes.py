@@ -199,7 +199,7 @@ case("Gelu tanh", node("Gelu", "x", approximate="tanh"), {"x": real(3, 4, 5) * 2
 for n in ("Log", "Sqrt"):
     case(n, node(n, "x"), {"x": np.abs(real(3, 4))})
 case("PRelu", node("PRelu", "x s"), {"x": x}, {"s": real(6, 1, 1)})
-for lo, hi in ((0, 6), (-1, 1), (0.2, 0.7), (None, 1.0), (0.0, None)):
+for lo, hi in ((0, 6), (-1, 1), (0, 1), (0.2, 0.7), (None, 1.0), (0.0, None)):
     c = {}
     ins = "x"
     ins += " lo" if lo is not None else " -"

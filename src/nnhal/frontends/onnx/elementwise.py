@@ -201,6 +201,9 @@ def clipped(t: NodeTask, low: float, high: float) -> None:
         else:
             t.fresh(fused)
         return
+    if (low, high) == (0.0, 1.0):
+        t.give("RELU", t.fused(0, Activation.RELU1) or t.make("RELU1", x), scalar=all_scalars(t))
+        return
     if low > -math.inf:
         x = t.make("MAXIMUM", x, t.scalar(low, x))
     if high < math.inf:
@@ -221,7 +224,7 @@ def relu(t: NodeTask) -> None:
 
 
 @node("Clip", inputs=(1, 3), single=True, becomes="RELU6, RELU1 or RELU, or the activation of the operation before; "
-      "else MAXIMUM, MINIMUM")  # fmt: skip
+      "from 0 to 1 RELU1, RELU; else MAXIMUM, MINIMUM")  # fmt: skip
 def clip(t: NodeTask) -> None:
     """Between bounds that may be left out; they are inputs, before version 11 attributes."""
     x = t.x(0)
@@ -282,12 +285,13 @@ def celu(t: NodeTask) -> None:
     t.result(0, r("MUL", t.make("ELU", r("MUL", x, 1 / alpha), 1.0), alpha), scalar=all_scalars(t))
 
 
-@node("HardSigmoid", single=True, becomes="MUL, ADD, MAXIMUM, MINIMUM")
+@node("HardSigmoid", single=True, becomes="MUL, ADD, RELU")
 def hard_sigmoid(t: NodeTask) -> None:
     """alpha x + beta between 0 and 1."""
-    r = Reals(t)
-    line = r("ADD", r("MUL", floats(t), t.attr("alpha", 0.2)), t.attr("beta", 0.5))
-    t.result(0, r("MINIMUM", r("MAXIMUM", line, 0.0), 1.0), scalar=all_scalars(t))
+    x = floats(t)
+    product = Reals(t)("MUL", x, t.attr("alpha", 0.2))
+    line = t.make("ADD", product, t.scalar(t.attr("beta", 0.5), x), activation=int(Activation.RELU1))
+    t.give("RELU", line, scalar=all_scalars(t))
 
 
 @node("ThresholdedRelu", single=True, becomes="GREATER, SELECT")

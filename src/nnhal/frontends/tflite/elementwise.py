@@ -145,12 +145,12 @@ def relu(t: OperatorTask) -> None:
         t.give(name, x)
 
 
-@entry("RELU_0_TO_1", real=True, single=True, becomes="MAXIMUM, MINIMUM")
+@entry("RELU_0_TO_1", real=True, single=True, becomes="RELU1, RELU")
 def relu_to_one(t: OperatorTask) -> None:
     """At least 0, at most 1."""
     x = t.x(0)
     t.require(x.value.type not in ASYMMETRIC, "is rounded twice when it is composed")
-    t.give("MINIMUM", t.make("MAXIMUM", x, t.scalar(0, x)), t.scalar(1, x))
+    t.give("RELU", t.make("RELU1", x))
 
 
 @entry("CEIL", single=True, becomes="NEG, FLOOR, NEG")

@@ -45,6 +45,10 @@ class KnownConstants(ABC):
     def reshaped(self, x: Node, shape: Sequence[int]) -> Node:
         """As `reshape`, of what is no constant."""
 
+    def elements(self, x: Node) -> Array | None:
+        """As of `Primitives`."""
+        return self.constants.get(self.name_of(x))
+
     def scaled(self, whole: Array, scales: Array) -> Node:
         """As of `Primitives`."""
         found = Scaled(np.ascontiguousarray(whole), np.ascontiguousarray(scales))

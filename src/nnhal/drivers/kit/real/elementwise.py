@@ -76,9 +76,14 @@ def extreme(t: RealTask) -> None:
 
 @entry("PRELU")
 def prelu(t: RealTask) -> None:
-    """Broadcasting."""
-    x = t.x("input")
-    t.give(t.op("select", t.op("less", x, t.f32(0)), t.op("multiply", t.x("alpha"), x), x))
+    """Broadcasting. The engine's own, which layers have inside, where no slope makes NaN of a number that is not below 0."""
+    x, alpha = t.x("input"), t.x("alpha")
+    slopes, rank = t.o.elements(alpha), t.a.input.rank
+    plain = slopes is not None and (np.isfinite(slopes) & (np.abs(slopes) >= TINY)).all()
+    if slopes is not None and plain and t.a.T in FLOATS and rank > 1 and t.a.input.shape == t.a.out.shape:
+        t.give(t.op("prelu", x, t.o.reshape(alpha, (1,) * (rank - slopes.ndim) + slopes.shape)))
+        return
+    t.give(t.op("select", t.op("less", x, t.f32(0)), t.op("multiply", alpha, x), x))
 
 
 @entry("RELU", "RELU1", "RELU6", forms=FORMS)

@@ -44,6 +44,9 @@ class Primitives(Protocol):
     def constant(self, array: Array) -> Node:
         """A constant, which may stay where the array lies."""
 
+    def elements(self, x: Node) -> Array | None:
+        """The elements of a constant as it was written; None for what is computed."""
+
     def scaled(self, whole: Array, scales: Array) -> Node:
         """A constant of int8 times scales of the same rank, as kernels of 8 bits take weights.
 
@@ -67,7 +70,8 @@ class Primitives(Protocol):
     def op(self, kind: str, *nodes: Node) -> Node:
         """A function of elements, with broadcasting: add, subtract, multiply, divide, power, maximum, minimum, less,
         less_equal, greater, greater_equal, equal, not_equal, logical_and, logical_or, logical_not, select, floor, ceiling,
-        round (halves away from zero), abs, negative, exp, log, sin, sqrt, tanh, sigmoid, relu, hswish. Integers wrap around.
+        round (halves away from zero), abs, negative, exp, log, sin, sqrt, tanh, sigmoid, relu, hswish, prelu (slopes of the
+        same rank). Integers wrap around.
         """
 
     def clamp(self, x: Node, low: float, high: float) -> Node:
