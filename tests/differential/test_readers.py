@@ -17,6 +17,7 @@ DEVICES = [
     found.name for found in discovery.found_with_engines() if found.device is not None and found.name != "reference"
 ]
 SHAPE = (2, 7, 5, 4)
+SLOPES = np.float32([2, -1, 3, -4])
 Read = Callable[[nnhal.Builder, Tensor], Tensor]
 
 
@@ -47,6 +48,11 @@ READERS: dict[str, Read] = {
     "magnitudes of a row": lambda b, x: b.abs(b.concatenation([b.reshape(x, [-1]), b.reshape(x, [-1])], 0)),
     "greatest": lambda b, x: b.topk_v2(b.slice(x, [0] * 4, [1, -1, -1, -1]), 2)[0],
     "bent": lambda b, x: b.relu6(x),
+    "bent below 0": lambda b, x: b.prelu(x, SLOPES),
+    "convolved and bent below 0": lambda b, x: b.prelu(
+        b.conv_2d(x, weights(4, 3, 2, 4), weights(4), padding="valid"), SLOPES
+    ),
+    "pooled and bent below 0": lambda b, x: b.prelu(b.max_pool_2d(x, padding="valid", filter_size=2), SLOPES),
 }
 
 
