@@ -295,6 +295,20 @@ def kinds(model: Model) -> list[str]:
     return [node.op_type for node in onnx.load_from_string(lowered(model).model).graph.node]
 
 
+@pytest.mark.parametrize("first", ["relu", "relu1", "relu6"])
+@pytest.mark.parametrize("second", ["relu", "relu1", "relu6"])
+def test_bounds_within_bounds_are_one_node(first: str, second: str) -> None:
+    limits = {"relu": (0, np.inf), "relu1": (-1, 1), "relu6": (0, 6)}
+    b = nnhal.Builder()
+    x = b.input((6,))
+    y = b.operation(second.upper(), input=b.add(x, x, activation=first))
+    model = b.finish([x], [y])
+    assert len(kinds(model)) == 3
+    given = np.float32([-2, -0.25, 0.25, 0.75, 4, np.nan])
+    wanted = np.clip(np.clip(2 * given, *limits[first]), *limits[second])
+    np.testing.assert_array_equal(run(prepared_by(onnxruntime.device(), model, Hints()), given), wanted)
+
+
 def chosen(one: float, other: float, shape: tuple[int, ...] = (2, 3)) -> Model:
     """`one` where the first input is more than the second, `other` elsewhere."""
     b = nnhal.Builder()

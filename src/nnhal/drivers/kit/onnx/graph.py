@@ -58,6 +58,7 @@ class OnnxGraph:
         self._folded: dict[int, Array] = {}
         self.reshaped: dict[str, str] = {}  # tensors, and what has the same elements in another shape
         self.gates: dict[str, str] = {}  # tensors, and what each is the LOGISTIC of
+        self.within: dict[str, tuple[str, float, float]] = {}  # tensors, what each is between bounds, and these
         self.filled: dict[str, tuple[str, Array | None]] = {}  # tensors of one value: that, and what it is, if known
 
     def nodes(self, kind: str, inputs: Sequence[Any], count: int, **attributes: Any) -> list[str]:
@@ -311,10 +312,11 @@ class OnnxTask(LoweringTask):
     def give(self, y: str, within: tuple[float, float] | None = None) -> None:
         """The output by its real values, after its activation."""
         low, high = within or bounds(self.a)
-        if (low, high) == ACTIVATION_RANGE[Activation.RELU]:
-            y = self.o.Relu(y)
-        elif (low, high) != ACTIVATION_RANGE[Activation.NONE]:
-            y = self.o.Clip(y, low, high)
+        if (low, high) != ACTIVATION_RANGE[Activation.NONE]:
+            x, least, most = self.graph.within.get(y, (y, low, high))  # all of them have room for 0 to 1
+            low, high = max(low, least), min(high, most)
+            y = self.o.Relu(x) if (low, high) == ACTIVATION_RANGE[Activation.RELU] else self.o.Clip(x, low, high)
+            self.graph.within[y] = x, low, high
         self.put(self.quantised(y, self.a.out.scale))
 
     def quantised(self, y: str, unit: float) -> str:
