@@ -353,6 +353,26 @@ def test_what_does_not_end_when_it_should_keeps_nobody_from_running_unless_it_mu
             run(within(20))
 
 
+def test_a_client_whose_executions_are_long_by_habit_keeps_another_out_for_so_long_and_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "LONG_NS", 50 * MS)
+    monkeypatch.setattr(module, "LONGEST_NS", 300 * MS)
+    queue, over, pace = RunQueue("device mine", 1, strict=False), threading.Event(), Pace()
+    pace.took(1000 * MS)  # eight times as long is eight seconds
+    hang = queue.queued(lambda *_: over.wait(LIMIT), OWN, MEDIUM, pace=pace)
+    hung = threading.Thread(target=hang, args=(None, UNLIMITED))
+    begun = time.monotonic()
+    hung.start()
+    until(lambda: not queue._free)
+    try:
+        assert in_turn(queue, lambda _: "ran", QueueClient("another"), MEDIUM)(within(5000)) == "ran"
+        assert time.monotonic() - begun > 0.3
+    finally:
+        over.set()
+        hung.join(LIMIT)
+
+
 @pytest.mark.parametrize("waits", [False, True])
 def test_what_was_given_up_a_tenth_of_a_second_ago_is_in_nobodys_way_however_little_time_that_has(waits: bool) -> None:
     queue, over = RunQueue("device mine", 2, strict=False), threading.Event()

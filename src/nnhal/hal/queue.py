@@ -21,7 +21,7 @@ from threading import get_ident
 from typing import Any, TypeVar
 
 from nnhal.base import trace
-from nnhal.base.codes import Priority
+from nnhal.base.codes import LOOP_TIMEOUT_MAXIMUM_NS, Priority
 from nnhal.base.cores import usable_cores
 from nnhal.base.errors import BadState, MissedDeadline, ResourceExhausted
 from nnhal.hal.request import UNLIMITED, Act, Control, standing_before
@@ -33,6 +33,7 @@ MOST_WAITING = 1024  # executions of one client in the queue of one device; more
 HOLD_NS = 2_000_000
 GRACE_NS = 100_000_000  # after which an execution that was given up and does not end keeps no other from running
 LONG_NS, LONG_FACTOR = 2_000_000_000, 8  # one that takes longer than this, and so often what it usually takes, neither
+LONGEST_NS = LOOP_TIMEOUT_MAXIMUM_NS  # nor one that takes longer than this: how long its own are is a client's doing
 _LOOK = 0.25  # seconds between looks whether whoever is in the way still exists
 _RELIEF_NS = 5_000_000  # between looks of those who come
 _now = time.monotonic_ns
@@ -319,7 +320,8 @@ class RunQueue:
         control, pace = slot.control, slot.pace
         if control is None:  # it has ended meanwhile, for which nobody needs the lock
             return now + LONG_NS
-        until = slot.begun + max(LONG_NS, LONG_FACTOR * (0 if pace is None else pace.typical))
+        usual = 0 if pace is None else pace.typical
+        until = slot.begun + max(LONG_NS, min(LONG_FACTOR * usual, LONGEST_NS))
         if control.cancelled is not None and control.cancelled.is_set():
             if slot.overdue < slot.begun:  # of another execution
                 slot.overdue = now
