@@ -13,6 +13,7 @@ KINDS: dict[str, type[np.integer[Any]]] = {
     "TENSOR_QUANT8_ASYMM": np.uint8,
     "TENSOR_QUANT8_ASYMM_SIGNED": np.int8,
 }
+BENT = "none", "relu", "relu1", "relu6"  # activations
 
 
 class Chain:
@@ -52,7 +53,8 @@ class Chain:
         x = self.tensors[-1] if rng.random() < 0.7 else self.tensors[int(rng.integers(len(self.tensors)))]
         others = [t for t in self.tensors if t.value.known == x.value.known]
         other = others[int(rng.integers(len(others)))]
-        kinds = ["conv"] * 3 + ["depthwise", "pair", "float", "move"] * 2 + ["join", "pool", "curve", "mean"]
+        kinds = ["conv", "scalar"] * 3 + ["depthwise", "pair", "float", "move"] * 2
+        kinds += ["dense", "join", "pool", "curve", "mean"]
         kind = str(rng.choice(kinds))
         same: dict[str, Any] = {"scale": x.value.scale, "zero_point": x.value.zero_point}
         made: dict[str, Any] = {"scale": self.scale(x.value.scale), "zero_point": self.zero()}
@@ -61,8 +63,12 @@ class Chain:
         elif kind == "pair":
             name = str(rng.choice(["add", "sub", "mul"]))
             about = x.value.scale * other.value.scale * 100 if name == "mul" else x.value.scale + other.value.scale
-            more = {"activation": str(rng.choice(["none", "relu", "relu6"]))}
+            more = {"activation": str(rng.choice(BENT))}
             y = getattr(b, name)(x, other, **more, scale=self.scale(about), zero_point=self.zero())
+        elif kind == "scalar":
+            y = self.scalar(x, str(rng.choice(["add", "sub", "mul", "maximum", "minimum", "prelu"])))
+        elif kind == "dense":
+            y = self.dense(x)
         elif kind == "join":
             alike = (x.value.scale, x.value.zero_point) == (other.value.scale, other.value.zero_point)
             y = b.concatenation([x, other], 3, **(same if alike else made))
@@ -108,6 +114,30 @@ class Chain:
         if np.prod(y.value.known) < 20_000 and min(y.value.known[1:3]) > 1:
             self.tensors.append(y)
 
+    def scalar(self, x: Tensor, name: str) -> Tensor:
+        """Arithmetic with a number: several of a model are stored alike, with scales of their own."""
+        rng, b = self.rng, self.b
+        stored, zero = (int(n) for n in rng.permutation([self.low, self.high]))
+        real = float(rng.choice([0.5, 1.5, 2.0])) * (1.0 if name in ("mul", "prelu") else x.value.scale * 100)
+        scale = float(np.float32(real / abs(stored - zero)))
+        c = b.constant(np.full((1,), stored, KINDS[self.kind]), self.kind, scale=scale, zero_point=zero)
+        about = x.value.scale * real if name == "mul" else x.value.scale + (name != "prelu") * scale
+        more = {"activation": str(rng.choice(BENT))} if name in ("add", "sub", "mul") else {}
+        return getattr(b, name)(x, c, **more, scale=self.scale(about), zero_point=self.zero())
+
+    def dense(self, x: Tensor) -> Tensor:
+        """A layer of pixels, or of single elements; its result is a picture of as many."""
+        rng, b, shape = self.rng, self.b, tuple(x.value.known)
+        size, units = (1, 1) if rng.random() < 0.5 else (shape[3], int(rng.choice([1, 3, 8])))
+        rows = b.reshape(x, np.array([-1, size], np.int32))
+        scale, zero = float(np.float32(2.0 ** rng.uniform(-9, -7) / size)), (self.low + self.high + 1) // 2
+        w = b.constant(self.stored((units, size)), self.kind, scale=scale, zero_point=zero)
+        bias_scale = float(np.float32(np.float32(x.value.scale) * np.float32(scale)))
+        bias = b.constant(rng.integers(-3000, 3000, units).astype(np.int32), "TENSOR_INT32", scale=bias_scale)
+        out = {"scale": max(self.scale(x.value.scale), 1.01 * bias_scale), "zero_point": self.zero()}
+        y = b.fully_connected(rows, w, bias, activation=str(rng.choice(BENT)), **out)
+        return b.reshape(y, np.array([*shape[:3], shape[3] // size * units], np.int32))
+
     def layer(self, x: Tensor, kind: str) -> Tensor:
         """A convolution."""
         rng, depth = self.rng, x.value.known[3]
@@ -129,7 +159,7 @@ class Chain:
         more |= {"stride": int(rng.choice([1, 1, 2])), "padding": str(rng.choice(["same", "same", "valid"]))}
         if size > min(x.value.known[1:3]):
             more["padding"] = "same"
-        more |= {"activation": str(rng.choice(["none", "relu", "relu6"]))}
+        more |= {"activation": str(rng.choice(BENT))}
         out = {"scale": self.scale(x.value.scale * 0.3), "zero_point": self.zero()}
         return getattr(self.b, f"{kind}_2d" if kind == "conv" else "depthwise_conv_2d")(x, weights, bias, **more, **out)
 
@@ -188,7 +218,7 @@ class Chain:
 
 
 def chain(seed: int, length: int) -> tuple[Model, Array]:
-    """A model of some operations, and an input."""
+    """A model of some operations, and an input, the same for a seed."""
     made = Chain(seed)
     while len(made.tensors) <= length:
         made.add()

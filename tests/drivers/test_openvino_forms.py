@@ -179,6 +179,29 @@ def test_groups_of_one_channel_that_give_several_each_stay_float(
         assert steps(run(FAST, model, [data])[0], expected(model, [data])[0]) <= 1
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("activation", ["relu1", "relu6"])
+@pytest.mark.parametrize("sizes", [(1,), (2, 1)])
+def test_a_layer_of_a_single_weight_is_arithmetic_with_a_constant_which_stays_float(
+    kind: str, activation: str, sizes: tuple[int, ...]
+) -> None:
+    """Fast, its bounds were applied elsewhere, 22 steps off; float behind a fast one, it read what that had not bounded."""
+    rng, limits = np.random.default_rng(0), np.iinfo(KINDS[kind])
+    zero = (int(limits.min) + int(limits.max) + 1) // 2
+    for _ in range(12):
+        b = nnhal.Builder()
+        y = x = b.input((256, sizes[0]), kind, 0.2 / len(sizes) ** 2, int(rng.integers(limits.min, limits.max)))
+        for size in sizes:
+            w = b.constant(rng.integers(limits.min, limits.max, (1, size)).astype(KINDS[kind]), kind, 0.008, zero)
+            scale = float(np.float32(np.float32(y.value.scale) * np.float32(0.008)))
+            bias = b.constant(rng.integers(-3000, 3000, 1).astype(np.int32), "TENSOR_INT32", scale)
+            made = {"scale": 0.02, "zero_point": int(rng.integers(limits.min, limits.max))}
+            y = b.fully_connected(y, w, bias, activation=activation, **made)
+        stored = np.arange(limits.min, limits.max + 1).astype(KINDS[kind])
+        if not SATURATING:
+            assert judged(b.finish([x], [y]), np.stack([stored] * sizes[0], 1)) <= 1
+
+
 def judged(model: Model, *data: Array) -> int:
     return max(steps(y, e) for y, e in zip(run(FAST, model, data), expected(model, data), strict=True))
 

@@ -124,15 +124,16 @@ class OnnxGraph:
         value, name = require_known(self.values[index]), self.operand(index)
         if not value.quantised:
             return name
-        key, scale = ("real", name, unit), np.array(value.scale if unit is None else unit, np.float32)
+        zero, how = np.array(zero_point(value), engine_dtype(value)), {}
+        if value.channel is None or unit is not None:
+            scale = np.array(value.scale if unit is None else unit, np.float32)
+        else:
+            scale, how = np.array(value.channel.scales, np.float32), {"axis": value.channel.axis}
+            zero = np.full(scale.shape, zero)
+        # Operands of one tensor may differ in what its elements stand for.
+        key = ("real", name, scale.tobytes(), zero.tobytes(), *how.values())
         if key not in self._same:
-            zero = np.array(zero_point(value), engine_dtype(value))
-            if value.channel is None or unit is not None:
-                self._same[key] = self.node("DequantizeLinear", name, scale, zero)
-            else:
-                scale = np.array(value.channel.scales, np.float32)
-                zeros = np.full(scale.shape, zero)
-                self._same[key] = self.node("DequantizeLinear", name, scale, zeros, axis=value.channel.axis)
+            self._same[key] = self.node("DequantizeLinear", name, scale, zero, **how)
         return self._same[key]
 
     def finish(self) -> Built:

@@ -128,9 +128,13 @@ class RealGraph(Generic[E]):
         scales = scales_of(value)
         if value.data is not None:
             return self.constant(decode(value, value.array))
-        # Else engines multiply the zero point alone with the scale, and round twice, or compute with 8 bits what is behind.
-        steps = self.engine.op("maximum", self.steps(index), self.constant(-FAR, np.float32))
-        return self.engine.op("multiply", steps, self.constant(scales))
+        return self.engine.op("multiply", self.apart(self.steps(index)), self.constant(scales))
+
+    def apart(self, steps: Node) -> Node:
+        """Integers, and not what engines make of them and a factor behind them: the zero point alone times that, rounded
+        twice, or what was before the rounding, or products of 8 bits.
+        """
+        return self.engine.op("maximum", steps, self.constant(-FAR, np.float32))
 
     def levels(self, index: int) -> Node:
         """The real values of an operand, in the form for kernels of 8 bits."""

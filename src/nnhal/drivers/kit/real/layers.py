@@ -50,6 +50,7 @@ def exact_sums(t: RealTask, x: Node, weights: Node, product: Sum, most: float, c
 
 def digits(t: RealTask, x: Node) -> tuple[Node, Node]:
     """Integers as tens and units to the base of 16, both with the sign of the whole."""
+    x = t.graph.apart(x)
     tens = t.truncated(t.op("multiply", x, t.f32(1 / BASE)))
     return tens, t.op("subtract", x, t.op("multiply", tens, t.f32(BASE)))
 
@@ -180,14 +181,17 @@ def transposed_convolution(t: RealTask) -> None:
 
 @entry("FULLY_CONNECTED", forms=FORMS)
 def fully_connected(t: RealTask) -> None:
-    """The input is taken for rows of `input_size` elements, whatever its rank."""
-    size = t.a.weights.known[1]
+    """The input is taken for rows of `input_size` elements, whatever its rank.
+
+    A single weight is arithmetic with a constant, which has no form of 8 bits (see `elementwise`).
+    """
+    size, single = t.a.weights.known[1], t.a.weights.known == (1, 1)
 
     def product(x: Node, weights: Node) -> Node:
         rows = x if t.a.input.shape is not None and t.a.input.dims[1:] == (size,) else t.o.reshape(x, [-1, size])
-        return t.o.matmul(rows, weights, False, True)
+        return t.o.matmul(t.graph.apart(rows) if single and t.a.input.quantised else rows, weights, False, True)
 
-    layer(t, product, "weights", image=False)
+    layer(t, product, "weights", image=False, fast=not single)
 
 
 @entry("BATCH_MATMUL", types=FLOATS | {Q8S})
