@@ -56,7 +56,7 @@ between DequantizeLinear and QuantizeLinear it works on the stored values, with 
   no list.
 - Resize is NNAPI's where that takes the same elements, else GATHER and sums along each axis, cubic as well. antialias
   and tf_crop_and_resize beyond the picture are refused.
-- Erf, Gelu and their kin are polynomials and EXP with relative errors below 5e-7.
+- Erf, Gelu and their kin are polynomials and EXP with relative errors below 5e-7; Gelu(-inf) is 0, its limit.
 
 """
 

@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--allow", action="append", default=[], help="system calls that it may make besides: NAME,NAME")
     parser.add_argument("--unconfined", action="store_true", help="do not confine the process (for debugging)")
     parser.add_argument(
-        "--metrics", default="", help="answer Prometheus here: HOST:PORT, a PORT of this machine alone, or unix:PATH"
+        "--metrics", help="answer Prometheus here: HOST:PORT, a PORT of this machine alone, or unix:PATH"
     )
     parser.add_argument(
         "--json", action="store_true", help="say in JSON what it serves: name, socket, level, confinement"
@@ -99,14 +99,14 @@ def run(  # noqa: PLR0915  # one order, that matters
     allow: Sequence[str] = (),
     confined: bool = True,
     as_json: bool = False,
-    metrics: str = "",
+    metrics: str | None = None,
 ) -> int:
     """Listen or take the client's socket, confine the process, load the driver, serve: in this order.
 
     Confinement comes before the driver's engine starts threads, which would escape it; those of numpy end before, and start
     again when it needs them. A service that listens prints a line once it serves. as_json: of JSON.
 
-    metrics: where it is asked what it counts; "" for nowhere.
+    metrics: where it is asked what it counts; None for nowhere.
     """
     from nnhal.ipc import names, transport
     from nnhal.ipc.confinement.confine import Limits, confine
@@ -122,7 +122,7 @@ def run(  # noqa: PLR0915  # one order, that matters
     name = service_name(driver, name) if fd is None else ""
     driver, folders = located(driver)
     readable = [Path(p).resolve() for p in read] + folders
-    asked = _asked_at(metrics, alone=fd is not None) if metrics else None
+    asked = _asked_at(metrics, alone=fd is not None) if metrics is not None else None
     sock = names.listen(name) if fd is None else socket.socket(fileno=fd)
     os.chdir("/")
     if confined:

@@ -195,6 +195,7 @@ for n in (
         case(n + " 5d", node(n, "x"), {"x": real(2, 2, 2, 2, 2)})
 for n in ("Mish", "Gelu"):
     case(n, node(n, "x"), {"x": real(3, 4, 5) * 2}, opset=20)
+case("Gelu far", node("Gelu", "x"), {"x": np.float32([np.inf, np.nan, 3e38, 41, 13, -13, -41, -3e38])}, opset=20)
 case("Gelu tanh", node("Gelu", "x", approximate="tanh"), {"x": real(3, 4, 5) * 2}, opset=20)
 for n in ("Log", "Sqrt"):
     case(n, node(n, "x"), {"x": np.abs(real(3, 4))})

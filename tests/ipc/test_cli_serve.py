@@ -135,6 +135,7 @@ def test_what_cannot_be_served_is_said_with_the_alternatives() -> None:
     assert "must be up to 64 letters" in nnhal("serve", "reference", "--name", "../x", code=3)
     assert "9.9" in nnhal("serve", "reference", "--level", "9.9", code=3)
     assert "9.9" in nnhal("serve", PROBE, "--level", "9.9", code=3)
+    assert "must be HOST:PORT, PORT or unix:PATH" in nnhal("serve", "reference", "--metrics", "", code=3)
 
 
 @pytest.mark.parametrize("options", [[], ["--json"], ["--systemd", "."]])

@@ -29,6 +29,16 @@ def test_without_a_record_nothing_is_known_and_none_is_made_by_asking() -> None:
     assert not place.there()
 
 
+def test_a_record_that_somebody_is_about_to_make_holds_nothing_and_is_nothing_to_tell_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    record.keep_profile(mine())
+    with closing(sqlite3.connect(place.path())) as connection, connection:
+        connection.execute("drop table profile")
+        connection.execute("pragma user_version = 0")
+    assert record.profile() is None and not caplog.records
+
+
 def test_a_profile_is_kept_for_the_user_alone() -> None:
     record.keep_profile(mine())
     assert record.profile() == mine()

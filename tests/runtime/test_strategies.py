@@ -100,8 +100,10 @@ def test_single_weighs_what_is_stated_by_the_work() -> None:
 def test_what_a_rule_says_is_the_reason() -> None:
     compiled = nnhal.compile(mixed(), devices=[Fake(), "reference"], placement=nnhal.Rule("reference", "ADD"))
     first, second, *_ = compiled.placement
-    assert first.others == {"fake": "a rule places it on reference"}
-    assert "a rule" not in str(second.others)
+    assert first.reason == "a rule places it on reference" and first.others == {"fake": first.reason}
+    assert "a rule" not in f"{second.reason} {second.others}"
+    (_, *_, last) = nnhal.compile(mixed(), devices=[Fake(), "reference"], placement="single").placement
+    assert last.reason == "all of the model is placed on fake"
 
 
 def test_a_rule_for_a_device_that_is_none_is_the_callers_mistake() -> None:

@@ -104,7 +104,8 @@ def command(model: str, files: Sequence[str], devices: Sequence[str], drivers: S
     compiling = time.monotonic_ns()
     compiled = api.compile(graph, devices=names, cache_dir=folder, **common.placing(options, names))
     running = time.monotonic_ns()
-    if names is None and {*compiled.placement.devices()} <= {CPU}:
+    chosen = names is not None or options["rules"] or options["strategy"]
+    if not chosen and {*compiled.placement.devices()} <= {CPU}:
         why = [found.problem for found in api.devices() if found.device is None]
         common.say(f"runs on the reference, which is right and slow: {'; '.join(why) or 'no other device takes it'}")
     given = read_inputs(compiled.inputs, files, options["seed"], _picture_options(options), graph.metadata)

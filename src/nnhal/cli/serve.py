@@ -41,7 +41,6 @@ _PATIENCE = 2  # seconds for a service that runs to answer
 @click.option("--allow", multiple=True, metavar="CALL[,CALL]", help="System calls it may make besides those it needs.")
 @click.option(
     "--metrics",
-    default="",
     metavar="ADDRESS",
     help="Answer Prometheus at HOST:PORT, a PORT of this machine alone (0 for any), or unix:PATH.",
 )
@@ -60,7 +59,7 @@ def command(
     read: Sequence[str],
     devices: Sequence[str],
     allow: Sequence[str],
-    metrics: str,
+    metrics: str | None,
     unconfined: bool,
     systemd: Path | None,
     as_json: bool,
@@ -73,7 +72,7 @@ def command(
     Without DRIVER: what the clients of the services that run hold, and may hold.
     """
     if driver is None:
-        if systemd is not None or level or read or devices or allow or metrics or unconfined:
+        if systemd is not None or level or read or devices or allow or metrics is not None or unconfined:
             raise click.UsageError("DRIVER is missing, must be named: the options say how it is served")
         return _show([name] if name else names.running(), as_json=as_json)
     if is_path(driver):
@@ -88,9 +87,9 @@ def command(
     words += [word for path in read for word in ("--read", str(Path(path).resolve()))]
     words += [word for path in devices for word in ("--device", str(Path(path).resolve()))]
     words += [word for names_ in allow for word in ("--allow", names_)]
-    if metrics.startswith("unix:"):
-        metrics = f"unix:{Path(metrics.removeprefix('unix:')).absolute()}"
-    words += ["--metrics", metrics] if metrics else []
+    if metrics is not None:
+        unix, path = metrics.startswith("unix:"), metrics.removeprefix("unix:")
+        words += ["--metrics", f"unix:{Path(path).absolute()}" if unix else metrics]
     words += ["--unconfined"] if unconfined else []
     if systemd is not None:
         written = _write_units(systemd, name, words)

@@ -23,6 +23,7 @@ ATAN = (
     -0.0749544544309546, 0.042587607462732255, -0.01600503050194432, 0.0028340642986113477,
 )  # fmt: skip
 TINY = float(np.finfo(np.float32).tiny)
+NO_TAIL = 40.0  # beyond this the normal distribution has nothing that float32 tells from 0
 
 
 class Reals:
@@ -131,3 +132,14 @@ def normal_tail(t: OperationWriter, size: Term) -> Term:
     u = r.over(1.0, r("ADD", r("MUL", size, math.sqrt(1 / 8)), 1.0))
     fall = t.make("EXP", r("MUL", r("MUL", size, size), -0.5))
     return r("MUL", r("MUL", r("MUL", r.polynomial(ERFC, u), u), fall), 0.5)
+
+
+def gelu_of(t: OperationWriter, x: Term, approximate: bool) -> Term:
+    """x times the normal distribution's share below x, exact from the tail, which keeps small results so; -inf gives 0."""
+    r = Reals(t)
+    if approximate:
+        cubic = r("ADD", x, r("MUL", r("MUL", x, r("MUL", x, x)), 0.044715))
+        bent = t.make("TANH", r("MUL", cubic, math.sqrt(2 / math.pi)))
+        return r("MUL", r("MUL", x, 0.5), r("ADD", bent, 1.0))
+    size = r("MINIMUM", t.make("ABS", x), NO_TAIL)
+    return r("SUB", t.make("RELU", x), r("MUL", size, normal_tail(t, size)))

@@ -2,7 +2,7 @@
 
 import math
 
-from nnhal.frontends.common.reals import Reals, cosine_of, normal_tail, rounded, sign_of
+from nnhal.frontends.common.reals import Reals, cosine_of, gelu_of, normal_tail, rounded, sign_of
 from nnhal.frontends.common.terms import Term
 from nnhal.frontends.onnx.elementwise import floats
 from nnhal.frontends.onnx.task import NodeTask, all_scalars, node
@@ -27,16 +27,10 @@ ERF = (1.1283791670955126, -0.37612638903183754, 0.11283791670955126, -0.0268661
 
 @node("Gelu", single=True, becomes="exact: EXP and a polynomial for erf; approximate: TANH")
 def gelu(t: NodeTask) -> None:
-    """x times the normal distribution's share below x, from the tail, which keeps small results exact."""
-    x, r, mode = floats(t), Reals(t), t.attr("approximate", "none")
-    if mode == "tanh":
-        cubic = r("ADD", x, r("MUL", r("MUL", x, r("MUL", x, x)), 0.044715))
-        bent = t.make("TANH", r("MUL", cubic, math.sqrt(2 / math.pi)))
-        t.result(0, r("MUL", r("MUL", x, 0.5), r("ADD", bent, 1.0)), scalar=all_scalars(t))
-        return
-    t.require(mode == "none", f"approximate is {mode}, must be none or tanh")
-    size = t.make("ABS", x)
-    t.result(0, r("SUB", t.make("RELU", x), r("MUL", size, normal_tail(t, size))), scalar=all_scalars(t))
+    """Of both kinds."""
+    mode = t.attr("approximate", "none")
+    t.require(mode in ("none", "tanh"), f"approximate is {mode}, must be none or tanh")
+    t.result(0, gelu_of(t, floats(t), mode == "tanh"), scalar=all_scalars(t))
 
 
 @node("Cos", single=True, becomes="1 - 2 SIN(x / 2)²")

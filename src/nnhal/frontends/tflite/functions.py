@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from nnhal.frontends.common.reals import ATAN, ERFC, TINY, Reals, cosine_of, rounded, sign_of
+from nnhal.frontends.common.reals import ATAN, TINY, Reals, cosine_of, gelu_of, rounded, sign_of
 from nnhal.frontends.common.terms import Term
 from nnhal.frontends.common.writing import ASYMMETRIC
 from nnhal.frontends.tflite.task import OperatorTask, entry
@@ -39,19 +39,8 @@ def round_(t: OperatorTask) -> None:
 
 @entry("GELU", real=True, single=True, becomes="exact: EXP and a polynomial for erf; approximate: TANH")
 def gelu(t: OperatorTask) -> None:
-    """x times the normal distribution's share below x, from the tail, which keeps small results exact."""
-    x, r = real(t), Reals(t)
-    square = r("MUL", x, x)
-    if t.options("GeluOptions")("Approximate"):
-        cubic = r("ADD", x, r("MUL", r("MUL", x, square), 0.044715))
-        bent = t.make("TANH", r("MUL", cubic, math.sqrt(2 / math.pi)))
-        t.result(0, r("MUL", r("MUL", x, 0.5), r("ADD", bent, 1.0)))
-        return
-    size = t.make("ABS", x)
-    u = r.over(1.0, r("ADD", r("MUL", size, math.sqrt(1 / 8)), 1.0))
-    fall = t.make("EXP", r("MUL", square, -0.5))
-    tail = r("MUL", r("MUL", r.polynomial(ERFC, u), u), fall)
-    t.result(0, r("SUB", t.make("RELU", x), r("MUL", r("MUL", size, 0.5), tail)))
+    """Of both kinds."""
+    t.result(0, gelu_of(t, real(t), bool(t.options("GeluOptions")("Approximate"))))
 
 
 @entry("ATAN2", inputs=2, single=True, becomes="DIV and a polynomial, in the eighth of the circle, then SELECT")

@@ -94,7 +94,8 @@ def _looked(what: str, ask: Callable[[sqlite3.Connection], T], nothing: T) -> T:
         return nothing
     try:
         with _opened(make=False) as connection:
-            return ask(connection)
+            (form,) = connection.execute("pragma user_version").fetchone()
+            return ask(connection) if form else nothing  # 0: somebody is about to make it
     except (OSError, sqlite3.Error, ValueError, BadFile) as error:
         _log.warning("%s: nothing is known: %s: %s", what, FILE, error)
         return nothing
