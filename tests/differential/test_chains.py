@@ -43,3 +43,17 @@ def test_operations_of_a_chain_are_within_a_step_and_so_is_what_nobody_looks_at(
         for place, wanted in zip(one.outputs, run(one.model, "reference", [known[i] for i in one.inputs]), strict=True):
             assert steps(known[place], wanted) <= 1, (number, operation_name(model.main.operations[number].type))
     assert steps(run(model, device, [x])[0], known[model.main.outputs[0]]) <= HALVES
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("scales", [(0.003, 0.06), (0.06, 0.003), (0.003, 0.06, 0.0035)])
+def test_each_of_several_roundings_counts(device: str, scales: tuple[float, ...]) -> None:
+    """ONNX Runtime's optimiser makes one of two, without the coarse one."""
+    b, kind = nnhal.Builder(), "TENSOR_QUANT8_ASYMM"
+    x = y = b.input((64,))
+    for place, scale in enumerate(scales):
+        y = b.dequantize(b.quantize(y, out_type=kind, scale=scale, zero_point=110 + 5 * place))
+    model, data = b.finish([x], [y]), np.linspace(-0.4, 0.3, 64).astype(np.float32)
+    np.testing.assert_allclose(
+        run(model, device, [data])[0], run(model, "reference", [data])[0], atol=max(scales) / 100
+    )

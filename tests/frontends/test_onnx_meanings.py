@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, helper, numpy_helper
 
 from nnhal import OperationFailed, UnsupportedModel, load
 from tests.frontends.onnx_models import by_nnhal, check, model, node, operations
@@ -332,3 +332,118 @@ def test_an_index_out_of_its_row_is_an_error_and_no_element_of_another(index, ax
 def test_booleans_are_gathered_by_indices_that_are_computed(op, axis):
     inputs = {"x": RNG.integers(0, 2, (4, 5)) > 0, "i": RNG.integers(-4, 4, (2, 3))}
     check(model([node(op, "x i", axis=axis)], inputs), inputs)
+
+
+# --------------------------------------------------------------------------------- what of a shape only an execution knows
+
+BATCH = [node("Shape", "x", "s"), node("Slice", "s zero one", "n")]
+BACK = {"rows": ints(-1, 4), "zero": ints(0), "one": ints(1), "w": real(4, 6)}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ([node("Reshape", "x rows", "f"), node("MatMul", "f w", "g")], (-1, 6)),
+        ([node("Reshape", "x rows", "g")], (-1, 2, 2)),
+        ([node("Concat", "x x", "g", axis=0)], (-1,)),
+        ([node("Concat", "x x", "g", axis=0)], (2, 3, 4)),
+        ([node("Transpose", "x", "g", perm=[1, 0, 2])], (-1,)),
+        ([node("Relu", "x", "g")], (4, -1)),
+    ],
+)
+@pytest.mark.parametrize("batch", [1, 2, 3])
+def test_an_open_batch_that_was_joined_with_others_comes_back_as_it_was(before, after, batch):
+    nodes = [*before, *BATCH, node("Concat", "n left", "shape", axis=0), node("Reshape", "g shape")]
+    inputs = {"x": real(batch, 3, 4)}
+    made = model(nodes, inputs, {**BACK, "left": ints(*after)}, opset=13, shapes={"x": ["N", 3, 4]})
+    check(made, inputs, shapes={"x": (0, 3, 4)})
+
+
+def test_open_dimensions_of_one_name_are_one_and_of_two_names_are_two():
+    nodes = [node("Shape", "z", "s"), *BATCH[1:], node("Concat", "n left", "shape", axis=0)]
+    nodes += [node("Add", "x y", "g"), node("Reshape", "g shape", "out")]
+    inputs = {"x": real(2, 12), "y": real(2, 12), "z": real(2, 3)}
+    constants = {**BACK, "left": ints(-1, 4)}
+    shapes = {"x": ["N", 12], "y": ["N", 12], "z": ["N", 3]}
+    open_ = {"x": (0, 12), "y": (0, 12), "z": (0, 3)}
+    made = model(nodes, inputs, constants, "out", 13, shapes=shapes)
+    check(made, inputs, shapes=open_)
+    made = model(nodes, inputs, constants, "out", 13, shapes={**shapes, "z": ["M", 3]})
+    with pytest.raises(UnsupportedModel, match="more than one dimension is known only at execution"):
+        load(made.SerializeToString(), shapes=open_)
+
+
+def test_a_branch_sees_the_open_batch_of_what_is_around_it():
+    nodes = [*BATCH, node("Concat", "n left", "shape", axis=0), node("Relu", "x", "g"), node("Reshape", "g shape", "b")]
+    other = [node("Reshape", "x flat", "c")]
+    outs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in "bc"]
+    graphs = [helper.make_graph(each, "branch", [], [out]) for each, out in zip((nodes, other), outs, strict=True)]
+    inputs = {"x": real(2, 3, 4), "go": np.array([True])}
+    constants = {**BACK, "left": ints(-1), "flat": ints(0, 12)}
+    made = model(
+        [node("If", "go", then_branch=graphs[0], else_branch=graphs[1])],
+        inputs, constants, opset=13, shapes={"x": ["N", 3, 4]},
+    )  # fmt: skip
+    check(made, inputs, shapes={"x": (0, 3, 4), "go": (1,)})
+
+
+def test_branches_that_read_nothing_have_the_condition():
+    def given(name, numbers):
+        constant = numpy_helper.from_array(np.array(numbers, np.float32))
+        value = helper.make_tensor_value_info(name, TensorProto.FLOAT, [2])
+        return helper.make_graph([helper.make_node("Constant", [], [name], value=constant)], name, [], [value])
+
+    nodes = [
+        node("Greater", "x zero", "go"),
+        node("If", "go", then_branch=given("a", [1, 2]), else_branch=given("b", [3, 4])),
+    ]
+    for x in (1.0, -1.0):
+        inputs = {"x": np.float32([x])}
+        check(model(nodes, inputs, {"zero": np.float32(0)}), inputs)
+
+
+# ------------------------------------------------------------------------------------------------ numbers, shapes, bounds
+
+
+@pytest.mark.parametrize("turned", [0, 1])
+def test_a_column_is_added_to_the_rows_of_a_product_also_where_it_is_as_long_as_they_are(turned):
+    inputs, column = {"x": real(3, 4)}, np.float32([[1], [2], [3]])
+    check(
+        model([node("Gemm", "x w c", transB=turned)], inputs, {"w": real(3, 4) if turned else real(4, 3), "c": column}),
+        inputs,
+    )
+    between = [
+        node("QuantizeLinear", "x s z", "q"),
+        node("DequantizeLinear", "q s z", "d"),
+        node("DequantizeLinear", "w s z", "v"),
+    ]
+    between += [node("Gemm", "d v c", "g"), node("QuantizeLinear", "g s z", "h"), node("DequantizeLinear", "h s z")]
+    constants = {"s": np.float32(0.05), "z": np.int8(0), "w": RNG.integers(-9, 9, (4, 3)).astype(np.int8), "c": column}
+    check(model(between, inputs, constants), inputs, tolerance=0.02)
+
+
+@pytest.mark.parametrize("bounds", ["lo", "- hi", "lo hi", "zero hi"])
+def test_the_greatest_finite_number_is_a_bound_and_no_way_to_say_that_there_is_none(bounds):
+    """ONNX Runtime has one where none is given, too."""
+    most = np.finfo(np.float32).max
+    ends = [-np.inf] * ("lo" in bounds) + [np.inf] * ("hi" in bounds)
+    inputs = {"x": np.float32([-1, 0, 1, np.nan, *ends])}
+    names = {"lo": -most, "hi": most, "zero": np.float32(0)}
+    constants = {name: names[name] for name in bounds.split() if name != "-"}
+    check(model([node("Clip", f"x {bounds}")], inputs, constants), inputs)
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_elements_gathered_of_constants_are_as_many_as_indices(axis):
+    inputs = {"x": real(2, 1)}
+    constants = {"d": real(3, 4), "i": np.array([[2], [-1]])}
+    nodes = [node("GatherElements", "d i", "g", axis=axis), node("Add", "x g")]
+    check(model(nodes, inputs, constants), inputs)
+
+
+@pytest.mark.parametrize("op", ["Add", "Mul", "Sub"])
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1, 1), (1, 1, 1, 1)])
+def test_a_number_of_more_dimensions_than_rows_makes_more_of_them(op, shape):
+    inputs = {"x": real(1, 3, 6)}
+    constants = {"w": real(2, 3, 2), "k": np.full(shape, 0.5, np.float32)}
+    check(model([node("Conv", "x w", "c"), node(op, "c k")], inputs, constants), inputs)

@@ -76,6 +76,9 @@ def options(built: Built, threads: int, *, without: str = SHARING, optimised: bo
     found.log_severity_level = 4
     found.intra_op_num_threads, found.inter_op_num_threads = threads, 1
     found.add_session_config_entry("session.disable_quant_qdq", "1")
+    found.add_session_config_entry(
+        "session.disable_double_qdq_remover", "1"
+    )  # of two roundings it forgets the coarse one
     found.add_session_config_entry("optimization.disable_specified_optimizers", without)
     if not optimised:
         found.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL

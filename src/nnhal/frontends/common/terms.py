@@ -46,12 +46,19 @@ class Inexpressible(Exception):
     """An operator that NNAPI cannot express; the message is the reason. Without one, it follows from another's."""
 
 
+class OpenDimension(Struct, eq=False):
+    """In the shape of a term a dimension that is known only at execution."""
+
+    term: "Term"
+    axis: int
+
+
 class Term(Struct, eq=False):
     """A value in the making.
 
     value: what NNAPI is told of it; its `data` is there for constants. kind: its type in the file.
-    data: what is known of the value at import, in the file's own shape and type; None within an array of objects is an
-    element known only at execution. blob: where constant data lie in the file.
+    data: what is known of the value at import, in the file's own shape and type; None or an OpenDimension within an array of
+    objects is an element known only at execution. blob: where constant data lie in the file.
     scalar: of rank 0 in the file, where NNAPI has one dimension of 1. span: least and greatest value that integers may have.
     doubtful: written by an operator that was refused. variable: of a resource. graph: of a SUBGRAPH operand.
     made: a constant of import's own, which nobody has been charged for yet.

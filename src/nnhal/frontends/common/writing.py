@@ -12,7 +12,7 @@ from nnhal.base.errors import InvalidArgument
 from nnhal.base.operands import Array, Shape, Value, dtype_of
 from nnhal.base.records import replace
 from nnhal.frontends.common.budget import Budget, Cost
-from nnhal.frontends.common.terms import Emitted, Inexpressible, Term, constant, shaped
+from nnhal.frontends.common.terms import Emitted, Inexpressible, OpenDimension, Term, constant, shaped
 from nnhal.ops import OPS
 from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8S, Arg, Op, T, bind, types_for
 
@@ -55,11 +55,15 @@ class OperationWriter:
             self.refuse(f"{what} is computed at execution, must be constant for NNAPI")
         return term.data
 
-    def partly(self, place: int, what: str) -> list[int | None]:
-        """Integers of which some may be known only at execution."""
+    def dimensions(self, place: int, what: str) -> list[int | OpenDimension | None]:
+        """Integers, or what is known of them."""
         data = self.data(place, what)
         self.require(data.dtype.kind in "iuO", f"{what} is {self.raw(place).kind}, must be integers")
-        return [None if n is None else int(n) for n in data.reshape(-1).tolist()]
+        return [n if n is None or isinstance(n, OpenDimension) else int(n) for n in data.reshape(-1).tolist()]
+
+    def partly(self, place: int, what: str) -> list[int | None]:
+        """Integers of which some may be known only at execution."""
+        return [None if isinstance(n, OpenDimension) else n for n in self.dimensions(place, what)]
 
     def ints(self, place: int, what: str) -> list[int]:
         """Constant integers."""

@@ -80,7 +80,9 @@ def imported(file: OnnxFile, wanted: Sequence[tuple[int | None, ...]]) -> tuple[
             value = Value(-1, shape or (1,), name=edge.name)
         else:
             value = Value(kind, shape or (1,), PLAIN.get(edge.kind, 0.0), name=edge.name)
-        graph.give(edge.name, value, edge.kind, scalar=shape == ())
+        term = graph.give(edge.name, value, edge.kind, scalar=shape == ())
+        for trial in context.trials:
+            trial.name(term, edge.shape or ())
         if kind is None:
             graph.terms[edge.name].doubtful = True
     lower(graph)

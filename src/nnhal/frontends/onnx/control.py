@@ -88,6 +88,10 @@ def branch(t: NodeTask) -> None:
         counts == {len(t.node.outputs)}, f"branches have {sorted(counts)} outputs, must have {len(t.node.outputs)}"
     )
     given = shared_captures(graphs)
+    if not given:  # IF has at least one
+        given = [condition]
+        for graph in graphs:
+            graph.give("", condition.value, condition.kind, scalar=condition.scalar)
     kinds = [[term.kind for term in graph.outputs] for graph in graphs]
     t.require(kinds[0] == kinds[1], f"branches give {kinds[0]} and {kinds[1]}, must give the same types")
     outs = [bare(term.value) for term in graphs[0].outputs]

@@ -232,10 +232,9 @@ def clip(t: NodeTask) -> None:
     if x.value.type in FLOATS and all(b is None or (b.data is not None and b.data.size == 1) for b in bounds):
         given = [None if b is None or b.data is None else float(b.data.reshape(-1)[0]) for b in bounds]
         low, high = t.attr("min", -math.inf), t.attr("max", math.inf)
-        limit = 3.4e38  # what exporters write for no bound at all
         low = low if given[0] is None else given[0]
         high = high if given[1] is None else given[1]
-        clipped(t, -math.inf if low < -limit else low, math.inf if high > limit else high)
+        clipped(t, low, high)
         return
     for name, place in (("MAXIMUM", 1), ("MINIMUM", 2)):
         if t.given(place):

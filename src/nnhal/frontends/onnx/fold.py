@@ -1,7 +1,7 @@
 """Nodes whose inputs are all known are computed at import, so that shapes, indices and weights become constants.
 
 Functions take the task (for attributes) and its inputs as arrays, and return an array or a list of them. Arrays of objects
-hold None for what is known only at execution: they may be moved, not computed with.
+hold what is known only at execution as OpenDimension: they may be moved, not computed with.
 """
 
 import math
@@ -12,6 +12,7 @@ import numpy as np
 
 from nnhal.base.operands import Array
 from nnhal.frontends.common.budget import Cost
+from nnhal.frontends.common.terms import OpenDimension
 from nnhal.frontends.onnx.file import DTYPES, KINDS
 from nnhal.frontends.onnx.task import NodeTask
 
@@ -59,7 +60,7 @@ def folded(t: NodeTask, arrays: Sequence[Array], kinds: Sequence[str]) -> "list[
 def _stored(result: Array, kind: str) -> Array:
     """A result in the type of its output; one that does not hold the value is left to execution."""
     if result.dtype == object:
-        if any(n is None for n in result.reshape(-1)):
+        if any(isinstance(n, OpenDimension) for n in result.reshape(-1)):
             return result
         result = result.astype(np.float64 if kind in ("FLOAT", "FLOAT16", "DOUBLE") else np.int64)
     array = result.astype(np.dtype(DTYPES[kind]), copy=False)
@@ -180,7 +181,10 @@ def _expand(_: NodeTask, x: Array, shape: Array) -> Any:
 
 
 def _gather_elements(t: NodeTask, x: Array, indices: Array) -> Any:
-    return np.take_along_axis(x, indices, t.attr("axis", 0))
+    axis = t.attr("axis", 0) % max(1, x.ndim)
+    must(x.ndim == indices.ndim > 0)
+    cut = tuple(slice(None) if n == axis else slice(size) for n, size in enumerate(indices.shape))
+    return np.take_along_axis(x[cut], indices, axis)
 
 
 def _gather_nd(t: NodeTask, x: Array, indices: Array) -> Any:

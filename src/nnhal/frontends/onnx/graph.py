@@ -23,6 +23,7 @@ from nnhal.frontends.common.terms import (
 from nnhal.frontends.common.writing import INT32_RANGE
 from nnhal.frontends.onnx.file import DTYPES, OnnxFile, OnnxFileGraph, OnnxNode, OnnxTensor
 from nnhal.frontends.onnx.order import reads
+from nnhal.frontends.onnx.trial import TRIED, Trial
 from nnhal.model.graph import EdgeForm
 from nnhal.ops import OPS
 from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8S, bind
@@ -46,6 +47,7 @@ class FileContext(Struct, eq=False):
         default_factory=dict
     )  # of a term of rows [n, c, w] the one [n, c, 1, w] it was made of
 
+    trials: tuple[Trial, ...] = field(default_factory=lambda: tuple(map(Trial, TRIED)))  # of open dimensions
     rectified: set[int] = field(default_factory=set)  # real terms whose stored ones are under the RELU behind them
     aliased: set[int] = field(default_factory=set)  # terms that have several names
 
@@ -70,11 +72,17 @@ class OperationList(list[Emitted]):
 
     def gives(self, term: Term) -> bool:
         """Whether one of them gives a term."""
+        return self.giver(term) is not None
+
+    def giver(self, term: Term) -> Emitted | None:
+        """The one that gives a term."""
         for n in range(self._seen, len(self)):
             self._note(n)
         self._seen = len(self)
         place = self._places.get(id(term))
-        return place is not None and place < len(self) and any(out is term for out in self[place].outputs)
+        if place is None or place >= len(self) or not any(out is term for out in self[place].outputs):
+            return None
+        return self[place]
 
     def change(self, place: int, operation: Emitted) -> None:
         """Another in the place of one of them."""
@@ -116,6 +124,11 @@ class NodeGraph(WrittenGraph):
         self.terms[name] = term
         self.inputs.append(term)
         return term
+
+    def giver(self, term: Term) -> Emitted | None:
+        """The operation that gives a term, of this graph or one around it."""
+        found = self.operations.giver(term)
+        return found if found is not None or self.outer is None else self.outer.giver(term)
 
     def problem(self, name: str, reason: str, place: str = "") -> None:
         """Note something that cannot be expressed."""
@@ -169,6 +182,8 @@ class NodeGraph(WrittenGraph):
             replace(outer.value, data=None), outer.kind, scalar=outer.scalar, span=outer.span, doubtful=outer.doubtful
         )
         self.captures[name] = (outer, inner)
+        for trial in self.context.trials:
+            trial.same(inner, outer)
         return inner
 
     # --------------------------------------------------------------------------------------------------------- the end

@@ -7,11 +7,12 @@ import numpy as np
 
 from nnhal.base.operands import Value
 from nnhal.frontends.common.places import NOWHERE, moved, transposed
-from nnhal.frontends.common.terms import Term, constant, stored
+from nnhal.frontends.common.terms import Emitted, OpenDimension, Term, constant, stored
 from nnhal.frontends.common.writing import ASYMMETRIC, INT32_RANGE, MOST_DIMENSIONS
 from nnhal.frontends.onnx.fold import Unfolded, sliced
 from nnhal.frontends.onnx.positions import lower_by_places
 from nnhal.frontends.onnx.task import NodeTask, node
+from nnhal.frontends.onnx.trial import Trial
 from nnhal.ops.schema import B8, F16, F32, I32
 
 # ---------------------------------------------------------------------------------------------------------------- shapes
@@ -22,9 +23,9 @@ def shape_of(t: NodeTask) -> None:
     """Known at import, as far as the shape is."""
     x = t.raw(0)
     shape = t.shape(x)[: t.rank(x)]
-    start, end = t.attr("start", 0), t.attr("end", len(shape))
-    shape = shape[start:end]
-    t.known_result(np.array(shape, object if None in shape else np.int64))
+    sizes = [OpenDimension(x, axis) if size is None else size for axis, size in enumerate(shape)]
+    sizes = sizes[t.attr("start", 0) : t.attr("end", len(shape))]
+    t.known_result(np.array(sizes, np.int64 if all(isinstance(n, int) for n in sizes) else object))
 
 
 @node("Size", becomes="a constant")
@@ -42,31 +43,41 @@ def reshape(t: NodeTask) -> None:
         t.require(x.value.type != B8, "of booleans to a shape that is computed has no operation in NNAPI")
         t.result(0, t.make("RESHAPE", x, t.index(1, "shape")), x.kind)
         return
-    wanted: list[int | None] = []
-    for place, n in enumerate(t.partly(1, "shape")):
+    wanted: list[int | OpenDimension] = []
+    for place, n in enumerate(t.dimensions(1, "shape")):
         if n == 0 and not t.attr("allowzero", 0):
             t.require(place < len(sizes), f"dimension {place} is 0, for that of an input of {len(sizes)} dimensions")
-            wanted.append(sizes[place])
-        else:
-            t.require(n is None or n >= -1, f"dimension {place} is {n}, must be -1 at least")
+            size = sizes[place]
+            wanted.append(OpenDimension(x, place) if size is None else size)
+        elif isinstance(n, int):
+            t.require(n >= -1, f"dimension {place} is {n}, must be -1 at least")
             wanted.append(n)
-    t.result(0, t.reshaped(x, settled(wanted, sizes) or [1]), x.kind, scalar=not wanted)
+        elif n is not None:
+            wanted.append(n)
+    t.result(0, t.reshaped(x, settled(t, x, wanted) or [1]), x.kind, scalar=not wanted)
 
 
-def settled(wanted: Sequence[int | None], sizes: Sequence[int | None]) -> list[int | None]:
-    """A shape with one dimension open at most: of -1 where the others are known, or the batch alone is not."""
-    if -1 not in wanted:
-        return list(wanted)
-    known = math.prod(n for n in wanted if n is not None and n != -1)
-    batch = wanted[0] is None and len(sizes) and sizes[0] is None
-    rest, left = (
-        sizes[1:] if batch else sizes,
-        [n for n in wanted[1:] if n is None] if batch else [None] * (None in wanted),
-    )
-    if None in rest or left or not known:
-        return [None if n == -1 else n for n in wanted]
-    total = math.prod(n for n in rest if n is not None)
-    return [total // known if n == -1 else n for n in wanted]
+def settled(t: NodeTask, x: Term, wanted: Sequence[int | OpenDimension]) -> list[int | None]:
+    """A shape for x, of which what is the same for any sizes of open dimensions is known, also where -1 stands for it."""
+    rests = {rest(t, x, wanted, trial) for trial in t.graph.context.trials} if -1 in wanted else set()
+    left = rests.pop() if len(rests) == 1 else None
+    return [left if n == -1 else n if isinstance(n, int) else None for n in wanted]
+
+
+def rest(t: NodeTask, x: Term, wanted: Sequence[int | OpenDimension], trial: Trial) -> int | None:
+    """What -1 stands for, with sizes on trial; None where that is no number."""
+
+    def giver(term: Term) -> Emitted | None:
+        return next((made for made in t.emitted if term in made.outputs), None) or t.graph.giver(term)
+
+    sizes, known = trial.shape(x, giver), 1
+    for n in wanted:
+        if isinstance(n, OpenDimension):
+            found = trial.shape(n.term, giver)
+            known *= 0 if found is None else found[n.axis]
+        elif n != -1:
+            known *= n
+    return None if sizes is None or not known or math.prod(sizes) % known else math.prod(sizes) // known
 
 
 @node("Flatten", becomes="RESHAPE")

@@ -81,12 +81,7 @@ def gemm(t: NodeTask) -> None:
         weights = weights if alpha == 1 else (weights * np.asarray(alpha, weights.dtype))
         units = weights.shape[0]
         bias = None
-        if (
-            c is not None
-            and c.data is not None
-            and c.data.size in (1, units)
-            and c.data.shape[-1:] in ((units,), (1,), ())
-        ):
+        if c is not None and c.data is not None and c.data.size in (1, units) and is_row(c.data):
             bias = np.broadcast_to(np.asarray(c.data).reshape(-1) * np.asarray(beta, weights.dtype), (units,))
             c = None
         product = rows_times(t, x, weights, bias, like)
@@ -99,6 +94,11 @@ def gemm(t: NodeTask) -> None:
             c = t.make("MUL", c, t.scalar(beta, x), activation=0)
         product = t.make("ADD", product, c, activation=0)
     t.result(0, product)
+
+
+def is_row(data: Array) -> bool:
+    """Whether all elements are along the last dimension."""
+    return math.prod(data.shape[:-1]) == 1
 
 
 LONGEST = 32  # characters of an equation for each tensor

@@ -21,6 +21,7 @@ from nnhal.frontends.onnx.file import KINDS as FILE_KINDS
 from nnhal.frontends.onnx.file import OnnxNode
 from nnhal.frontends.onnx.graph import NodeGraph
 from nnhal.frontends.onnx.layers import narrowed, ordered, spread, window
+from nnhal.frontends.onnx.products import is_row
 from nnhal.frontends.onnx.task import NodeTask, all_scalars, node
 from nnhal.ops.schema import F32, I32, Q8, Q8PC, Q8S
 
@@ -398,7 +399,7 @@ def real_bias(t: NodeTask, place: int) -> Array | None:
     if not t.given(place):
         return None
     data = t.raw(place).data
-    if data is None or data.dtype != np.float32:
+    if data is None or data.dtype != np.float32 or not is_row(data):
         raise Inexpressible
     return data
 

@@ -435,7 +435,7 @@ class RowNode(NodeTask):
                 found += 1
             elif term.data is not None and term.data.ndim == 3 and term.value.type != UNTYPED:
                 self._four[place] = viewed(term, (*term.data.shape[:2], 1, term.data.shape[2]))
-            elif term.data is None or term.data.size != 1:
+            elif term.data is None or term.data.size != 1 or term.data.ndim > 3:
                 raise Inexpressible
         if not found:
             raise Inexpressible
