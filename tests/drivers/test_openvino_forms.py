@@ -236,6 +236,47 @@ def test_extremes_before_a_kernel_of_8_bits_keep_their_signs(name: str) -> None:
     assert judged(b.finish([x], [y]), np.random.default_rng(0).integers(0, 256, (1, 1, 5, 33)).astype(np.uint8)) <= 1
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["reduce_min", "reduce_max"])
+@pytest.mark.parametrize("reader", ["max_pool_2d", "add", "fully_connected"])
+def test_extremes_that_a_kernel_of_8_bits_reads_keep_their_zero_point(kind: str, name: str, reader: str) -> None:
+    limits = np.iinfo(KINDS[kind])
+    for above in (0, 5, 128, 255):
+        b, zero = nnhal.Builder(), int(limits.min) + above
+        x = b.input((1, 2, 3, 4), kind, 0.5, zero)
+        y = getattr(b, name)(x, np.array([1], np.int32), True)
+        if reader == "add":
+            z = b.add(y, y, scale=1.0, zero_point=zero)
+        elif reader == "max_pool_2d":
+            z = b.max_pool_2d(y, padding="valid", filter_size=1)
+        else:
+            w = b.constant(np.arange(8).reshape(2, 4).astype(KINDS[kind]), kind, 0.25, 0)
+            z = b.fully_connected(
+                y, w, b.constant(np.zeros(2, np.int32), "TENSOR_INT32", 0.125), scale=2.0, zero_point=zero
+            )
+        data = np.random.default_rng(0).integers(limits.min, limits.max + 1, (1, 2, 3, 4)).astype(KINDS[kind])
+        if not SATURATING:
+            assert judged(b.finish([x], [z]), data) <= 1
+
+
+@pytest.mark.parametrize(
+    ("bias", "ratio"), [(900_000_001, 1 / 32), (5_592_405, 8.0), (44_739_243, 100.0), (2731, 60_000.0)]
+)
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_a_bias_of_millions_of_steps_saturates_also_beside_a_kernel_of_8_bits(
+    bias: int, ratio: float, sign: int
+) -> None:
+    """Which has OpenVINO move the bounds of float layers, too."""
+    b, kind = nnhal.Builder(), "TENSOR_QUANT8_ASYMM_SIGNED"
+    x, other = b.input((1, 4), kind, ratio, 0), b.input((3,), kind, 0.5, 1)
+    w = b.constant(np.array([[1, 2, -3, 1], [7, 5, -1, 3]], np.int8), kind, 1.0, 0)
+    y = b.fully_connected(
+        x, w, b.constant(np.full(2, sign * bias, np.int32), "TENSOR_INT32", ratio), scale=1.0, zero_point=5
+    )
+    model = b.finish([x, other], [y, b.tanh(other)])
+    assert judged(model, np.array([[1, 2, 3, 4]], np.int8), np.zeros(3, np.int8)) <= 1
+
+
 @pytest.mark.parametrize("scale", [2e3, 3e4, 6.5e4])
 @pytest.mark.parametrize("name", ["sub", "concatenation"])
 def test_what_is_coarse_beside_a_fine_output_is_no_more_than_a_step_off(name: str, scale: float) -> None:

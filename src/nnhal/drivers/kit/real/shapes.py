@@ -19,9 +19,10 @@ REDUCTIONS = {"REDUCE_ALL": "logical_and", "REDUCE_ANY": "logical_or"}
 
 @entry("RESHAPE", "SQUEEZE", "EXPAND_DIMS", types=NUMBERS)
 def reshape(t: RealTask) -> None:
-    """The output's shape says it all; one dimension of it may be open."""
-    if t.name == "RESHAPE":
-        t.array("shape")
+    """The output's shape says it all; one dimension of it may be open. What an execution says would go unchecked."""
+    for name in ("shape", "axes"):
+        if t.a.form_has(name) and t.places(name):
+            t.array(name)
     dims = t.value().dims
     shape = [-1 if size is None else size for size in dims] if dims.count(None) == 1 else t.value().known
     t.hold(t.o.reshape(t.stored("input"), shape))
@@ -183,7 +184,8 @@ def rank(t: RealTask) -> None:
 @entry("REDUCE_ALL", "REDUCE_ANY", types=frozenset((B8,)))
 def reduce(t: RealTask) -> None:
     """An axis named twice counts once. Engines' maxima forget NaN: it is put in afterwards. Those of stored values are
-    stored values: of real ones OpenVINO kept 8 bits without a sign, where a kernel of 8 bits followed.
+    stored values: of real ones OpenVINO kept 8 bits without a sign, where a kernel of 8 bits followed, and makes the
+    rounding of that a part of the reduction.
     """
     keep, kind = bool(t.a.keep_dims), REDUCTIONS.get(t.name, t.name.removeprefix("REDUCE_").lower())
     stored = kind in ("max", "min") and t.value().quantised and same_numbers(t.a.input, t.value())
@@ -193,7 +195,7 @@ def reduce(t: RealTask) -> None:
     found = t.spoilt(found, x, axes, keep) if kind in ("max", "min") else found
     found = found if keep or len(axes) < t.a.input.rank else t.o.reshape(found, [1])
     if stored:
-        t.hold(found)
+        t.hold(t.graph.apart(found))
     else:
         t.give(found)
 
