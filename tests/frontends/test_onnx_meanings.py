@@ -373,6 +373,23 @@ def test_open_dimensions_of_one_name_are_one_and_of_two_names_are_two():
         load(made.SerializeToString(), shapes=open_)
 
 
+def test_an_open_batch_of_pictures_stays_open_behind_a_layer_as_large_as_its_elements_may_be():
+    nodes = [node("Conv", "x w", "g"), *BATCH, node("Concat", "n left", "shape", axis=0), node("Reshape", "g shape")]
+    constants = {**BACK, "left": ints(-1), "w": np.zeros((64, 3, 1, 1), np.float32)}
+    made = model(nodes, {"x": real(1, 3, 512, 512)}, constants, opset=13, shapes={"x": ["N", 3, 512, 512]})
+    imported = load(made.SerializeToString(), shapes={"x": (0, 3, 512, 512)})
+    assert [imported.main.operands[i].dimensions for i in imported.main.outputs] == [(0, 64 * 512 * 512)]
+
+
+def test_an_open_height_is_as_a_filter_leaves_it():
+    nodes = [node("Conv", "x w", "g"), node("Shape", "g", "s"), node("Slice", "s two three", "n")]
+    nodes += [node("Concat", "n left", "shape", axis=0), node("Reshape", "g shape")]
+    constants = {"w": real(4, 3, 13, 1), "left": ints(-1, 2), "two": ints(2), "three": ints(3)}
+    inputs = {"x": real(1, 3, 20, 12)}
+    made = model(nodes, inputs, constants, opset=13, shapes={"x": [1, 3, "H", 12]})
+    check(made, inputs, shapes={"x": (1, 3, 0, 12)})
+
+
 def test_a_branch_sees_the_open_batch_of_what_is_around_it():
     nodes = [*BATCH, node("Concat", "n left", "shape", axis=0), node("Relu", "x", "g"), node("Reshape", "g shape", "b")]
     other = [node("Reshape", "x flat", "c")]

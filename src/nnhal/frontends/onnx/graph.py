@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -47,7 +48,10 @@ class FileContext(Struct, eq=False):
         default_factory=dict
     )  # of a term of rows [n, c, w] the one [n, c, 1, w] it was made of
 
-    trials: tuple[Trial, ...] = field(default_factory=lambda: tuple(map(Trial, TRIED)))  # of open dimensions
+    trials: tuple[tuple[Trial, Trial], ...] = field(
+        default_factory=lambda: tuple((Trial(one), Trial(other)) for one, other in TRIED)
+    )  # of open dimensions, in pairs
+
     rectified: set[int] = field(default_factory=set)  # real terms whose stored ones are under the RELU behind them
     aliased: set[int] = field(default_factory=set)  # terms that have several names
 
@@ -182,7 +186,7 @@ class NodeGraph(WrittenGraph):
             replace(outer.value, data=None), outer.kind, scalar=outer.scalar, span=outer.span, doubtful=outer.doubtful
         )
         self.captures[name] = (outer, inner)
-        for trial in self.context.trials:
+        for trial in chain(*self.context.trials):
             trial.same(inner, outer)
         return inner
 

@@ -52,15 +52,21 @@ def reshape(t: NodeTask) -> None:
         elif isinstance(n, int):
             t.require(n >= -1, f"dimension {place} is {n}, must be -1 at least")
             wanted.append(n)
-        elif n is not None:
+        elif n is None:
+            t.refuse(f"dimension {place} is not known")
+        else:
             wanted.append(n)
     t.result(0, t.reshaped(x, settled(t, x, wanted) or [1]), x.kind, scalar=not wanted)
 
 
 def settled(t: NodeTask, x: Term, wanted: Sequence[int | OpenDimension]) -> list[int | None]:
     """A shape for x, of which what is the same for any sizes of open dimensions is known, also where -1 stands for it."""
-    rests = {rest(t, x, wanted, trial) for trial in t.graph.context.trials} if -1 in wanted else set()
-    left = rests.pop() if len(rests) == 1 else None
+    left = None
+    for pair in t.graph.context.trials if -1 in wanted else ():
+        one, other = (rest(t, x, wanted, trial) for trial in pair)
+        if one is not None and one == other:
+            left = one
+            break
     return [left if n == -1 else n if isinstance(n, int) else None for n in wanted]
 
 

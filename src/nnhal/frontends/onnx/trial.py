@@ -8,7 +8,8 @@ from nnhal.frontends.common.terms import Emitted, Term, shaped
 from nnhal.ops import OPS
 from nnhal.ops.schema import bind
 
-TRIED = 1_000_003, 2_000_029  # from which sizes count up: no product of small numbers
+TRIED = (7, 11), (601, 1205)  # from which sizes go up, in pairs: few, and more where those are too few
+APART = 6  # so that no size is even, nor a multiple of 3
 Giver = Callable[[Term], Emitted | None]
 
 
@@ -87,5 +88,5 @@ class Trial:
 
     def _size(self, name: object) -> int:
         """A size that no other dimension has, but those of its name."""
-        self._next += 1
-        return self._sizes.setdefault(name, self._next) if isinstance(name, str) else self._next
+        size, self._next = self._next, self._next + APART
+        return self._sizes.setdefault(name, size) if isinstance(name, str) else size
