@@ -1,5 +1,7 @@
 """What nodes mean where that is easily missed: as ONNX Runtime computes it, or refused by name."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -388,6 +390,49 @@ def test_an_open_height_is_as_a_filter_leaves_it():
     inputs = {"x": real(1, 3, 20, 12)}
     made = model(nodes, inputs, constants, opset=13, shapes={"x": [1, 3, "H", 12]})
     check(made, inputs, shapes={"x": (1, 3, 0, 12)})
+
+
+def strided(count, *last):
+    """Convolutions of stride 2, whose results round down."""
+    names = ["x", *(f"c{n}" for n in range(1, count)), "g"]
+    layers = [
+        node("Conv", f"{x} w{n}", y, strides=[2, 2], pads=[1, 1, 1, 1]) for n, (x, y) in enumerate(pairwise(names))
+    ]
+    weights = {f"w{n}": real(4, 3 if n == 0 else 4, 3, 3) for n in range(count)}
+    return [*layers, node("Reshape", "g shape")], {**weights, "shape": ints(*last)}
+
+
+@pytest.mark.parametrize("size", [64, 320])
+def test_what_strides_leave_of_an_open_height_is_no_number_for_small_ones_being_alike(size):
+    nodes, constants = strided(5, 1, 4, -1)
+    inputs = {"x": real(1, 3, size, 64)}
+    check(model(nodes, inputs, constants, shapes={"x": [1, 3, "H", 64]}), inputs, shapes={"x": (1, 3, 0, 64)})
+    nodes, constants = strided(5, 0, 4, -1)
+    made = model(nodes, inputs, constants, shapes={"x": ["N", 3, "H", 64]})
+    with pytest.raises(UnsupportedModel, match="more than one dimension is known only at execution"):
+        load(made.SerializeToString(), shapes={"x": (0, 3, 0, 64)})
+
+
+def test_a_window_longer_than_small_lengths_leaves_no_number_either():
+    nodes = [node("Conv", "x w", "g", strides=[1600]), node("Reshape", "g shape")]
+    inputs, constants = {"x": real(1, 1, 5000)}, {"w": real(4, 1, 400), "shape": ints(1, -1)}
+    check(model(nodes, inputs, constants, shapes={"x": [1, 1, "T"]}), inputs, shapes={"x": (1, 1, 0)})
+
+
+def test_a_tensors_own_open_dimension_is_itself_whatever_it_is_beside_others():
+    inputs = {"x": real(2, 3, 4), "z": real(2, 3, 4)}
+    nodes = [node("Add", "x z", "g"), node("Reshape", "g flat")]
+    made = model(nodes, inputs, {"flat": ints(0, -1)}, shapes={"x": ["N", 3, 4], "z": ["M", 3, 4]})
+    check(made, inputs, shapes={"x": (0, 3, 4), "z": (0, 3, 4)})
+    outs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in "bc"]
+    graphs = [
+        helper.make_graph([node(op, "x", out.name)], op, [], [out])
+        for op, out in zip(("Relu", "Abs"), outs, strict=True)
+    ]
+    inputs = {"x": real(2, 3, 4), "go": np.array([True])}
+    nodes = [node("If", "go", "g", then_branch=graphs[0], else_branch=graphs[1]), node("Reshape", "g flat")]
+    made = model(nodes, inputs, {"flat": ints(0, -1)}, shapes={"x": ["N", 3, 4]})
+    check(made, inputs, shapes={"x": (0, 3, 4), "go": (1,)})
 
 
 def test_a_branch_sees_the_open_batch_of_what_is_around_it():

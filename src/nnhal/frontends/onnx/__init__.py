@@ -11,7 +11,6 @@ UnsupportedModel that lists all of it. No package reads the file but this one.
 
 import os
 from collections.abc import Mapping, Sequence
-from itertools import chain
 
 import numpy as np
 from msgspec.structs import force_setattr
@@ -82,7 +81,7 @@ def imported(file: OnnxFile, wanted: Sequence[tuple[int | None, ...]]) -> tuple[
         else:
             value = Value(kind, shape or (1,), PLAIN.get(edge.kind, 0.0), name=edge.name)
         term = graph.give(edge.name, value, edge.kind, scalar=shape == ())
-        for trial in chain(*context.trials):
+        for trial in context.trials:
             trial.name(term, edge.shape or ())
         if kind is None:
             graph.terms[edge.name].doubtful = True

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import chain
 
 import numpy as np
 
@@ -24,7 +23,7 @@ from nnhal.frontends.common.terms import (
 from nnhal.frontends.common.writing import INT32_RANGE
 from nnhal.frontends.onnx.file import DTYPES, OnnxFile, OnnxFileGraph, OnnxNode, OnnxTensor
 from nnhal.frontends.onnx.order import reads
-from nnhal.frontends.onnx.trial import TRIED, Trial
+from nnhal.frontends.onnx.trial import TRIED, TrialSizes
 from nnhal.model.graph import EdgeForm
 from nnhal.ops import OPS
 from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8S, bind
@@ -48,10 +47,7 @@ class FileContext(Struct, eq=False):
         default_factory=dict
     )  # of a term of rows [n, c, w] the one [n, c, 1, w] it was made of
 
-    trials: tuple[tuple[Trial, Trial], ...] = field(
-        default_factory=lambda: tuple((Trial(one), Trial(other)) for one, other in TRIED)
-    )  # of open dimensions, in pairs
-
+    trials: tuple[TrialSizes, ...] = field(default_factory=lambda: tuple(map(TrialSizes, TRIED)))  # of open dimensions
     rectified: set[int] = field(default_factory=set)  # real terms whose stored ones are under the RELU behind them
     aliased: set[int] = field(default_factory=set)  # terms that have several names
 
@@ -186,7 +182,7 @@ class NodeGraph(WrittenGraph):
             replace(outer.value, data=None), outer.kind, scalar=outer.scalar, span=outer.span, doubtful=outer.doubtful
         )
         self.captures[name] = (outer, inner)
-        for trial in chain(*self.context.trials):
+        for trial in self.context.trials:
             trial.same(inner, outer)
         return inner
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from nnhal.frontends.common.writing import ASYMMETRIC, INT32_RANGE, MOST_DIMENSI
 from nnhal.frontends.onnx.fold import Unfolded, sliced
 from nnhal.frontends.onnx.positions import lower_by_places
 from nnhal.frontends.onnx.task import NodeTask, node
-from nnhal.frontends.onnx.trial import Trial
+from nnhal.frontends.onnx.trial import ENOUGH, TrialSizes
 from nnhal.ops.schema import B8, F16, F32, I32
 
 # ---------------------------------------------------------------------------------------------------------------- shapes
@@ -62,16 +63,35 @@ def reshape(t: NodeTask) -> None:
 def settled(t: NodeTask, x: Term, wanted: Sequence[int | OpenDimension]) -> list[int | None]:
     """A shape for x, of which what is the same for any sizes of open dimensions is known, also where -1 stands for it."""
     left = None
-    for pair in t.graph.context.trials if -1 in wanted else ():
-        one, other = (rest(t, x, wanted, trial) for trial in pair)
-        if one is not None and one == other:
-            left = one
-            break
+    if -1 in wanted and (left := own_rest(x, wanted)) is None:
+        found: list[Fraction] = []
+        for trial in t.graph.context.trials:
+            each = rest(t, x, wanted, trial)
+            found += [] if each is None else [each]
+            if len({*found}) > 1:
+                break
+        alike = len(found) >= ENOUGH and len({*found}) == 1 and found[0].denominator == 1
+        left = found[0].numerator if alike else None
+        if left is None:
+            for term in (x, *(n.term for n in wanted if isinstance(n, OpenDimension))):
+                t.follows(term)
     return [left if n == -1 else n if isinstance(n, int) else None for n in wanted]
 
 
-def rest(t: NodeTask, x: Term, wanted: Sequence[int | OpenDimension], trial: Trial) -> int | None:
-    """What -1 stands for, with sizes on trial; None where that is no number."""
+def own_rest(x: Term, wanted: Sequence[int | OpenDimension]) -> int | None:
+    """What -1 stands for where nothing is open but dimensions of x that are wanted as they are; None elsewhere."""
+    named = [n.axis for n in wanted if isinstance(n, OpenDimension) and n.term is x]
+    known = math.prod(n for n in wanted if isinstance(n, int) and n != -1)
+    others = [size for axis, size in enumerate(x.value.shape or ()) if axis not in named]
+    of_others = any(isinstance(n, OpenDimension) and n.term is not x for n in wanted)
+    if of_others or len({*named}) < len(named) or None in others or not known:
+        return None
+    total = math.prod(size for size in others if size is not None)
+    return None if total % known else total // known
+
+
+def rest(t: NodeTask, x: Term, wanted: Sequence[int | OpenDimension], trial: TrialSizes) -> Fraction | None:
+    """What -1 stands for, with sizes on trial; None where these say nothing."""
 
     def giver(term: Term) -> Emitted | None:
         return next((made for made in t.emitted if term in made.outputs), None) or t.graph.giver(term)
@@ -83,7 +103,7 @@ def rest(t: NodeTask, x: Term, wanted: Sequence[int | OpenDimension], trial: Tri
             known *= 0 if found is None else found[n.axis]
         elif n != -1:
             known *= n
-    return None if sizes is None or not known or math.prod(sizes) % known else math.prod(sizes) // known
+    return None if sizes is None or not known else Fraction(math.prod(sizes), known)
 
 
 @node("Flatten", becomes="RESHAPE")

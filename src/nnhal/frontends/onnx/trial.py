@@ -1,4 +1,8 @@
-"""Dimensions that are open at import, with sizes on trial: whether one is a multiple of another shows by numbers."""
+"""Dimensions that are open at import, with sizes on trial: whether one is a multiple of another shows by numbers.
+
+A number that comes of a stride or a window hardly changes where sizes are small beside those, so there are small sizes and
+large ones. Large ones may make more elements than there may be, and small ones fewer than a window needs: those say nothing.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -8,12 +12,13 @@ from nnhal.frontends.common.terms import Emitted, Term, shaped
 from nnhal.ops import OPS
 from nnhal.ops.schema import bind
 
-TRIED = (7, 11), (601, 1205)  # from which sizes go up, in pairs: few, and more where those are too few
+TRIED = 7, 11, 85, 601, 1205, 10_001, 80_003  # from which sizes go up
+ENOUGH = 2  # of these that have to say something
 APART = 6  # so that no size is even, nor a multiple of 3
 Giver = Callable[[Term], Emitted | None]
 
 
-class Trial:
+class TrialSizes:
     """Shapes where each open dimension of what no operation gives has a size of its own, from `first` on."""
 
     def __init__(self, first: int) -> None:
