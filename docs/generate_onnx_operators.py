@@ -60,8 +60,8 @@ between DequantizeLinear and QuantizeLinear it works on the stored values, with 
 - Clip keeps to the bounds it has, the greatest finite number among them, and where it has none to none; ONNX Runtime to the
   greatest finite number then.
 - A dimension that is open at import may come back behind others it was joined with, (N, 3, 4) of (3N, 4) say: what -1
-  stands for in a Reshape is looked up with sizes on trial, and refused where that is no one number. Dimensions of one name
-  are one.
+  stands for in a Reshape is looked up with sizes on trial, and refused where that is no one number and another dimension is
+  open, too. Dimensions of inputs that have one name are one, others are not; what comes out of If and Loop has its own.
 - Windows that reach over the padded picture and sparse constants are refused.
 
 """
