@@ -108,12 +108,14 @@ def placed(
     """
     single = strategy.single
     wanted = _single(model, offers, preference, measured) if single else by_hand(model, offers, strategy)
-    found = partition(model, only(offers, wanted) if wanted else offers, preference, measured)
+    if not wanted:
+        return partition(model, offers, preference, measured)
+    found = partition(model, only(offers, wanted), preference, measured)
     choices = [
         choice._replace(reason=wanted[choice.operation][1]) if choice.operation in wanted and choice.device else choice
         for choice in found.choices
     ]
-    return replace(found, choices=tuple(choices)) if wanted else found
+    return replace(found, choices=tuple(choices))
 
 
 def by_hand(model: Model, offers: Sequence[Offer], strategy: Strategy) -> dict[int, tuple[str, str]]:

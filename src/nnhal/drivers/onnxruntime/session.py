@@ -69,16 +69,15 @@ def _imported() -> None:
 
 def options(built: Built, threads: int, *, without: str = SHARING, optimised: bool = True) -> tuple[Any, list[Any]]:
     """How a session is made. What the engine's optimiser would make of quantised operations by itself is switched off: its
-    integer kernels saturate on some processors. Also the constants, which are read where they lie for as long as they live.
+    integer kernels saturate on some processors, and of two roundings in a row it forgets the coarse one. Also the constants,
+    which are read where they lie for as long as they live.
     """
     ort = engine()
     found = ort.SessionOptions()
     found.log_severity_level = 4
     found.intra_op_num_threads, found.inter_op_num_threads = threads, 1
     found.add_session_config_entry("session.disable_quant_qdq", "1")
-    found.add_session_config_entry(
-        "session.disable_double_qdq_remover", "1"
-    )  # of two roundings it forgets the coarse one
+    found.add_session_config_entry("session.disable_double_qdq_remover", "1")
     found.add_session_config_entry("optimization.disable_specified_optimizers", without)
     if not optimised:
         found.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL

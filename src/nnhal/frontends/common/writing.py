@@ -55,15 +55,11 @@ class OperationWriter:
             self.refuse(f"{what} is computed at execution, must be constant for NNAPI")
         return term.data
 
-    def dimensions(self, place: int, what: str) -> list[int | OpenDimension | None]:
-        """Integers, or what is known of them."""
-        data = self.data(place, what)
-        self.require(data.dtype.kind in "iuO", f"{what} is {self.raw(place).kind}, must be integers")
-        return [n if n is None or isinstance(n, OpenDimension) else int(n) for n in data.reshape(-1).tolist()]
-
     def partly(self, place: int, what: str) -> list[int | None]:
         """Integers of which some may be known only at execution."""
-        return [None if isinstance(n, OpenDimension) else n for n in self.dimensions(place, what)]
+        data = self.data(place, what)
+        self.require(data.dtype.kind in "iuO", f"{what} is {self.raw(place).kind}, must be integers")
+        return [None if n is None or isinstance(n, OpenDimension) else int(n) for n in data.reshape(-1).tolist()]
 
     def ints(self, place: int, what: str) -> list[int]:
         """Constant integers."""

@@ -81,8 +81,7 @@ def imported(file: OnnxFile, wanted: Sequence[tuple[int | None, ...]]) -> tuple[
         else:
             value = Value(kind, shape or (1,), PLAIN.get(edge.kind, 0.0), name=edge.name)
         term = graph.give(edge.name, value, edge.kind, scalar=shape == ())
-        for trial in context.trials:
-            trial.name(term, edge.shape or ())
+        context.trials.names[id(term)] = edge.shape or ()
         if kind is None:
             graph.terms[edge.name].doubtful = True
     lower(graph)

@@ -23,7 +23,7 @@ from nnhal.frontends.common.terms import (
 from nnhal.frontends.common.writing import INT32_RANGE
 from nnhal.frontends.onnx.file import DTYPES, OnnxFile, OnnxFileGraph, OnnxNode, OnnxTensor
 from nnhal.frontends.onnx.order import reads
-from nnhal.frontends.onnx.trial import TRIED, TrialSizes
+from nnhal.frontends.onnx.trial import Trials
 from nnhal.model.graph import EdgeForm
 from nnhal.ops import OPS
 from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8S, bind
@@ -47,7 +47,7 @@ class FileContext(Struct, eq=False):
         default_factory=dict
     )  # of a term of rows [n, c, w] the one [n, c, 1, w] it was made of
 
-    trials: tuple[TrialSizes, ...] = field(default_factory=lambda: tuple(map(TrialSizes, TRIED)))  # of open dimensions
+    trials: Trials = field(default_factory=Trials)
     rectified: set[int] = field(default_factory=set)  # real terms whose stored ones are under the RELU behind them
     aliased: set[int] = field(default_factory=set)  # terms that have several names
 
@@ -55,6 +55,11 @@ class FileContext(Struct, eq=False):
         """A term of rows is one of pictures reshaped."""
         self.pictures[id(rows)] = pictures
         self.kept += [rows, pictures]
+
+    def stands_inside(self, inner: Term, outer: Term) -> None:
+        """A term of a graph within is one of the graph around it."""
+        self.trials.outer[id(inner)] = outer
+        self.kept += [inner, outer]
 
     def stands_for(self, real: Term, stored: Term) -> None:
         """A term holds the real values of another."""
@@ -182,8 +187,7 @@ class NodeGraph(WrittenGraph):
             replace(outer.value, data=None), outer.kind, scalar=outer.scalar, span=outer.span, doubtful=outer.doubtful
         )
         self.captures[name] = (outer, inner)
-        for trial in self.context.trials:
-            trial.same(inner, outer)
+        self.context.stands_inside(inner, outer)
         return inner
 
     # --------------------------------------------------------------------------------------------------------- the end

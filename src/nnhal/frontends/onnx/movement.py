@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from fractions import Fraction
 
 import numpy as np
 
@@ -13,7 +12,6 @@ from nnhal.frontends.common.writing import ASYMMETRIC, INT32_RANGE, MOST_DIMENSI
 from nnhal.frontends.onnx.fold import Unfolded, sliced
 from nnhal.frontends.onnx.positions import lower_by_places
 from nnhal.frontends.onnx.task import NodeTask, node
-from nnhal.frontends.onnx.trial import ENOUGH, TrialSizes
 from nnhal.ops.schema import B8, F16, F32, I32
 
 # ---------------------------------------------------------------------------------------------------------------- shapes
@@ -22,11 +20,8 @@ from nnhal.ops.schema import B8, F16, F32, I32
 @node("Shape", becomes="a constant, as far as the shape is known")
 def shape_of(t: NodeTask) -> None:
     """Known at import, as far as the shape is."""
-    x = t.raw(0)
-    shape = t.shape(x)[: t.rank(x)]
-    sizes = [OpenDimension(x, axis) if size is None else size for axis, size in enumerate(shape)]
-    sizes = sizes[t.attr("start", 0) : t.attr("end", len(shape))]
-    t.known_result(np.array(sizes, np.int64 if all(isinstance(n, int) for n in sizes) else object))
+    shape = t.extents(t.raw(0))[t.attr("start", 0) : t.attr("end", None)]
+    t.known_result(shape if any(isinstance(n, OpenDimension) for n in shape) else shape.astype(np.int64))
 
 
 @node("Size", becomes="a constant")
@@ -53,8 +48,6 @@ def reshape(t: NodeTask) -> None:
         elif isinstance(n, int):
             t.require(n >= -1, f"dimension {place} is {n}, must be -1 at least")
             wanted.append(n)
-        elif n is None:
-            t.refuse(f"dimension {place} is not known")
         else:
             wanted.append(n)
     t.result(0, t.reshaped(x, settled(t, x, wanted) or [1]), x.kind, scalar=not wanted)
@@ -62,48 +55,19 @@ def reshape(t: NodeTask) -> None:
 
 def settled(t: NodeTask, x: Term, wanted: Sequence[int | OpenDimension]) -> list[int | None]:
     """A shape for x, of which what is the same for any sizes of open dimensions is known, also where -1 stands for it."""
-    left = None
-    if -1 in wanted and (left := own_rest(x, wanted)) is None:
-        found: list[Fraction] = []
-        for trial in t.graph.context.trials:
-            each = rest(t, x, wanted, trial)
-            found += [] if each is None else [each]
-            if len({*found}) > 1:
-                break
-        alike = len(found) >= ENOUGH and len({*found}) == 1 and found[0].denominator == 1
-        left = found[0].numerator if alike else None
-        if left is None:
-            for term in (x, *(n.term for n in wanted if isinstance(n, OpenDimension))):
-                t.follows(term)
-    return [left if n == -1 else n if isinstance(n, int) else None for n in wanted]
-
-
-def own_rest(x: Term, wanted: Sequence[int | OpenDimension]) -> int | None:
-    """What -1 stands for where nothing is open but dimensions of x that are wanted as they are; None elsewhere."""
-    named = [n.axis for n in wanted if isinstance(n, OpenDimension) and n.term is x]
-    known = math.prod(n for n in wanted if isinstance(n, int) and n != -1)
-    others = [size for axis, size in enumerate(x.value.shape or ()) if axis not in named]
-    of_others = any(isinstance(n, OpenDimension) and n.term is not x for n in wanted)
-    if of_others or len({*named}) < len(named) or None in others or not known:
-        return None
-    total = math.prod(size for size in others if size is not None)
-    return None if total % known else total // known
-
-
-def rest(t: NodeTask, x: Term, wanted: Sequence[int | OpenDimension], trial: TrialSizes) -> Fraction | None:
-    """What -1 stands for, with sizes on trial; None where these say nothing."""
 
     def giver(term: Term) -> Emitted | None:
         return next((made for made in t.emitted if term in made.outputs), None) or t.graph.giver(term)
 
-    sizes, known = trial.shape(x, giver), 1
-    for n in wanted:
-        if isinstance(n, OpenDimension):
-            found = trial.shape(n.term, giver)
-            known *= 0 if found is None else found[n.axis]
-        elif n != -1:
-            known *= n
-    return None if sizes is None or not known else Fraction(math.prod(sizes), known)
+    left = None
+    known = math.prod(n for n in wanted if isinstance(n, int) and n != -1)
+    if -1 in wanted and known:
+        over = [n for n in wanted if isinstance(n, OpenDimension)]
+        each = t.graph.context.trials.quotient(x, over, giver)
+        left = each.numerator // known if each is not None and each % known == 0 else None
+        for term in (x, *(n.term for n in over)) if left is None else ():
+            t.follows(term)
+    return [left if n == -1 else n if isinstance(n, int) else None for n in wanted]
 
 
 @node("Flatten", becomes="RESHAPE")

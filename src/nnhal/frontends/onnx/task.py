@@ -11,7 +11,7 @@ from nnhal.base.operands import Array, Value
 from nnhal.base.records import replace
 from nnhal.frontends.common.budget import Cost
 from nnhal.frontends.common.places import broadcast, merged
-from nnhal.frontends.common.terms import UNTYPED, Emitted, Inexpressible, Term, constant
+from nnhal.frontends.common.terms import UNTYPED, Emitted, Inexpressible, OpenDimension, Term, constant
 from nnhal.frontends.common.writing import ASYMMETRIC, MOST_DIMENSIONS, OperationWriter, viewed
 from nnhal.frontends.onnx.file import AttributeReference, OnnxFileGraph, OnnxNode, OnnxTensor
 from nnhal.frontends.onnx.graph import KIND_OF, TYPES, NodeGraph
@@ -166,6 +166,16 @@ class NodeTask(OperationWriter):
         if term.value.type in ASYMMETRIC:
             return term
         return self.graph.context.stored.get(id(term))
+
+    def extents(self, term: Term) -> Array:
+        """The shape of a term in the file, as a value."""
+        shape = self.shape(term)[: self.rank(term)]
+        return np.array([OpenDimension(term, n) if size is None else size for n, size in enumerate(shape)], object)
+
+    def dimensions(self, place: int, what: str) -> list[int | OpenDimension]:
+        """A shape that input `place` holds."""
+        known = zip(self.partly(place, what), self.data(place, what).reshape(-1), strict=True)
+        return [n if size is None else size for size, n in known]
 
     def integer_of(self, place: int, what: str) -> int:
         """A constant integer, as any number type."""

@@ -4,11 +4,13 @@ A number that comes of a stride or a window hardly changes where sizes are small
 large ones. Large ones may make more elements than there may be, and small ones fewer than a window needs: those say nothing.
 """
 
+import math
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 
 from nnhal.base.errors import NnhalError
 from nnhal.base.operands import Value, fixed
-from nnhal.frontends.common.terms import Emitted, Term, shaped
+from nnhal.frontends.common.terms import Emitted, OpenDimension, Term, shaped
 from nnhal.ops import OPS
 from nnhal.ops.schema import bind
 
@@ -18,30 +20,63 @@ APART = 6  # so that no size is even, nor a multiple of 3
 Giver = Callable[[Term], Emitted | None]
 
 
+class Trials:
+    """What is known of open dimensions of a file. names: of an input's dimensions, of which those of one name have one size;
+    outer: terms of one shape with another, of the graph around theirs. Both by id, of terms that the import keeps.
+    """
+
+    def __init__(self) -> None:
+        self.names: dict[int, Sequence[object]] = {}
+        self.outer: dict[int, Term] = {}
+        self._each = [TrialSizes(self, first) for first in TRIED]
+
+    def quotient(self, x: Term, over: Sequence[OpenDimension], giver: Giver) -> Fraction | None:
+        """The number of elements of x over open dimensions, where that is the same whatever sizes there are; else None.
+
+        giver: the operation that gives a term.
+        """
+        if (own := _own(x, over)) is not None:
+            return Fraction(own)
+        found: list[Fraction] = []
+        for sizes in self._each:
+            each = sizes.quotient(x, over, giver)
+            found += [] if each is None else [each]
+            if len({*found}) > 1:
+                return None
+        return found[0] if len(found) >= ENOUGH else None
+
+
+def _own(x: Term, over: Sequence[OpenDimension]) -> int | None:
+    """The number of the others where nothing of x is open but these, and they are of x; None elsewhere."""
+    axes = [dimension.axis for dimension in over if dimension.term is x]
+    others = [size for axis, size in enumerate(x.value.shape or ()) if axis not in axes]
+    if len({*axes}) < len(over) or None in others:
+        return None
+    return math.prod(size for size in others if size is not None)
+
+
 class TrialSizes:
     """Shapes where each open dimension of what no operation gives has a size of its own, from `first` on."""
 
-    def __init__(self, first: int) -> None:
-        self._next = first
+    def __init__(self, trials: Trials, first: int) -> None:
+        self._trials, self._next = trials, first
         self._sizes: dict[str, int] = {}
-        self._named: dict[int, tuple[Term, Sequence[object]]] = {}
-        self._same: dict[int, tuple[Term, Term]] = {}
         self._found: dict[int, tuple[Term, tuple[int, ...] | None]] = {}  # by id; the term, which keeps it
 
-    def name(self, term: Term, dims: Sequence[object]) -> None:
-        """Dimensions of an input; those of one name have one size."""
-        self._named[id(term)] = term, dims
-
-    def same(self, term: Term, other: Term) -> None:
-        """Two terms have one shape: the second is of a graph around that of the first."""
-        self._same[id(term)] = term, other
+    def quotient(self, x: Term, over: Sequence[OpenDimension], giver: Giver) -> Fraction | None:
+        """The number of elements of x over dimensions; None where these sizes say nothing."""
+        shape, product = self.shape(x, giver), 1
+        for dimension in over:
+            found = self.shape(dimension.term, giver)
+            product *= 0 if found is None else found[dimension.axis]
+        return None if shape is None or not product else Fraction(math.prod(shape), product)
 
     def shape(self, term: Term, giver: Giver) -> tuple[int, ...] | None:
-        """The shape of a term; None where it is known only at execution even then. giver: the operation that gives one."""
+        """The shape of a term; None where it is known only at execution even then."""
         waiting = [term]
         while waiting:
             made = giver(waiting[-1])
-            needed = [] if id(waiting[-1]) in self._found else self._needed(waiting[-1], made)
+            needed = self._needed(waiting[-1], made)
             if needed:
                 waiting += needed
             else:
@@ -50,21 +85,20 @@ class TrialSizes:
 
     def _needed(self, term: Term, made: Emitted | None) -> list[Term]:
         """What has to be known before."""
-        if fixed(term.value.shape) is not None:
+        if id(term) in self._found or fixed(term.value.shape) is not None:
             return []
-        _, other = self._same.get(id(term), (None, None))
-        terms = [x for x in made.inputs if isinstance(x, Term)] if made else [] if other is None else [other]
+        outer = self._trials.outer.get(id(term))
+        terms = [x for x in made.inputs if isinstance(x, Term)] if made else [] if outer is None else [outer]
         return [x for x in terms if id(x) not in self._found and x.graph is None]
 
     def _look(self, term: Term, made: Emitted | None) -> None:
-        known = fixed(term.value.shape)
         if id(term) in self._found:
             return
+        known, outer = fixed(term.value.shape), self._trials.outer.get(id(term))
         if known is not None:
             self._found[id(term)] = term, known
         elif made is None:
-            _, other = self._same.get(id(term), (None, None))
-            self._found[id(term)] = term, self._given(term) if other is None else self._found[id(other)][1]
+            self._found[id(term)] = term, self._given(term) if outer is None else self._found[id(outer)][1]
         else:
             for out, shape in zip(made.outputs, self._shapes(made), strict=True):
                 self._found[id(out)] = out, shape
@@ -85,7 +119,7 @@ class TrialSizes:
         """Of what no operation gives."""
         if term.value.shape is None:
             return None
-        _, names = self._named.get(id(term), (term, ()))
+        names = self._trials.names.get(id(term), ())
         return tuple(
             self._size(names[axis] if axis < len(names) else None) if size is None else size
             for axis, size in enumerate(term.value.shape)
