@@ -1,19 +1,24 @@
 """Random chains of quantised operations, for drivers whose forms of several operations meet in one graph."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 import nnhal
+from nnhal.base.codes import operation_name
 from nnhal.base.operands import Array, ChannelQuant
 from nnhal.frontends.tensor import Tensor
 from nnhal.model.graph import Model
+from nnhal.model.parts import cut, live
 
 KINDS: dict[str, type[np.integer[Any]]] = {
     "TENSOR_QUANT8_ASYMM": np.uint8,
     "TENSOR_QUANT8_ASYMM_SIGNED": np.int8,
 }
 BENT = "none", "relu", "relu1", "relu6"  # activations
+HALVES = 2  # steps that halves, rounded up here and down there, may add up to in a chain
+Run = Callable[[Model, Sequence[Array]], Sequence[Array]]
 
 
 class Chain:
@@ -223,3 +228,23 @@ def chain(seed: int, length: int) -> tuple[Model, Array]:
     while len(made.tensors) <= length:
         made.add()
     return made.finish()
+
+
+def steps(found: Array, wanted: Array) -> int:
+    """How many steps two quantised tensors are apart at most."""
+    return int(np.abs(found.astype(int) - wanted).max())
+
+
+def require_within_a_step(model: Model, x: Array, run: Run, expected: Run) -> None:
+    """Each operation is within a step of what is expected of its own inputs; what the chain gives hardly depends on whether
+    somebody looks at what lies between.
+    """
+    operations = live(model)
+    whole = cut(model, operations, also=[i for n in operations for i in model.main.operations[n].outputs])
+    known = {model.main.inputs[0]: x, **dict(zip(whole.outputs, run(whole.model, [x]), strict=True))}
+    for number in operations:
+        one = cut(model, [number])
+        for place, wanted in zip(one.outputs, expected(one.model, [known[i] for i in one.inputs]), strict=True):
+            name = operation_name(model.main.operations[number].type)
+            assert steps(known[place], wanted) <= 1, (number, name)
+    assert steps(run(model, [x])[0], known[model.main.outputs[0]]) <= HALVES

@@ -6,6 +6,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ import pytest
 pytest.importorskip("openvino")
 
 import nnhal
-from nnhal.base.codes import operation_name
 from nnhal.base.operands import Array, ChannelQuant
 from nnhal.conformance.proving.run import to_prove
 from nnhal.drivers import reference
@@ -27,15 +27,13 @@ from nnhal.hal.cache.files import CacheContent, CacheFiles
 from nnhal.hal.choices import Proved
 from nnhal.hal.device import Hints, prepared_by
 from nnhal.model.graph import Model
-from nnhal.model.parts import cut, live
 from nnhal.zoo import maker
 from tests import requests
-from tests.drivers.quantised_chains import KINDS, chain
+from tests.drivers.quantised_chains import KINDS, chain, require_within_a_step, steps
 
 FAST, EXACT = Forms(forced="fast"), Forms(forced="exact")
 CHOICES = [(choice.operation, choice.type) for choice in to_prove(OpenVINO())]
 U8, I8 = KINDS
-HALVES = 2  # steps that halves, rounded up here and down there, may add up to in a chain
 SATURATING = platform.machine() == "x86_64" and "vnni" not in Path("/proc/cpuinfo").read_text("ascii", "replace")
 
 
@@ -56,11 +54,6 @@ def run(forms: Forms, model: Model, inputs: Sequence[Array]) -> list[Array]:
 
 def expected(model: Model, inputs: Sequence[Array]) -> list[Array]:
     return list(requests.run(prepared_by(reference.device(), model, Hints()), inputs).results)
-
-
-def steps(found: Array, wanted: Array) -> int:
-    """How many steps two quantised tensors are apart at most."""
-    return int(np.abs(found.astype(int) - wanted).max())
 
 
 def openvino_model(forms: Forms, model: Model) -> OpenVINOModel:
@@ -301,15 +294,7 @@ def test_each_operation_of_a_chain_is_within_a_step_of_what_it_makes_of_its_own_
         some = np.random.default_rng(seed).random(64)
         forms = FAST if seed % 2 else forms_of(lambda name: some[len(name)] < 0.6)
     model, x = chain(seed, 6)
-    operations = live(model)
-    whole = cut(model, operations, also=[i for n in operations for i in model.main.operations[n].outputs])
-    known = {model.main.inputs[0]: x, **dict(zip(whole.outputs, run(forms, whole.model, [x]), strict=True))}
-    for number in operations:
-        one = cut(model, [number])
-        for place, wanted in zip(one.outputs, expected(one.model, [known[i] for i in one.inputs]), strict=True):
-            name = operation_name(model.main.operations[number].type)
-            assert steps(known[place], wanted) <= 1, (number, name)
-    assert steps(run(forms, model, [x])[0], known[model.main.outputs[0]]) <= HALVES
+    require_within_a_step(model, x, partial(run, forms), expected)
 
 
 def two_sums(b: nnhal.Builder, kind: str, size: int) -> tuple[Tensor, Tensor, Tensor]:
