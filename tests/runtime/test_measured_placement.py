@@ -95,6 +95,23 @@ def test_what_nobody_tried_is_worth_it_within_a_quarter_of_what_is_known(elsewhe
     assert where(partition(equal(2, 10), offers, FAST, Measured(learnt=took, tried=tried))) == to
 
 
+@pytest.mark.parametrize(
+    ("tried", "to"),
+    [
+        ("", "bb"),  # both once: by what they took
+        ("b", "aa"),  # a, which one compilation measured, may have met something else
+        ("ab", "bb"),
+    ],
+)
+def test_what_one_compilation_measured_is_tried_once_more_within_a_quarter(tried: str, to: str) -> None:
+    offers = [says("a", [MS, MS], "yy"), says("b", [MS, MS], "yy")]
+    whole = {device: (StepPlan(device, (0, 1)),) for device in "ab"}
+    settled = frozenset(whole[device] for device in tried)
+    for seconds, there in ((12 * MS, to), (13 * MS, "bb")):
+        took = {whole["a"]: seconds, whole["b"]: 10 * MS}
+        assert where(partition(equal(2, 10), offers, FAST, Measured(learnt=took, tried=settled))) == there
+
+
 def test_where_nothing_is_known_nothing_is_tried() -> None:
     offers = [says("a", [MS, MS], "yy"), says("b", [1.1 * MS] * 2, "yy")]
     assert where(partition(equal(2, 10), offers, FAST, Measured(tried=frozenset()))) == "aa"

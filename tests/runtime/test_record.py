@@ -59,19 +59,25 @@ def test_a_profile_of_another_processor_is_not_found_unless_it_is_held_to() -> N
 def test_what_is_learnt_again_counts_a_quarter_unless_it_is_less() -> None:
     record.learn("m", [("a", 4.0), ("b", 1.0)])
     record.learn("m", [("a", 8.0)])
-    assert record.learnt("m") == {"a": 5.0, "b": 1.0}
+    assert record.learnt("m") == {"a": (5.0, True), "b": (1.0, False)}
     record.learn("m", [("a", 2.0)])
-    assert record.learnt("m") == {"a": 2.0, "b": 1.0} and record.learnt("n") == {}
+    assert record.learnt("m") == {"a": (2.0, True), "b": (1.0, False)} and record.learnt("n") == {}
 
 
 def test_what_is_tried_is_known_once_it_was_measured() -> None:
     record.tried("m", "a")
-    assert record.learnt("m") == {"a": None}
+    assert record.learnt("m") == {"a": (None, True)}
     record.learn("m", [("a", 4.0)])
+    assert record.learnt("m") == {"a": (4.0, False)}
     record.tried("m", "a")
-    assert record.learnt("m") == {"a": 4.0}
+    assert record.learnt("m") == {"a": (4.0, True)}  # whether or not it runs often enough
     record.learn("m", [("a", 8.0)])
-    assert record.learnt("m") == {"a": 5.0}
+    assert record.learnt("m") == {"a": (5.0, True)}
+
+
+def test_what_was_measured_in_turns_with_others_is_settled() -> None:
+    record.learn("m", [("a", 4.0)], settled=True)
+    assert record.learnt("m") == {"a": (4.0, True)}
 
 
 def test_no_more_is_remembered_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +185,7 @@ def test_who_reads_does_not_end_the_lock_of_another_thread_that_writes() -> None
     record.learn("m", [("[]", 1.0)])
     with closing(sqlite3.connect(place.path())) as writing:
         writing.execute("begin immediate")
-        assert record.learnt("m") == {"[]": 1.0}
+        assert record.learnt("m") == {"[]": (1.0, False)}
         other = subprocess.run(
             [sys.executable, "-c", TAKE, str(place.path())], check=False, capture_output=True, text=True
         )

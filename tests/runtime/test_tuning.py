@@ -16,7 +16,7 @@ from nnhal.runtime.measured import place, record
 from nnhal.runtime.partition import Expectation, Forecast
 from nnhal.runtime.tuning import _chosen
 from tests.runtime.devices import Fake, failing
-from tests.runtime.test_learning import X, chain, driver, profiled, where
+from tests.runtime.test_learning import X, chain, driver, learnt_rows, profiled, where
 
 
 def tuned(*devices: Any, seconds: float = 0.5, **more: Any) -> nnhal.Compiled:
@@ -40,6 +40,7 @@ def test_what_was_measured_is_known_to_the_next_compilation(tmp_path: Path) -> N
     again = nnhal.compile(chain(), devices=["slow", "quick"], cache_dir=False)
     assert where(again.placement) == ["quick", "quick"] and again.placement.forecasts[0].known
     assert place.there() and record.profile() is None
+    assert {count for *_, count in learnt_rows()} == {2}  # in turns, so that none is measured once more
 
 
 def test_a_candidate_that_fails_is_left_out(tmp_path: Path) -> None:

@@ -76,16 +76,16 @@ class Judge(Record, frozen=True):
         key = self.keys[label]
         return identity_of(key, self.asking.options.get(key.name, {}))
 
-    def learn(self, found: Sequence[tuple[Steps, float]]) -> None:
+    def learn(self, found: Sequence[tuple[Steps, float]], settled: bool = False) -> None:
         """Remember what assignments took, in seconds. Not of devices that another run has not, nor beside a held profile,
-        nor for other preferences than the one that asks for time."""
+        nor for other preferences than the one that asks for time. settled: as of `record.learn`."""
         if self.held or self.asking.preference != Preference.FAST_SINGLE_ANSWER:
             return
         from nnhal.runtime.measured import record
 
         rows = [(text, seconds) for steps, seconds in found if (text := self._text(steps))]
         if rows:
-            later(lambda: record.learn(self.name, rows))
+            later(lambda: record.learn(self.name, rows, settled))
 
     def begun(self, steps: Steps) -> None:
         """A compilation has this assignment. Where it is one to be tried, remember that it was, whatever comes of it."""
@@ -263,21 +263,21 @@ def _crossings(profile: "MachineProfile", keys: Mapping[str, DeviceKey]) -> dict
 
 
 def _learnt(model: str, identities: Mapping[str, str]) -> tuple[dict[Steps, float], frozenset[Steps]]:
-    """What assignments of a model took on these devices, as they are now; and those that were only begun."""
+    """What assignments of a model took on these devices, as they are now; and those of which no more is to be found out."""
     from nnhal.runtime.measured import record
 
     labels = {identity: label for label, identity in identities.items() if identity}
     found: dict[Steps, float] = {}
-    begun: set[Steps] = set()
-    for text, seconds in record.learnt(model).items():
+    tried: set[Steps] = set()
+    for text, (seconds, settled) in record.learnt(model).items():
         rows = _assignment(text)
         if rows and all(identity in labels for identity, _ in rows):
             steps = tuple(StepPlan(labels[identity], operations) for identity, operations in rows)
-            if seconds is None:
-                begun.add(steps)
-            elif 0 <= seconds < inf:
+            if settled:
+                tried.add(steps)
+            if seconds is not None and 0 <= seconds < inf:
                 found[steps] = seconds
-    return found, frozenset(begun)
+    return found, frozenset(tried)
 
 
 def _assignment(text: str) -> list[tuple[str, tuple[int, ...]]]:

@@ -29,9 +29,9 @@ from nnhal.runtime.schedule import Claimed, Schedule, StepPlan, Together
 
 # what several steps may be predicted to take of one, to be preferred; seconds for each more
 WORTH, BOUNDARY = 0.75, 100e-6
-TRIED = (
-    0.8  # of what one step is predicted to take that nobody has tried counts beside what another took: it may be faster
-)
+# of what one step is predicted to take that nobody has tried, or took when it was tried once, counts beside what another
+# took: it may be faster
+TRIED = 0.8
 MOST = 0.5  # of a model's operations, which a step must have to say something of its device
 IMPROVED, ENOUGH = 3, 0.01  # assignments that are improved step by step, and the share of a price that is worth a pass
 UNREAD = "nobody reads what it gives, so it does not run"
@@ -117,7 +117,7 @@ class Measured(Record, frozen=True):
     """Least time by measurement, or least of what `Offer.predicted` says.
 
     crossings: seconds of an operand and of each byte of it, from one device to another. learnt: what whole assignments
-    took, of one step or several. tried: assignments of which that is going to be known; None where nothing is tried.
+    took, of one step or several. tried: assignments of which nothing more is to be found out; None where nothing is tried.
     cpu: what each operation takes the CPU, for devices that state their time against it; guessed where nobody measured that.
     """
 
@@ -127,9 +127,10 @@ class Measured(Record, frozen=True):
     cpu: Sequence[float] | None = None
 
     def is_trial(self, steps: Steps) -> bool:
-        """Whether it is worth something to know what all on this device takes: what it takes elsewhere is known."""
-        known = steps in self.learnt or not self.learnt
-        return len(steps) == 1 and not known and self.tried is not None and steps not in self.tried
+        """Whether it is worth something to know what all on this device takes, or to know it better: what it takes elsewhere
+        is known."""
+        open = len(steps) == 1 and self.tried is not None and steps not in self.tried
+        return open and any(other != steps for other in self.learnt)
 
 
 def partition(
@@ -354,7 +355,8 @@ def _expectations(
 
     An assignment of several steps has to be better by a margin than the best of one, unless it was measured: what engines
     fuse across operations they cannot fuse across steps, and no sum knows of that. One of one step that was never tried may
-    be worse by a margin than what is known, or the first choice would be the last one too.
+    be worse by a margin than what is known, or the first choice would be the last one too; so may one that one compilation
+    alone measured, beside which something else may have run.
     """
     predicted = {offer.device: list(offer.predicted or ()) for offer in offers}
     starting = {offer.device: offer.step for offer in offers}
@@ -391,7 +393,7 @@ def _expectations(
         total = sum(f.seconds for f in forecasts) + prices.of_crossings(placed) if whole is None else whole
         if whole is None and len(steps) > 1:
             total = total / WORTH + BOUNDARY * (len(steps) - 1)
-        elif measured.is_trial(steps):
+        if measured.is_trial(steps):
             total *= TRIED
         found.append(Expectation(total, placed, forecasts))
     return sorted(found, key=lambda each: each.seconds)

@@ -107,7 +107,7 @@ def _tune(
         candidates = _rounds(candidates, end)
         found = {c.steps: min(c.took) / 1e9 for c in candidates}
         best = _best(candidates)
-    judge.learn(list(found.items()))
+    judge.learn(list(found.items()), settled=True)
     judge = replace(judge, measured=replace(measured, learnt={**measured.learnt, **found}))
     if best is None:
         return judge

@@ -52,6 +52,14 @@ class KeptFailure(NamedTuple):
     at: int = 0
 
 
+class Took(NamedTuple):
+    """What an assignment took. seconds: None for one that has only begun. settled: whether that is all there is to find out:
+    it was measured more than once, or is being measured."""
+
+    seconds: float | None
+    settled: bool
+
+
 @cache
 def processor() -> str:
     """What tells this kind of processor from others, in 16 characters."""
@@ -170,27 +178,30 @@ def forget() -> None:
 # ------------------------------------------------------------------------------------------- what assignments took, learnt
 
 
-def learnt(model: str) -> dict[str, float | None]:
-    """Seconds that assignments of a model's operations took, by their texts; None for one that has only begun."""
+def learnt(model: str) -> dict[str, Took]:
+    """What assignments of a model's operations took, by their texts."""
 
-    def ask(connection: sqlite3.Connection) -> dict[str, float | None]:
+    def ask(connection: sqlite3.Connection) -> dict[str, Took]:
         sound = "typeof(assignment) = 'text' and typeof(seconds) = 'real'"
-        took = "case when count > 0 then seconds end"
+        took = "case when count > 0 then seconds end, count <> 1"
         rows = connection.execute(f"select assignment, {took} from learnt where model = ? and {sound}", (model,))
-        return dict(rows.fetchall())
+        return {assignment: Took(seconds, bool(settled)) for assignment, seconds, settled in rows}
 
     return _looked("what steps took", ask, {})
 
 
-def learn(model: str, rows: Sequence[tuple[str, float]]) -> None:
-    """Remember what assignments took, beside what they took before: of the newer a quarter, unless it is less."""
-    now = int(time.time())
+def learn(model: str, rows: Sequence[tuple[str, float]], settled: bool = False) -> None:
+    """Remember what assignments took, beside what they took before: of the newer a quarter, unless it is less.
+
+    settled: whether there is nothing to find out by measuring them in one more compilation.
+    """
+    now, times = int(time.time()), 2 if settled else 1
 
     def write(connection: sqlite3.Connection) -> None:
         connection.executemany(
-            "insert into learnt values (?1, ?2, ?3, 1, ?4) on conflict do update set at = ?4, count = count + 1,"
+            "insert into learnt values (?1, ?2, ?3, ?5, ?4) on conflict do update set at = ?4, count = count + ?5,"
             f" seconds = case when count > 0 then min(?3, seconds * {1 - WEIGHT} + ?3 * {WEIGHT}) else ?3 end",
-            [(model, assignment, seconds, now) for assignment, seconds in rows],
+            [(model, assignment, seconds, now, times) for assignment, seconds in rows],
         )
         connection.execute(
             "delete from learnt where at < (select at from learnt order by at desc limit 1 offset ?)", (MOST,)
@@ -200,9 +211,10 @@ def learn(model: str, rows: Sequence[tuple[str, float]]) -> None:
 
 
 def tried(model: str, assignment: str) -> None:
-    """Remember that it is begun to find out what an assignment takes."""
+    """Remember that it is begun to find out what an assignment takes: for the first time, or once more."""
     row = (model, assignment, int(time.time()))
-    _noted("what is tried", lambda c: c.execute("insert or ignore into learnt values (?, ?, 0.0, 0, ?)", row))
+    begun = "insert into learnt values (?, ?, 0.0, 0, ?) on conflict do update set count = 2 where count = 1"
+    _noted("what is tried", lambda c: c.execute(begun, row))
 
 
 # ----------------------------------------------------------------------------------------------------------- what failed
