@@ -195,7 +195,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> System:
         def poll(self, milliseconds: float) -> list[tuple[int, int]]:
             system.waits.append(milliseconds)
             found = self._poll.poll(min(milliseconds, 5))
-            if not found and any(process.hanging for process in started):
+            if not found and any(process.hanging and not process.killed.is_set() for process in started):
                 clock.now += milliseconds / 1000  # all that was said was heard
             return found
 

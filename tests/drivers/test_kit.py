@@ -124,6 +124,24 @@ def test_the_shape_asked_for_longest_ago_goes_and_is_closed_once_nobody_runs_it(
     assert [d.closed for d in Doubled.made[-shapes.MOST_SHAPES :]] == [0] * shapes.MOST_SHAPES
 
 
+@pytest.mark.parametrize("when", ["before it is prepared", "inside"])
+def test_what_was_given_up_writes_nothing_whatever_prepared_model_is_at_it(when):
+    found, room = prepared(twice((None,))), np.full(3, -9, np.float32)
+    made = found.request([np.ones(3, np.float32)], [room])
+
+    class Late(Doubled):
+        def run(self, request: Request, control: Control) -> Timing | None:
+            made.abandon()
+            return super().run(request, control)
+
+    found._make = Late
+    if when == "before it is prepared":
+        made.abandon()
+    with pytest.raises(Closed):
+        made.execute(found.run, UNLIMITED)
+    assert (room == -9).all()
+
+
 def test_closing_closes_all_of_them_once():
     found = prepared(twice((None,)))
     for size in (1, 2, 3):

@@ -627,3 +627,18 @@ def test_an_execution_that_was_given_up_leaves_its_buffer_without_contents() -> 
     with pytest.raises(Closed, match="the execution was given up before it ended"):
         made.execute(partial(run_resolved, step, run=run), Control())
     assert buffer.shape is None
+
+
+def test_an_execution_that_was_given_up_beside_a_buffer_writes_nothing_to_the_callers_memory() -> None:
+    step = prepare(device_of("reference"), doubling((3, 4)))
+    buffer, room = HostBuffer(ANY, [into(step)]), np.full((3, 4), -9, np.float32)
+    fill(buffer, X)
+    made = step.request([None], [room], input_buffers={0: buffer})
+
+    def run(inner: Request, control: Control) -> None:
+        made.abandon()
+        inner.write(0, X)
+
+    with pytest.raises(Closed, match="is written after the execution ended"):
+        made.execute(partial(run_resolved, step, run=run), Control())
+    assert (room == -9).all()

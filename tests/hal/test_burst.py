@@ -162,6 +162,31 @@ def test_a_second_execution_at_the_same_time_is_bad_state() -> None:
         asked(prepared, X, nan()).execute(burst.run, PLAIN)
 
 
+def test_an_execution_that_was_given_up_keeps_no_other_out_of_its_burst() -> None:
+    """As the deadline of its own was missed: the next one is as welcome as it is in another process."""
+
+    def given_up() -> None:
+        with pytest.raises(Closed):
+            first.execute(burst.run, PLAIN)
+
+    prepared = Slow()
+    with prepared.burst() as burst:
+        first = asked(prepared, X, nan())
+        running = threading.Thread(target=given_up)
+        running.start()
+        assert prepared.inside.wait(LIMIT)
+        first.abandon()
+        second = asked(prepared, X + 1, nan())
+        threading.Timer(0.1, prepared.go.set).start()
+        second.execute(burst.run, PLAIN)
+        np.testing.assert_array_equal(second.results[0], X + 2)
+        running.join(LIMIT)
+        third = asked(prepared, X + 2, nan())
+        third.execute(burst.run, PLAIN)
+        np.testing.assert_array_equal(third.results[0], X + 3)
+    assert prepared.hooks == ["opened", "run", "run", "run", "closed"]
+
+
 @pytest.mark.parametrize("deadline", [None, 2**62])
 def test_a_second_execution_in_another_process_is_bad_state(deadline: int | None) -> None:
     device, control = Resilient("probe", lambda: start(PROBE)), Control(deadline=deadline)

@@ -8,6 +8,7 @@ import tracemalloc
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -328,6 +329,17 @@ def test_a_burst_is_one_at_a_time_and_of_no_use_once_it_is_closed():
     with pytest.raises(nnhal.Closed):
         burst(X, times_of(2))
     assert compiled(X, times_of(2)).tolist() == [0, 4, 8, 12]
+
+
+def test_a_burst_takes_another_while_one_that_was_given_up_is_still_inside():
+    slow = threading.Event()
+    compiled = nnhal.compile(doubling(), devices=[adder(on_run=nth(2, partial(slow.wait, 5)))])
+    with compiled.burst() as burst:
+        with pytest.raises(MissedDeadline):
+            burst.run(X, times_of(2), deadline=0.05)
+        assert burst(X, times_of(2)).tolist() == [0, 4, 8, 12]
+        slow.set()
+        assert burst(X, times_of(3)).tolist() == [0, 8, 16, 24]
 
 
 def test_a_burst_says_what_steps_inside_are_run_by():

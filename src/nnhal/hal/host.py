@@ -186,10 +186,12 @@ class Hosted:
             for index, buffer in self._read:
                 given[index] = buffer.array()
         request = signature.make(signature, given, rooms, *self._others)
+        if outer is not None:
+            outer.contain(request)
         timing = request.execute(run, control)
         control.check()
-        if outer is not None and outer.ended:
-            raise Closed(f"{signature.where}: the execution was given up before it ended")
+        if outer is not None:
+            outer.require_wanted()
         if not request.small:
             for index, writing in writings:  # all of them before any has contents
                 writing.buffer.check(request.results[index])
@@ -252,13 +254,12 @@ class LocalBurst(Burst):
     def run(self, request: Request, control: Control) -> Timing | None:
         """As `Prepared.run`."""
         try:
-            if not self._turn.take(request):
-                raise BadState("burst: an execution is running, must be one at a time; open one burst a thread")
+            run = self._run if self._turn.take_in_burst(request) else self._prepared.run
             if self._closed:
                 raise Closed("burst: used after close")
             if request.input_buffers or request.output_buffers:
-                return run_resolved(self._prepared, request, control, self._run)
-            return self._run(request, control)
+                return run_resolved(self._prepared, request, control, run)
+            return run(request, control)
         finally:
             self._turn.give_back(request)
             if self._closed:
@@ -300,6 +301,19 @@ class Turn:
             if free:
                 self._holder = weakref.ref(who)
             return free
+
+    def take_in_burst(self, request: Request) -> bool:
+        """Whether it is this execution's now. False where it takes a plain call, as one that was given up is still inside.
+
+        BadState where another is running.
+        """
+        if self.take(request):
+            return True
+        holder = self._holder
+        running = None if holder is None else holder()
+        if isinstance(running, Request) and not running.ended:
+            raise BadState("burst: an execution is running, must be one at a time; open one burst a thread")
+        return False
 
     def give_back(self, who: object) -> None:
         """Where it is `who`'s."""

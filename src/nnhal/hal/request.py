@@ -301,6 +301,7 @@ class Request:
     _views: list[Array | None] | None = None
     _own: dict[int, Array] | None = None
     _fault: NnhalError | None = None
+    _contained: "Request | None" = None
 
     def __init__(
         self,
@@ -498,10 +499,17 @@ class Request:
 
     def inside(self, given: Sequence[Array | None], rooms: Sequence[Array | None] | None, **buffers: Any) -> "Request":
         """Another request of the same signature, for the same execution done with other memory."""
-        return self.signature.make(self.signature, given, rooms, **buffers)
+        return self.contain(self.signature.make(self.signature, given, rooms, **buffers))
+
+    def contain(self, inner: "Request") -> "Request":
+        """A request by which the same execution is done: once this one is given up, that one writes nothing either."""
+        self._contained = inner
+        if self._given_up:  # before that one could be seen
+            inner.abandon()
+        return inner
 
     def adopt(self, inner: "Request") -> None:
-        """What became of `inside`."""
+        """What became of a request that this one contains."""
         self.results, self.shapes, self.small = inner.results, inner.shapes, inner.small
 
     # ------------------------------------------------------------------------------------------- from begin to end
@@ -529,8 +537,7 @@ class Request:
                 raise failed from error
             finally:
                 del failed  # its traceback holds this frame
-        if self._ended:
-            raise Closed(f"{self.signature.where}: the execution was given up before it ended")
+        self.require_wanted()
         self._ended = True
         shapes = self.shapes
         if None in shapes or self._fault is not None or (self.rooms is not None and _COPYING in shapes):
@@ -555,6 +562,13 @@ class Request:
         """The end, without a result: from here on nothing is written to the caller's memory."""
         self._given_up = True
         self._stop()
+        if self._contained is not None:
+            self._contained.abandon()
+
+    def require_wanted(self) -> None:
+        """Closed where it has ended already, as it was given up."""
+        if self._ended:
+            raise Closed(f"{self.signature.where}: the execution was given up before it ended")
 
     def reopen(self) -> None:
         """After an interrupt while outputs were taken over: `execute` may be called again, unless it was given up."""

@@ -67,11 +67,13 @@ class _ForEachShape(Prepared):
             raise Closed("the prepared model was closed")
         kept = self._made.get(shapes, lambda: self._made_for(shapes))
         prepared, there = kept.prepared, [n for n, shape in enumerate(shapes) if shape is not None]
-        inner = prepared.request(
-            [given[n] for n in there],
-            request.rooms,
-            input_buffers={place: buffers[n] for place, n in enumerate(there) if n in buffers},
-            output_buffers=request.output_buffers,
+        inner = request.contain(
+            prepared.request(
+                [given[n] for n in there],
+                request.rooms,
+                input_buffers={place: buffers[n] for place, n in enumerate(there) if n in buffers},
+                output_buffers=request.output_buffers,
+            )
         )
         timing = inner.execute(prepared.run, control)
         request.adopt(inner)

@@ -112,10 +112,10 @@ def layer(
     ratios = (product_scales(x, weights) / scales_of(value)).astype(np.float32)
     t.require(ratios.min() > 1 / FAR and ratios.max() < FAR, "scales are too far from each other for float32")
     factor = t.constant(ratios if len(ratios) == 1 else ratios.reshape([1, -1, 1, 1] if image else [1, -1]))
-    y = t.op("multiply", total(t, biased), factor)
+    y = total(t, biased)
     if t.a.bias.data is None or np.abs(t.a.bias.data.astype(np.int64)).max(initial=0) * ratios.max() > WELL:
-        y = t.graph.apart(y)  # else the bounds are moved before the bias, where they lose their digits beside it
-    t.give_steps(finished(y), within=stored_bounds(t.a))
+        y = t.graph.apart(y)  # else factor and bounds are moved before the bias, where they lose their digits beside it
+    t.give_steps(finished(t.op("multiply", y, factor)), within=stored_bounds(t.a))
 
 
 def eight_bits(t: RealTask, name: str, axis: int) -> list[Node]:
