@@ -8,7 +8,6 @@ from nnhal.base.codes import Activation
 from nnhal.drivers.litert.common import ACTIVATIONS, activation, require_bound
 from nnhal.drivers.litert.graph import FLOATS, QUANTS, EngineTensor
 from nnhal.drivers.litert.task import BEYOND_XNNPACK, Task, entry
-from nnhal.ops.common import decode
 from nnhal.ops.schema import B8, F16, F32, I32, Q8PC, Q8SYMM
 
 NUMBERS = FLOATS | QUANTS | {I32}
@@ -286,12 +285,12 @@ def quantise(t: Task) -> None:
 
 def dequantise(t: Task) -> None:
     """Write the real values of a tensor."""
-    source, narrow = t.a.input, t.out.value.type == F16 and not t.leaves(0)
+    x, narrow = t.x("input"), t.out.value.type == F16 and not t.leaves(0)
     exact = t.temporary(t.out.value) if narrow else t.out
-    if source.data is not None and source.zero_point:  # XNNPACK folds it with a rounding more
-        t.reshape(t.constant(decode(source, source.array), np.float32), exact)
+    if t.a.input.data is not None and t.a.input.zero_point:
+        t.reshape(t.dequantised(x), exact)
     else:
-        t.emit(t.name, [t.x("input")], exact)
+        t.emit(t.name, [x], exact)
     if narrow:
         halved(t, exact, t.out)
 

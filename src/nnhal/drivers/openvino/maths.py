@@ -15,6 +15,7 @@ from nnhal.drivers.openvino.engine import opset, ov
 
 LAYERS = frozenset({"avg_pool", "convolution", "convolution_backprop_data", "group_convolution"})
 NOT_FOLDED = LAYERS | {"elu", "gather_elements", "gru_sequence", "lstm_sequence"}
+CHOICES = frozenset({"maximum", "minimum", "select"})  # of integers, which a kernel of several computes in float32
 PASSED_ON = frozenset({"Convert", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 
@@ -101,7 +102,13 @@ class Maths(KnownConstants):
             return self.o.round(*nodes, "half_away_from_zero")
         if kind == "abs" and len(self.shape(nodes[0]) or ()) == 1:  # behind parts that are joined it changes these
             return self.squeeze(self.o.abs(self.unsqueeze(nodes[0], 0)), 0)
+        if kind in CHOICES and self.dtype(nodes[-1]) == np.int32:
+            return self._alone(getattr(self.o, kind)(*map(self._alone, nodes)))
         return getattr(self.o, kind)(*nodes)
+
+    def _alone(self, x: Node) -> Node:
+        """The same elements, between what OpenVINO would make one kernel of."""
+        return self.squeeze(self.unsqueeze(x, 0), 0)
 
     def clamp(self, x: Node, low: float, high: float) -> Node:
         return self.o.clamp(x, low, high)
@@ -156,7 +163,11 @@ class Maths(KnownConstants):
         return self.o.broadcast(x, self.whole(shape))
 
     def reduce(self, kind: str, x: Node, axes: Sequence[int], keep: bool) -> Node:
-        kept = getattr(self.o, f"reduce_{kind}")(x, self.whole(axes), True)  # a sum behind one that keeps none is wrong
+        """A sum behind one that keeps no dimension is wrong. What is computed inside one of three dimensions takes the
+        constants of other rows.
+        """
+        kept = getattr(self.o, f"reduce_{kind}")(x, self.whole(axes), True)
+        kept = self._alone(kept) if len(self.shape(x) or ()) == 3 else kept
         return kept if keep else self.o.squeeze(kept, self.whole(axes))
 
     def top(self, x: Node, count: int, axis: int, most: bool) -> tuple[Node, Node]:

@@ -25,6 +25,8 @@ from nnhal.ops.schema import F32, Q8, Q8PC, Q8S
 from nnhal.ops.transposed import cut, spread
 
 SQUARED = 2.0**50  # numbers up to here are squared
+NEAR = 2.0**17  # steps of the output up to which sums of rounded numbers are near to what they should be
+LEAST = float(np.finfo(np.float32).min)
 WIDEST = 64  # radius of sums of shifted tensors
 WAYS = ("uint8", "float")  # products in the processor's own instructions, or of steps
 FORMS: dict[int, tuple[str, ...]] = {Q8: WAYS, Q8S: WAYS}
@@ -114,11 +116,16 @@ def summed(t: OnnxTask, y: str, weights: Any, rank: int, axis: int) -> None:
     t.put(clipped(t, t.quantised(t.o.Mul(y, along), 1)))
 
 
-def require_sums(t: OnnxTask, weights: Any, axis: int) -> None:
-    """Refuse quantised sums that float32 does not hold; a bias is rounded where it is great, as any sum with it is."""
-    if t.a.out.quantised:
-        ratio = product_scales(t.a.input, weights).max() / t.a.out.scale
-        require_exact(greatest_sum(t.a.input, weights, axis), ratio)
+def require_sums(t: OnnxTask, weights: Any, axis: int) -> bool:
+    """Refuse quantised sums that float32 does not hold; a bias is rounded where it is great, as any sum with it is.
+
+    Returns whether they have to be whole numbers, or those that nearly cancel are off by more than a part of a step.
+    """
+    if not t.a.out.quantised:
+        return False
+    ratio = product_scales(t.a.input, weights).max() / t.a.out.scale
+    require_exact(greatest_sum(t.a.input, weights, axis), ratio)
+    return bool(greatest_sum(t.a.input, weights, axis, t.a.bias) * ratio > NEAR)
 
 
 @entry("CONV_2D", "DEPTHWISE_CONV_2D", "GROUPED_CONV_2D", forms=FORMS)
@@ -131,8 +138,10 @@ def convolution(t: OnnxTask) -> None:
         require_32_bits(greatest_sum(a.input, a.filter, axis, a.bias))
         t.put(clipped(t, t.as_given(in_integers(t, order, axis, how))))
         return
-    require_sums(t, a.filter, axis)
+    whole = require_sums(t, a.filter, axis)
     y = t.o.Conv(t.image(t.steps("input")), moved(t, "filter", order), bias_steps(t), **how)
+    if whole:  # ONNX Runtime multiplies a factor behind it into the weights, else
+        y = t.o.Max(y, LEAST)
     summed(t, t.as_given(y), a.filter, 4, 1 if a.nchw else 3)
 
 
