@@ -347,6 +347,34 @@ def test_layers_that_read_the_same_are_right_where_openvino_makes_one_of_them(ki
     assert max(map(steps, run(FAST, model, [data]), expected(model, [data]))) <= 1
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("picture", "filter", "dilation", "integers"),
+    [
+        ((4, 1), (3, 2), (1, 2), False),  # no column of the filter meets the picture
+        ((4, 2), (3, 2), (1, 3), False),
+        ((1, 4), (2, 3), (2, 1), False),
+        ((4, 1), (3, 3), (1, 2), False),  # one does
+        ((4, 3), (3, 2), (1, 2), True),
+        ((4, 4), (3, 3), (1, 1), True),
+    ],
+)
+def test_a_filter_that_meets_padding_alone_is_none_for_kernels_of_8_bits(
+    kind: str, picture: tuple[int, int], filter: tuple[int, int], dilation: tuple[int, int], integers: bool
+) -> None:
+    b, rng, middle = nnhal.Builder(), np.random.default_rng(0), 128 if kind == U8 else 0
+    x = b.input((1, *picture, 16), kind, 0.02, middle)
+    scales = nnhal.ChannelQuant((0.001,) * 16, 0)
+    weights = rng.integers(-20, 20, (16, *filter, 16)).astype(np.int8)
+    w = b.constant(weights, "TENSOR_QUANT8_SYMM_PER_CHANNEL", channel=scales)
+    bias = b.constant(np.zeros(16, np.int32))
+    y = b.conv_2d(x, w, bias, padding="same", dilation=dilation, scale=0.02, zero_point=middle)
+    model = b.finish([x], [y])
+    assert all(in_integers(how) == integers for how in layers(FAST, model))
+    data = rng.integers(middle - 60, middle + 60, (1, *picture, 16)).astype(KINDS[kind])
+    assert steps(run(FAST, model, [data])[0], expected(model, [data])[0]) <= 1
+
+
 # ------------------------------------------------------------------------------------------ what is left to the exact form
 
 

@@ -12,6 +12,7 @@ from functools import partial, reduce
 import numpy as np
 
 from nnhal.base.codes import Padding as Scheme
+from nnhal.base.operands import Unknown
 from nnhal.drivers.kit.movement import nearest, repeats
 from nnhal.drivers.kit.numbers import stored_bounds, window
 from nnhal.drivers.kit.real.engine import Node, Sliding
@@ -150,6 +151,7 @@ def convolution(t: RealTask) -> None:
     """Each group has its own filters; a group of DEPTHWISE_CONV_2D is one channel.
 
     Where several groups of one channel give several each, OpenVINO's kernel of 8 bits for small pictures (gemm) is wrong.
+    So is one of a filter that meets padding alone.
     """
     depthwise, how = t.name == "DEPTHWISE_CONV_2D", sliding(t)
     depth = t.a.filter.known[3 if depthwise else 0]
@@ -160,7 +162,19 @@ def convolution(t: RealTask) -> None:
     def product(x: Node, weights: Node) -> Node:
         return t.o.convolution(t.image(x), t.o.transpose(weights, order), groups, how)
 
-    layer(t, product, axis=3 if depthwise else 0, fast=not spreading)
+    layer(t, product, axis=3 if depthwise else 0, fast=not (spreading or any(map(partial(idle, t), "hw"))))
+
+
+def idle(t: RealTask, axis: str) -> bool:
+    """Whether a row or column of the filter meets nothing but padding, wherever the filter is."""
+    try:
+        size, w = (t.a.height if axis == "h" else t.a.width), window(t.a, axis)
+    except Unknown:  # asked about only: what is compiled has sizes
+        return False
+    taps = np.arange(w.size) * w.dilation - w.before
+    places = np.arange(0, size + w.before + w.after - (w.size - 1) * w.dilation, w.stride)
+    met = taps[:, None] + places
+    return not ((met >= 0) & (met < size)).any(1).all()
 
 
 @entry("TRANSPOSE_CONV_2D")
