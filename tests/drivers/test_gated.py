@@ -44,6 +44,7 @@ CHANGES = (
     "the candidate reads another step",
     "two steps read one piece",
     "the input is broadcast",
+    "the layer of the gates reads the whole state as one row",
     "a sum has an activation",
     "another thing than the state fades",
     "another thing than what is fresh is taken off",
@@ -74,6 +75,8 @@ def write(s: Sizes, change: str = "", seed: int = 0) -> Written:
     shape = s.steps, 1 if change == "the input is broadcast" else s.batch, s.size
     x, h = b.input(shape), b.input((s.batch, s.units))
     inputs, arguments = [x, h], [numbers(*shape), numbers(s.batch, s.units)]
+    if change == "the layer of the gates reads the whole state as one row":
+        weights = (*weights[:2], (numbers(2 * s.units, s.batch * s.units), weights[2][1]), weights[3])
     held = [[b.constant(each) for each in pair] for pair in weights]
     if change == "weights are an input":
         held[3][0] = b.input((s.units, s.units))

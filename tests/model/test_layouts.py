@@ -328,6 +328,16 @@ def test_what_a_constant_is_made_of_is_turned_with_it() -> None:
     assert same(model, found.model, inputs_of(model, np.random.default_rng(1)))
 
 
+def test_the_numbers_beside_a_constant_that_is_turned_stay_numbers() -> None:
+    b = Builder()
+    x = b.input((1, 4, 4, 3))
+    bent = b.elu(np.array([[[0.5, -2, -1]]], np.float32), 0.5)
+    model = b.finish([x], [b.max_pool_2d(b.add(x, bent), padding="same", filter_size=2, stride=1)])
+    found = laid_out(model, "nchw")
+    assert found.transposes == 2
+    assert same(model, found.model, inputs_of(model, np.random.default_rng(1)))
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_what_a_constant_is_made_of_may_be_an_output_transposed(depth: int) -> None:
     b = Builder()

@@ -277,7 +277,8 @@ class _Writing:
             shape = () if value is None else value.known
             led = (1,) * (len(order) - len(shape)) + shape
             made = self._new(replace(self.operands[datum], dimensions=tuple([led[i] for i in order])))
-        inputs = tuple([self._constant(i, order) for i in operation.inputs])
+        tensors = [is_tensor(self.graph.operands[i].type) for i in operation.inputs]  # the others are in no order
+        inputs = tuple([self._constant(i, order) if t else i for i, t in zip(operation.inputs, tensors, strict=True)])
         self._add(replace(operation, inputs=inputs, outputs=(made,)), n, a if plain else None)
         return made
 

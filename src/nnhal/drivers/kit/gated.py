@@ -181,10 +181,13 @@ class _Search:
         if any((value := self.values[i]) is None or value.data is None for i in constants):
             return
         size, state = self._shape(of_input[0][0])[1], self._shape(first.before)
-        shapes = [self._shape(i) for i in (first.gates, first.candidate, first.of_state[1][0])]
+        shapes = [self._shape(i) for i in (first.gates, first.candidate)]
         batch, units = state if len(state) == 2 else (0, 0)
-        if shapes != [(batch, 2 * units), (batch, units), (units, units)]:
+        if shapes != [(batch, 2 * units), (batch, units)]:
             return  # what is broadcast is another thing
+        weights = [self._shape(layer[0]) for layer in (*of_input, *first.of_state)]
+        if weights != [(2 * units, size), (units, size), (2 * units, units), (units, units)]:
+            return  # as is a layer that takes several rows for one
         joined = self._joined([s.after for s in steps], (count, batch, units)) if count > 1 else None
         ends = [last.after, *([] if joined is None else [joined])]
         place, layers = self._complete(ends, {x, first.before}), (of_input, first.of_state)
