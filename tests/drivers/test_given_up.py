@@ -1,5 +1,7 @@
 """What an application gave up writes nothing to its memory afterwards, whichever engine is still at it, and however."""
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 
@@ -85,3 +87,35 @@ def test_nothing_is_written_after_the_end(
                 time.sleep(2 * took + 0.001)
                 assert (out == 111).all(), found
     assert ended
+
+
+ENDING = """
+import sys, time
+import numpy as np, nnhal
+from tests.drivers.test_given_up import plain
+
+device, how, array = *sys.argv[1:], np.full((4096, 256), 3, np.float32)
+compiled = nnhal.compile(plain(4096), devices=device, cache_dir=False)
+compiled(array)
+start = time.perf_counter()
+compiled(array)
+took = time.perf_counter() - start
+if how == "missed":
+    try:
+        compiled.run(array, deadline=took / 3)
+    except nnhal.MissedDeadline:
+        pass
+else:
+    kept = [compiled.submit(array) for _ in range(4)]
+    time.sleep(took / 3)
+"""
+
+
+@pytest.mark.parametrize("how", ["missed", "submitted"])
+@pytest.mark.parametrize("device", ["litert", "openvino", "onnxruntime"])
+def test_the_program_ends_well_while_an_engine_is_still_at_it(device: str, how: str) -> None:
+    pytest.importorskip({"litert": "ai_edge_litert"}.get(device, device))
+    for _ in range(3):
+        command = [sys.executable, "-c", ENDING, device, how]
+        found = subprocess.run(command, check=False, capture_output=True, timeout=60)
+        assert (found.returncode, found.stderr) == (0, b""), found.stderr.decode()

@@ -3,15 +3,18 @@
 A prepared model makes another instance when all are busy, and drops those that are not needed any more.
 """
 
+import atexit
+import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from nnhal.base.cores import usable_cores
+from nnhal.base.errors import Closed
 from nnhal.base.log import logger
 from nnhal.hal.request import Control
 
@@ -19,6 +22,9 @@ _log = logger("driver")
 MOST_MEMBERS = max(2, min(8, usable_cores()))  # executions beyond them wait
 KEPT_SECONDS = 10.0  # how long a member is kept that no execution needs
 POLL_SECONDS = 0.02  # how often a waiting execution looks whether it is still wanted
+ENDING_SECONDS = 5.0  # that the end of the program waits for executions that are inside
+_teams: "weakref.WeakSet[Team[Any]]" = weakref.WeakSet()
+_ending = threading.Event()  # the program ends
 
 
 class Member:
@@ -46,6 +52,7 @@ class Team(Generic[T]):
         self._waiting: list[None] = []  # as long as there are who wait, or longer
         self._given_back: SimpleQueue[None] = SimpleQueue()
         self._lock = threading.Lock()
+        _teams.add(self)
 
     def take(self, control: Control) -> T:
         """An idle member; where there is none a new one, or the next that is given back."""
@@ -70,6 +77,16 @@ class Team(Generic[T]):
                 self._places.discard(self._idle.pop(0).place)
         self._several = len(self._places) > 1
 
+    def keep_all(self, until: float) -> Iterator[T]:
+        """Every member as soon as it is idle, to be given back no more. until: on the monotonic clock."""
+        count = 0
+        while count < len(self._places) and time.monotonic() < until:
+            try:
+                yield self._idle.pop()
+                count += 1
+            except IndexError:
+                time.sleep(0.001)
+
     def _place(self) -> "_Place":
         place = _Place()
         self._places.add(place)
@@ -93,6 +110,8 @@ class Team(Generic[T]):
             _log.debug("%s: %d not used for %g s dropped", self._what, len(dropped), KEPT_SECONDS)
 
     def _wait(self, control: Control) -> T:
+        if _ending.is_set():
+            raise Closed(f"{self._what}: the program ends")
         with self._lock:
             there = len(self._places)
             place = self._place() if there < MOST_MEMBERS else None
@@ -103,6 +122,8 @@ class Team(Generic[T]):
             self._waiting.append(None)
             while True:
                 control.check()
+                if _ending.is_set():
+                    raise Closed(f"{self._what}: the program ends")
                 try:
                     return self._idle.pop()
                 except IndexError:
@@ -111,6 +132,21 @@ class Team(Generic[T]):
         finally:
             with suppress(IndexError):  # an interrupt came before
                 self._waiting.pop()
+
+
+@atexit.register
+def wait_for_all(seconds: float = ENDING_SECONDS) -> None:
+    """At the end of the program, let nobody into an engine any more, and wait for who is inside: a thread that comes back
+    from one while the interpreter is taken down ends the process by SIGABRT.
+    """
+    _ending.set()
+    until = time.monotonic() + seconds
+    with suppress(KeyboardInterrupt):
+        _held.extend(member for team in list(_teams) for member in team.keep_all(until))
+
+
+_held: list[Any] = []  # what the end of the program took
+os.register_at_fork(after_in_child=_teams.clear)  # what is inside there comes back in the parent
 
 
 class _Place:
