@@ -42,7 +42,8 @@ between DequantizeLinear and QuantizeLinear it works on the stored values, with 
   of sums and products the range is computed. Where 32 bits may not do, the node is refused by name; a float beyond
   them becomes the nearest of them. DOUBLE is taken where it is known.
 - A dimension that the file leaves open is taken as 1 and said, or asked for where 1 cannot be right; 0 leaves it open
-  until execution. Dimensions of one name are of one size.
+  until execution. Dimensions of one name are of one size, and an execution that has them otherwise is refused; what has
+  neither letter nor digit, as the `?` of some exporters, is no name.
 - Weights stay where they lie in the file, or in files beside it in the model's folder or below (no links, no `..`),
   where the operation takes them in the file's order and they are aligned. Filters of convolutions have another order
   in NNAPI and are copied, those of 1x1 excepted.
@@ -54,8 +55,10 @@ between DequantizeLinear and QuantizeLinear it works on the stored values, with 
   step, up to 1,024: `onnxruntime` and `openvino` [run it whole](right-numbers.md#gru). Loop is written step by step where
   its count is known, up to 256, and a list of results is asked for or the steps are few nodes; else WHILE, which keeps
   no list.
-- Resize is NNAPI's where that takes the same elements, else GATHER and sums along each axis, cubic as well. antialias
-  and tf_crop_and_resize beyond the picture are refused.
+- Resize is NNAPI's where that takes the same elements, else GATHER and sums along each axis, cubic as well. A picture whose
+  size stays is copied whatever its scales say, as ONNX Runtime does. antialias and tf_crop_and_resize beyond the picture
+  are refused.
+- Mod of reals has the sign of the divisor, or with fmod of the dividend, at any opset; by an infinite divisor it is NaN.
 - Erf, Gelu and their kin are polynomials and EXP with relative errors below 5e-7; Gelu(-inf) is 0, its limit.
 - Clip keeps to the bounds it has, the greatest finite number among them, and where it has none to none; ONNX Runtime to the
   greatest finite number then.

@@ -58,7 +58,10 @@ Where NNAPI and TFLite differ:
   SCATTER_ND, SPARSE_TO_DENSE, GATHER with batches, REVERSE_SEQUENCE and the unsorted segments by a GATHER that looks each
   one up. One that is known refuses the file.
 - MEAN of int32 is exact, over 46,340 elements at most.
-- ATAN2 gives 0 no sign. GELU's erf and ATAN2 are polynomials with relative errors below 5e-7; GELU of -inf is 0, its limit.
+- ATAN2 gives 0 no sign, and takes numbers below 1.2e-38 for that. GELU's erf and ATAN2 are polynomials with relative errors
+  below 5e-7; GELU of -inf is 0, its limit.
+- L2_NORMALIZATION makes vectors of length 1. LiteRT divides by 1e-6 at least, and leaves shorter ones shorter.
+- Weights of 4 bits (INT4) have no type in NNAPI, and are refused.
 - An ellipsis of STRIDED_SLICE may stand for no dimension, as numpy's does; LiteRT cuts the next one with it.
 - REDUCE_PROD of INT8 gives the step nearest to the real product; LiteRT's kernel is far off.
 - NNAPI has no complex numbers: RFFT2D is imported where REAL, IMAG, COMPLEX_ABS or CAST read it, or where moves

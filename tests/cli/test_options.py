@@ -114,3 +114,16 @@ def test_conformance_passes_options_on(drivers, vectors: Path, jobs, isolate):
     for given, totals in ((options, {"passed": 1, "failed": 0}), ([], {"passed": 0, "failed": 1})):
         found = json.loads(run("conformance", str(vectors), *drivers, *only, *isolate, *given).stdout)["totals"]
         assert {verdict: found[verdict] for verdict in totals} == totals
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "1e300", "-1"])
+@pytest.mark.parametrize("words", [["bench", "tiny_conv", "--duration"], ["run", "tiny_conv", "--tune"]])
+def test_what_is_no_duration_is_wrong_usage(words, seconds):
+    found = subprocess.run([sys.executable, "-m", "nnhal.cli.main", *words, seconds], capture_output=True, check=False)
+    assert found.returncode == 2 and b"is not in the range" in found.stderr and b"Traceback" not in found.stderr
+
+
+def test_a_socket_for_metrics_has_a_path():
+    command = [sys.executable, "-m", "nnhal.cli.main", "serve", "reference", "--metrics", "unix:"]
+    found = subprocess.run(command, capture_output=True, check=False, timeout=60)
+    assert found.returncode == 3 and b"must be HOST:PORT, PORT or unix:PATH" in found.stderr

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from nnhal import OperationFailed, UnsupportedModel, load
+from nnhal import InvalidArgument, InvalidRequest, OperationFailed, UnsupportedModel, compile, load
+from nnhal.model.kept import kept as known
+from nnhal.model.kept import unkept
 from tests.frontends.onnx_models import by_nnhal, check, model, node, operations
 
 RNG = np.random.default_rng(11)
@@ -55,6 +57,16 @@ def test_an_index_beyond_the_depth_hits_nothing_also_where_all_is_known():
 
 
 # ------------------------------------------------------------------------------------------------------------ resizing
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("scales", [[1, 1, 1.1, 1], [1, 1, 1.1, 1.1], [1, 1, 1.1, 2]])
+def test_a_picture_whose_size_stays_stays_whatever_its_scales_say(mode, scales):
+    inputs = {"x": real(1, 2, 5, 6)}
+    how = {"mode": mode, "coordinate_transformation_mode": "asymmetric"}
+    check(model([node("Resize", "x - s", **how)], inputs, {"s": np.float32(scales)}, opset=13), inputs)
+    if mode != "cubic":
+        check(model([node("Upsample", "x s", mode=mode)], inputs, {"s": np.float32(scales)}, opset=9), inputs)
 
 
 @pytest.mark.parametrize("rounding", ["floor", "ceil", "round_prefer_floor", "round_prefer_ceil"])
@@ -435,6 +447,32 @@ def test_a_tensors_own_open_dimension_is_itself_whatever_it_is_beside_others():
     check(made, inputs, shapes={"x": (0, 3, 4), "go": (1,)})
 
 
+def test_dimensions_of_one_name_are_of_one_size_when_it_is_said_and_when_it_runs():
+    nodes, inputs = [node("Neg", "x", "a"), node("Concat", "a z", axis=1)], {"x": real(2, 3), "z": real(2, 3)}
+    made = model(nodes, inputs, shapes={"x": ["N", 3], "z": ["N", 3]})
+    for shapes in ({"x": (2, 3), "z": (4, 3)}, {"x": (2, 3), "z": (0, 3)}):
+        with pytest.raises(InvalidArgument, match="must be 2 as wherever the file says 'N'"):
+            load(made.SerializeToString(), shapes=shapes)
+    kept = load(made.SerializeToString(), shapes={"x": (0, 3), "z": (0, 3)})
+    for loaded in (kept, unkept(known(kept), kept.pools, {})):
+        with compile(loaded, devices="reference", cache_dir=False) as compiled:
+            x, z = real(4, 3), real(4, 3)
+            np.testing.assert_array_equal(compiled(x, z), np.concatenate([-x, z], 1))
+            for use in (compiled, compiled.submit, compiled.bind):
+                with pytest.raises(
+                    InvalidRequest, match="'N' is 4 in dimension 0 of input 0 and 2 in dimension 0 of input 1"
+                ):
+                    use(x, z[:2])
+    unsaid = model(nodes, inputs, shapes={"x": ["?", 3], "z": ["?", 3]})
+    compiled = compile(load(unsaid.SerializeToString(), shapes={"x": (0, 3), "z": (0, 3)}), devices="reference")
+    with pytest.raises(OperationFailed):  # and not one of an input, as nobody said so
+        compiled(real(2, 3), real(4, 3))
+    square = model([node("Neg", "x")], {"x": real(3, 3)}, shapes={"x": ["N", "N"]})
+    compiled = compile(load(square.SerializeToString(), shapes={"x": (0, 0)}), devices="reference")
+    with pytest.raises(InvalidRequest, match="must be one size"):
+        compiled(real(2, 3))
+
+
 def test_a_branch_sees_the_open_batch_of_what_is_around_it():
     nodes = [*BATCH, node("Concat", "n left", "shape", axis=0), node("Relu", "x", "g"), node("Reshape", "g shape", "b")]
     other = [node("Reshape", "x flat", "c")]
@@ -465,6 +503,35 @@ def test_branches_that_read_nothing_have_the_condition():
 
 
 # ------------------------------------------------------------------------------------------------ numbers, shapes, bounds
+
+
+@pytest.mark.parametrize("of", ["an input", "constants"])
+@pytest.mark.parametrize("fmod", [0, 1])
+def test_the_remainder_of_reals_has_the_sign_of_the_divisor_unless_it_is_fmod(fmod, of):
+    """As numpy has both; ONNX takes the first of reals since opset 28."""
+    x, z = 6 * real(5, 7), np.float32([2.1, -2.1, 3, -3, 0.7, 2, -2])
+    x[0] = 0, -0.0, 6, 6, -0.7, -4, 4
+    inputs, constants = ({"x": x, "z": z}, {}) if of == "an input" else ({"u": x}, {"x": x, "z": z})
+    nodes = [node("Mod", "x z", "y" if of == "an input" else "m", fmod=fmod)]
+    nodes += [] if of == "an input" else [node("Mul", "u zero", "none"), node("Add", "none m")]
+    made = model(nodes, inputs, constants if of == "an input" else {**constants, "zero": np.float32(0)}, opset=21)
+    (found,) = by_nnhal(made, inputs)
+    np.testing.assert_allclose(found, (np.fmod if fmod else np.mod)(x, z), atol=1e-6)
+
+
+@pytest.mark.parametrize("of", ["an input", "constants"])
+@pytest.mark.parametrize("mode", ["DCR", "CRD"])
+def test_blocks_become_channels_in_either_order(mode, of):
+    """ONNX has the second since opset 28."""
+    x = real(2, 3, 4, 6)
+    blocks = x.reshape(2, 3, 2, 2, 3, 2)
+    wanted = blocks.transpose((0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4)).reshape(2, 12, 2, 3)
+    made = node("SpaceToDepth", "x", "y" if of == "an input" else "m", blocksize=2, mode=mode)
+    if of == "an input":
+        (found,) = by_nnhal(model([made], {"x": x}, opset=21), {"x": x})
+    else:
+        (found,) = by_nnhal(model([made, node("Add", "u m")], {"u": 0 * wanted}, {"x": x}, opset=21), {"u": 0 * wanted})
+    np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.parametrize("turned", [0, 1])

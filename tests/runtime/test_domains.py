@@ -740,3 +740,24 @@ def test_a_state_starts_where_the_model_says_and_one_without_a_name_has_a_number
     for use in (stream.reset, lambda: stream(B), lambda: stream.state_placement):
         with pytest.raises(Closed, match=r"^stream: used after close, open another$"):
             use()
+
+
+@pytest.mark.parametrize("devices", [1, 2], ids=["of a device", "in a pool"])
+def test_a_forked_child_cannot_use_what_its_parent_allocated(devices: int) -> None:
+    models = [nnhal.compile(sums(), devices=[Fake()]) for _ in range(devices)]
+    allocation = nnhal.allocate([(each, "input", 0) for each in models])
+    allocation.write(X)
+    child = os.fork()
+    if child == 0:  # no pytest in here
+        refused = 0
+        for use in (allocation.read, lambda: allocation.write(X * 9), lambda: allocation.shape):
+            try:
+                use()
+            except nnhal.Closed:
+                refused += 1
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    np.testing.assert_array_equal(allocation.read(), X)
+    allocation.close()
+    with pytest.raises(nnhal.Closed, match="used after close"):
+        allocation.read()

@@ -44,7 +44,7 @@ CORES = usable_cores()
     "--warmup", type=click.IntRange(0), default=3, show_default=True, help="Runs after the first, not measured."
 )
 @click.option(
-    "--duration", type=click.FloatRange(0), default=2.0, show_default=True, help="Seconds, without --iterations."
+    "--duration", type=common.Seconds(0), default=2.0, show_default=True, help="Seconds, without --iterations."
 )
 @click.option("--streams", type=click.IntRange(1), default=1, show_default=True, help="Runs in flight at once.")
 @click.option(

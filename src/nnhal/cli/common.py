@@ -23,6 +23,7 @@ from nnhal.runtime.cache.wanted import CacheOutcome, Folder, user_folder
 from nnhal.runtime.strategies import KINDS, Rule
 
 WIDE = 160  # columns where the output is no terminal, so that pipes and files get whole lines
+DAY = 86_400.0  # seconds
 
 
 class PlainConsole(Console):
@@ -128,8 +129,21 @@ rule_option = click.option(
     metavar="WHAT=DEVICE",
     help="Place by hand: WHAT is an operation (CONV_2D, *_POOL_2D, #7), name:PATTERN or type:PATTERN; may be repeated.",
 )
+
+
+class Seconds(click.FloatRange):
+    """A duration: a number of seconds that somebody can wait for."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """As of `FloatRange`; no infinity, no NaN."""
+        found: float = super().convert(value, param, ctx)
+        if not found < DAY:
+            self.fail(f"{value} is not in the range of seconds below {DAY:g}.", param, ctx)
+        return found
+
+
 tune_option = click.option(
-    "--tune", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="Measure candidate placements first."
+    "--tune", type=Seconds(0, min_open=True), metavar="SECONDS", help="Measure candidate placements first."
 )
 
 

@@ -173,6 +173,7 @@ class ModelBuilder:
         extensions: Sequence[tuple[str, int]] = (),
         metadata: Metadata | None = None,
         notes: Sequence[str] = (),
+        alike: Sequence[tuple[str, tuple[tuple[int, int], ...]]] = (),
     ) -> Model:
         """Freeze the model. It is not validated here: `model.validate` does, and every compilation."""
         if self._main is not None:
@@ -190,6 +191,7 @@ class ModelBuilder:
             dict(edge or {}),
             metadata,
             tuple(notes),
+            tuple(alike),
         )
         model._memo["bounds"] = [list(self._bounds), *self._shared.bounds]
         return model

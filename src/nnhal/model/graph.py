@@ -130,6 +130,7 @@ class Model(PartlyCompared, frozen=True, dict=True):
     states: inputs and outputs of `main` that the API carries; the application neither gives nor gets them.
     metadata: what its file says about it. notes: what an importer took upon itself.
     edge: forms of inputs and outputs at the API, by operand of `main`, where they are not those of the operands.
+    alike: names of open dimensions, and where they stand: input and axis, at least two of each, of one size.
     """
 
     main: Subgraph
@@ -143,8 +144,9 @@ class Model(PartlyCompared, frozen=True, dict=True):
     edge: Mapping[int, EdgeForm] = field(default_factory=dict)
     metadata: Metadata | None = None
     notes: tuple[str, ...] = ()
+    alike: tuple[tuple[str, tuple[tuple[int, int], ...]], ...] = ()
 
-    _not_compared = frozenset({"states", "name", "edge", "metadata", "notes"})
+    _not_compared = frozenset({"states", "name", "edge", "metadata", "notes", "alike"})
 
     @kept
     def _memo(self) -> dict[str, Any]:

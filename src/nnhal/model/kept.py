@@ -23,6 +23,7 @@ class _KeptModel(msgspec.Struct, array_like=True, frozen=True):
     edge: dict[int, tuple[bool, bool]]
     metadata: Metadata | None
     notes: tuple[str, ...]
+    alike: tuple[tuple[str, tuple[tuple[int, int], ...]], ...]
 
 
 _decode = msgspec.msgpack.Decoder(_KeptModel).decode
@@ -33,7 +34,8 @@ def kept(model: Model) -> bytes:
     states = tuple((s.input, s.output, s.initial.dtype.str, s.initial.shape, s.initial.tobytes()) for s in model.states)
     edge = {n: (form.scalar, form.wide) for n, form in model.edge.items()}
     metadata = None if model.metadata is None else replace(model.metadata, contents=NOTHING)
-    return msgspec.msgpack.encode(_KeptModel(stored(model), known_of(model), states, edge, metadata, model.notes))
+    found = _KeptModel(stored(model), known_of(model), states, edge, metadata, model.notes, model.alike)
+    return msgspec.msgpack.encode(found)
 
 
 def unkept(data: bytes | memoryview, pools: tuple[Memory, ...], contents: Mapping[str, bytes]) -> Model:
@@ -55,5 +57,6 @@ def unkept(data: bytes | memoryview, pools: tuple[Memory, ...], contents: Mappin
         edge={n: EdgeForm(*form) for n, form in found.edge.items()},
         metadata=None if found.metadata is None else replace(found.metadata, contents=contents),
         notes=found.notes,
+        alike=found.alike,
     )
     return validated_before(model, found.known)

@@ -4,6 +4,8 @@ Where no driver grants it, it is a shared pool, with the reason: everything work
 """
 
 import math
+import os
+import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -49,8 +51,9 @@ class Allocation(Uncopied, instead="`read` gives a copy of its contents"):
         self._buffer, self._roles, self.device, self.reason = buffer, tuple(roles), device, reason
         self._host = buffer if isinstance(buffer, HostBuffer) else None  # in ordinary memory
         self._uses = {(id(r.prepared), r.output, r.index) for r in roles}
-        self._spoiled = self._closed = False
+        self._spoiled, self._closed = False, ""  # why it cannot be used any more
         self._writer: object = None  # who began last to give it contents
+        _alive.add(self)
 
     @property
     def token(self) -> int:
@@ -90,7 +93,7 @@ class Allocation(Uncopied, instead="`read` gives a copy of its contents"):
 
     def close(self) -> None:
         """Give the memory back; later uses raise Closed."""
-        self._closed = True
+        self._closed = self._closed or "used after close"
         self._buffer.close()
 
     def _check_use(self, whole: Of, output: bool, place: int) -> None:
@@ -112,9 +115,9 @@ class Allocation(Uncopied, instead="`read` gives a copy of its contents"):
             self._spoiled = not success
 
     def _open(self) -> Buffer:
-        """The driver's buffer, or that in a pool; Closed after `close`."""
+        """The driver's buffer, or that in a pool; Closed after `close`, and in a forked child."""
         if self._closed:
-            raise Closed(f"{self}: used after close")
+            raise Closed(f"{self}: {self._closed}")
         return self._buffer
 
     def _check_contents(self) -> None:
@@ -134,6 +137,17 @@ class Allocation(Uncopied, instead="`read` gives a copy of its contents"):
     def __str__(self) -> str:
         where = f"on {self.device}" if self.device is not None else "in a shared pool"
         return f"buffer {self._buffer.token} {where}"
+
+
+_alive: "weakref.WeakSet[Allocation]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for allocation in list(_alive):
+        allocation._closed = "it was allocated before this process was forked, and is the other's"
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _memory(memory: Any) -> Memory:

@@ -85,7 +85,8 @@ class Edge:
         self.outputs = tuple(self._results[i] for i in self.kept)
         self._formed = {n: s for n, s in enumerate(specs) if s.form != AS_IS}
         self._formed_results = {n: s for n, s in enumerate(self._results) if s.form != AS_IS}
-        self.plain = None if model.states or model.edge else [(s.dtype, s.shape) for s in specs]
+        self._alike = model.alike
+        self.plain = None if model.states or model.edge or model.alike else [(s.dtype, s.shape) for s in specs]
         self.room = (self._results[0].dtype, self._results[0].shape) if len(self._results) == 1 else None
 
     def accept(self, inputs: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
@@ -102,6 +103,12 @@ class Edge:
                 raise InvalidRequest(f"input {place} ({spec.name}) is None, must be given")
             if value is not None:
                 arrays[at] = value if isinstance(value, Allocation) else accept(value, spec, f"input {place}")
+        for name, places in self._alike:
+            sizes = [(at, axis, shape[axis]) for at, axis in places if (shape := getattr(arrays[at], "shape", None))]
+            wrong = next((each for each in sizes if each[2] != sizes[0][2]), None)
+            if wrong is not None:
+                one, other = (f"{size} in dimension {axis} of input {at}" for at, axis, size in (sizes[0], wrong))
+                raise InvalidRequest(f"inputs: {printable(name)!r} is {one} and {other}, must be one size")
         return arrays
 
     def _by_name(self, inputs: Mapping[str, Any]) -> list[Any]:

@@ -29,6 +29,7 @@ class ModelWriter:
         states: Sequence[tuple[Term, Term, Array]],
         metadata: Metadata | None,
         notes: Sequence[str],
+        alike: Sequence[tuple[str, tuple[tuple[int, int], ...]]] = (),
     ) -> Model:
         """The whole model; states come after the ordinary inputs and outputs."""
         inputs = [*graph.inputs, *(source for source, _, _ in states)]
@@ -44,6 +45,7 @@ class ModelWriter:
             edge={places[id(t)]: form for t, form in graph.edge if form != EdgeForm()},
             metadata=metadata,
             notes=notes,
+            alike=alike,
         )
 
     def _body(self, builder: ModelBuilder, graph: WrittenGraph, inputs: Sequence[Term]) -> dict[int, int]:

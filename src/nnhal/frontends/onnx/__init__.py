@@ -59,7 +59,7 @@ def load_opened(label: str, memory: Memory, *, folder: str | None = None, shapes
     notes = [f"{text} is open in the file and taken as {list(shape)}; {how(name, text)}" for name, shape, text in left]
     let_go(graph, file)
     writer = ModelWriter(file.memories, file.budget, clipped(os.path.splitext(os.path.basename(label))[0]))
-    model = writer.model(graph, (), metadata_of(file), notes)
+    model = writer.model(graph, (), metadata_of(file), notes, alike(file, wanted))
     try:
         validate(model)
     except InvalidModel as error:
@@ -140,9 +140,10 @@ def settled(file: OnnxFile, shapes: Shapes | None) -> tuple[list[tuple[int | Non
     given = asked(file, shapes)
     sizes: dict[str, int] = {}
     for edge in edges:
-        for dim, size in zip(edge.shape or (), given.get(edge.name, ()), strict=False):
-            if isinstance(dim, str):
-                sizes.setdefault(dim, size)
+        for place, (dim, size) in enumerate(zip(edge.shape or (), given.get(edge.name, ()), strict=False)):
+            if isinstance(dim, str) and sizes.setdefault(dim, size) != size:
+                where = f"dimension {place} of {edge.name} is {size}"
+                raise InvalidArgument(f"shapes: {where}, must be {sizes[dim]} as wherever the file says {short(dim)!r}")
     wanted: list[tuple[int | None, ...]] = []
     left: Left = []
     for edge in edges:
@@ -163,6 +164,16 @@ def settled(file: OnnxFile, shapes: Shapes | None) -> tuple[list[tuple[int | Non
             left.append((edge.name, tuple(d or 1 for d in found), f"input {edge.name!r} [{dims}]"))
         wanted.append(tuple(found))
     return wanted, left
+
+
+def alike(file: OnnxFile, wanted: Sequence[tuple[int | None, ...]]) -> list[tuple[str, tuple[tuple[int, int], ...]]]:
+    """Names of several dimensions that stay open, and where they are: input and axis."""
+    places: dict[str, list[tuple[int, int]]] = {}
+    for number, (edge, shape) in enumerate(zip(file.graph.inputs, wanted, strict=True)):
+        for axis, (dim, size) in enumerate(zip(edge.shape or (), shape, strict=False)):
+            if isinstance(dim, str) and size is None:
+                places.setdefault(dim, []).append((number, axis))
+    return [(name, tuple(found)) for name, found in places.items() if len(found) > 1]
 
 
 def asked(file: OnnxFile, shapes: Shapes | None) -> dict[str, tuple[int, ...]]:

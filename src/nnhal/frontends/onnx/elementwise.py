@@ -97,7 +97,14 @@ def modulo(t: NodeTask) -> None:
     negative = t.make("LESS", x, t.scalar(0, x), like=Value(B8))
     sizes = t.together(t.known(x), t.known(y))
     terms = [broadcast(t, each, sizes) for each in (negative, t.make("NEG", rest), rest)]
-    t.give("SELECT", *terms, like=x, scalar=all_scalars(t))
+    if t.attr("fmod", 0):
+        t.give("SELECT", *terms, like=x, scalar=all_scalars(t))
+        return
+    rest = t.make("SELECT", *terms, like=x)
+    other = t.make("NOT_EQUAL", negative, t.make("LESS", y, t.scalar(0, y), like=Value(B8)), like=Value(B8))
+    left = t.make("NOT_EQUAL", rest, t.scalar(0, x), like=Value(B8))
+    wrong = broadcast(t, t.make("LOGICAL_AND", other, left), sizes)
+    t.give("SELECT", wrong, t.make("ADD", rest, y, activation=0), rest, like=x, scalar=all_scalars(t))
 
 
 @node("Pow", inputs=2, single=True, becomes="POW; MUL for squares, SQRT for roots; of integers, products of squares")

@@ -205,11 +205,8 @@ def _depth_to_space(t: NodeTask, x: Array) -> Any:
 
 def _space_to_depth(t: NodeTask, x: Array) -> Any:
     side, (n, c, h, w) = t.attr("blocksize", 1), x.shape
-    return (
-        x.reshape(n, c, h // side, side, w // side, side)
-        .transpose(0, 3, 5, 1, 2, 4)
-        .reshape(n, -1, h // side, w // side)
-    )
+    order = (0, 3, 5, 1, 2, 4) if t.attr("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
+    return x.reshape(n, c, h // side, side, w // side, side).transpose(order).reshape(n, -1, h // side, w // side)
 
 
 MOVES: dict[str, Fold] = {
@@ -277,9 +274,7 @@ def _quotient(x: Array, y: Array) -> Any:
 
 
 def _modulo(t: NodeTask, x: Array, y: Array) -> Any:
-    if x.dtype.kind == "f":
-        return np.fmod(x, y)
-    must((y != 0).all())
+    must(x.dtype.kind == "f" or (y != 0).all())
     return np.fmod(x, y) if t.attr("fmod", 0) else np.mod(x, y)
 
 

@@ -144,11 +144,17 @@ def four(t: NodeTask, x: Term) -> tuple[int, int, int, int]:
     return shape[0], shape[1], shape[2], shape[3]
 
 
-@node("SpaceToDepth", becomes="SPACE_TO_DEPTH")
+@node("SpaceToDepth", becomes="SPACE_TO_DEPTH; in the order CRD RESHAPE and TRANSPOSE")
 def space_to_depth(t: NodeTask) -> None:
     """Blocks to channels."""
-    x = t.x(0)
-    t.result(0, t.make("SPACE_TO_DEPTH", x, t.attr("blocksize", 1), True), x.kind)
+    x, side, mode = t.x(0), t.attr("blocksize", 1), t.attr("mode", "DCR")
+    if mode == "DCR":
+        t.result(0, t.make("SPACE_TO_DEPTH", x, side, True), x.kind)
+        return
+    n, c, h, w = four(t, x)
+    split = t.reshaped(x, (n * c, h // side, side, w // side, side))
+    turned = transposed(t, split, (0, 2, 4, 1, 3))
+    t.result(0, t.reshaped(turned, (n, c * side**2, h // side, w // side)), x.kind)
 
 
 # ------------------------------------------------------------------------------------------------- joining and splitting

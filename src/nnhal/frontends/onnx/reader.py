@@ -290,7 +290,7 @@ class _OnnxReader:
         return kind, tuple(dims)
 
     def dim(self, at: tuple[int, int], place: str) -> int | str | None:
-        """A dimension."""
+        """A dimension. What has neither letter nor digit, as the `?` of some exporters, is no name that several share."""
         found: list[int | str | None] = [None]
 
         def size(value: Any) -> None:
@@ -299,7 +299,11 @@ class _OnnxReader:
                 self.lies(place, f"has a dimension of {number}, must be less than {MOST_DIM}")
             found.append(number if number >= 0 else None)
 
-        self.message(at, place, {1: size, 2: lambda a: found.append(self.text(a, place) or None)})
+        def name(value: Any) -> None:
+            text = self.text(value, place)
+            found.append(text if any(map(str.isalnum, text)) else None)
+
+        self.message(at, place, {1: size, 2: name})
         return found[-1]
 
     def node(self, at: tuple[int, int], number: int, inside: str) -> OnnxNode:

@@ -48,7 +48,9 @@ def resize(t: NodeTask) -> None:
     t.require(mode in ("nearest", "linear", "cubic"), f"mode is {mode}, must be nearest, linear or cubic")
     t.require(mode == "nearest" or x.value.type in (F32, F16), f"of {x.kind} is interpolated, must be FLOAT")
     t.require(not t.attr("antialias", 0), "smooths (antialias), which NNAPI does not")
-    grids = {axis: grid for axis, grid in enumerate(grids_of(t, x)) if not same(grid)}
+    every = grids_of(t, x)
+    stays = all(grid.size == grid.new for grid in every)  # ONNX Runtime copies then, whatever the scales say
+    grids = {} if stays else {axis: grid for axis, grid in enumerate(every) if not same(grid)}
     found = {axis: taps(t, mode, grid) for axis, grid in grids.items()}
     outside = [
         axis for axis, tap in found.items() if tap.at.min() < -CLOSE or tap.at.max() > grids[axis].size - 1 + CLOSE
