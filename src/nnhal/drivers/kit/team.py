@@ -25,6 +25,7 @@ POLL_SECONDS = 0.02  # how often a waiting execution looks whether it is still w
 ENDING_SECONDS = 5.0  # that the end of the program waits for executions that are inside
 _teams: "weakref.WeakSet[Team[Any]]" = weakref.WeakSet()
 _ending = threading.Event()  # the program ends
+_held: list[Any] = []  # what its end took
 
 
 class Member:
@@ -141,11 +142,10 @@ def wait_for_all(seconds: float = ENDING_SECONDS) -> None:
     """
     _ending.set()
     until = time.monotonic() + seconds
-    with suppress(KeyboardInterrupt):
+    with suppress(KeyboardInterrupt, RuntimeError):  # a thread that is still there makes another team
         _held.extend(member for team in list(_teams) for member in team.keep_all(until))
 
 
-_held: list[Any] = []  # what the end of the program took
 os.register_at_fork(after_in_child=_teams.clear)  # what is inside there comes back in the parent
 
 
