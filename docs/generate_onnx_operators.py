@@ -43,7 +43,7 @@ between DequantizeLinear and QuantizeLinear it works on the stored values, with 
   them becomes the nearest of them. DOUBLE is taken where it is known.
 - A dimension that the file leaves open is taken as 1 and said, or asked for where 1 cannot be right; 0 leaves it open
   until execution. Dimensions of one name are of one size, and an execution that has them otherwise is refused; what has
-  neither letter nor digit, as the `?` of some exporters, is no name.
+  no letter, as the `?` of some exporters or `-1`, is no name.
 - Weights stay where they lie in the file, or in files beside it in the model's folder or below (no links, no `..`),
   where the operation takes them in the file's order and they are aligned. Filters of convolutions have another order
   in NNAPI and are copied, those of 1x1 excepted.

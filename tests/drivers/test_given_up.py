@@ -90,11 +90,13 @@ def test_nothing_is_written_after_the_end(
 
 
 ENDING = """
-import sys, time
+import atexit, sys, threading, time
 import numpy as np, nnhal
 from tests.drivers.test_given_up import plain
 
 device, how, array = *sys.argv[1:], np.full((4096, 256), 3, np.float32)
+if how == "at exit":
+    atexit.register(lambda: print(compiled(array)[0, 0], "at exit"))
 compiled = nnhal.compile(plain(4096), devices=device, cache_dir=False)
 compiled(array)
 start = time.perf_counter()
@@ -105,17 +107,31 @@ if how == "missed":
         compiled.run(array, deadline=took / 3)
     except nnhal.MissedDeadline:
         pass
-else:
+elif how == "submitted":
     kept = [compiled.submit(array) for _ in range(4)]
     time.sleep(took / 3)
+elif how == "goes on":
+    def go():
+        try:
+            while True:
+                compiled(array[:64])
+        except nnhal.Closed as error:
+            assert "the program ends" in str(error)
+    compiled = nnhal.compile(plain(64), devices=device, cache_dir=False)
+    threading.Thread(target=go, daemon=True).start()
+    time.sleep(0.3)
+begun = time.monotonic()
+atexit._run_exitfuncs()
+assert time.monotonic() - begun < 2.5, "the end takes long"
 """
 
 
-@pytest.mark.parametrize("how", ["missed", "submitted"])
+@pytest.mark.parametrize("how", ["missed", "submitted", "goes on", "at exit"])
 @pytest.mark.parametrize("device", ["litert", "openvino", "onnxruntime"])
 def test_the_program_ends_well_while_an_engine_is_still_at_it(device: str, how: str) -> None:
     pytest.importorskip({"litert": "ai_edge_litert"}.get(device, device))
     for _ in range(3):
         command = [sys.executable, "-c", ENDING, device, how]
         found = subprocess.run(command, check=False, capture_output=True, timeout=60)
-        assert (found.returncode, found.stderr) == (0, b""), found.stderr.decode()
+        printed = b"3.0 at exit\n" if how == "at exit" else b""
+        assert (found.returncode, found.stdout, found.stderr) == (0, printed, b""), found.stderr.decode()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from nnhal import InvalidArgument, InvalidRequest, OperationFailed, UnsupportedModel, compile, load
+from nnhal import InvalidArgument, InvalidRequest, OperationFailed, UnsupportedModel, allocate, compile, load
 from nnhal.model.kept import kept as known
 from nnhal.model.kept import unkept
 from tests.frontends.onnx_models import by_nnhal, check, model, node, operations
@@ -463,10 +463,19 @@ def test_dimensions_of_one_name_are_of_one_size_when_it_is_said_and_when_it_runs
                     InvalidRequest, match="'N' is 4 in dimension 0 of input 0 and 2 in dimension 0 of input 1"
                 ):
                     use(x, z[:2])
-    unsaid = model(nodes, inputs, shapes={"x": ["?", 3], "z": ["?", 3]})
-    compiled = compile(load(unsaid.SerializeToString(), shapes={"x": (0, 3), "z": (0, 3)}), devices="reference")
-    with pytest.raises(OperationFailed):  # and not one of an input, as nobody said so
-        compiled(real(2, 3), real(4, 3))
+    with compile(kept, devices="reference", cache_dir=False) as compiled:
+        allocation = allocate([(compiled, "input", 1)], shape=(0, 3))
+        allocation.write(real(2, 3))
+        binding = compiled.bind(real(2, 3), allocation)
+        assert binding().shape == (2, 6)
+        allocation.write(real(4, 3))
+        with pytest.raises(InvalidRequest, match="must be one size"):
+            binding()
+    for unsaid in ("?", "-1"):
+        made = model(nodes, inputs, shapes={"x": [unsaid, 3], "z": [unsaid, 3]})
+        compiled = compile(load(made.SerializeToString(), shapes={"x": (0, 3), "z": (0, 3)}), devices="reference")
+        with pytest.raises(OperationFailed):  # and not one of an input, as nobody said so
+            compiled(real(2, 3), real(4, 3))
     square = model([node("Neg", "x")], {"x": real(3, 3)}, shapes={"x": ["N", "N"]})
     compiled = compile(load(square.SerializeToString(), shapes={"x": (0, 0)}), devices="reference")
     with pytest.raises(InvalidRequest, match="must be one size"):

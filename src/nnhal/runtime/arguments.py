@@ -70,7 +70,7 @@ class Edge:
     """Inputs and outputs of a model as an application gives and gets them; the states that a model carries are left out.
 
     given, kept: their places among all inputs and outputs of the main subgraph. plain: element type and shape of each input
-    where a call may be as short as that, None otherwise. room: those of the output where there is one.
+    where a call may be as short as that, None otherwise. room: those of the output where there is one. alike: as of a model.
     """
 
     def __init__(self, model: Model) -> None:
@@ -85,7 +85,7 @@ class Edge:
         self.outputs = tuple(self._results[i] for i in self.kept)
         self._formed = {n: s for n, s in enumerate(specs) if s.form != AS_IS}
         self._formed_results = {n: s for n, s in enumerate(self._results) if s.form != AS_IS}
-        self._alike = model.alike
+        self.alike = model.alike
         self.plain = None if model.states or model.edge or model.alike else [(s.dtype, s.shape) for s in specs]
         self.room = (self._results[0].dtype, self._results[0].shape) if len(self._results) == 1 else None
 
@@ -103,13 +103,18 @@ class Edge:
                 raise InvalidRequest(f"input {place} ({spec.name}) is None, must be given")
             if value is not None:
                 arrays[at] = value if isinstance(value, Allocation) else accept(value, spec, f"input {place}")
-        for name, places in self._alike:
+        if self.alike:
+            self.require_alike(arrays)
+        return arrays
+
+    def require_alike(self, arrays: Sequence[Any]) -> None:
+        """InvalidRequest where dimensions of one name are of several sizes, as far as inputs have contents."""
+        for name, places in self.alike:
             sizes = [(at, axis, shape[axis]) for at, axis in places if (shape := getattr(arrays[at], "shape", None))]
             wrong = next((each for each in sizes if each[2] != sizes[0][2]), None)
             if wrong is not None:
                 one, other = (f"{size} in dimension {axis} of input {at}" for at, axis, size in (sizes[0], wrong))
                 raise InvalidRequest(f"inputs: {printable(name)!r} is {one} and {other}, must be one size")
-        return arrays
 
     def _by_name(self, inputs: Mapping[str, Any]) -> list[Any]:
         """Named inputs in order; those that may be left out are None where they are."""

@@ -166,6 +166,8 @@ class Caller:
                     if x is other:
                         raise InvalidRequest(f"output {n}: {x} is also another output or an input, must be one of them")
                 written[n] = x
+        if read and self.edge.alike:  # their contents may be others than when they were given
+            self.edge.require_alike(given)
         return read, written
 
     @contextmanager

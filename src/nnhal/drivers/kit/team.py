@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
@@ -24,8 +24,7 @@ KEPT_SECONDS = 10.0  # how long a member is kept that no execution needs
 POLL_SECONDS = 0.02  # how often a waiting execution looks whether it is still wanted
 ENDING_SECONDS = 5.0  # that the end of the program waits for executions that are inside
 _teams: "weakref.WeakSet[Team[Any]]" = weakref.WeakSet()
-_ending = threading.Event()  # the program ends
-_held: list[Any] = []  # what its end took
+_ending: list[None] = []  # not empty once the program ends
 
 
 class Member:
@@ -56,7 +55,12 @@ class Team(Generic[T]):
         _teams.add(self)
 
     def take(self, control: Control) -> T:
-        """An idle member; where there is none a new one, or the next that is given back."""
+        """An idle member; where there is none a new one, or the next that is given back.
+
+        Closed while the program ends, for all but its main thread.
+        """
+        if _ending and threading.current_thread() is not threading.main_thread():
+            raise Closed(f"{self._what}: the program ends")
         try:
             return self._idle.pop()
         except IndexError:
@@ -78,15 +82,10 @@ class Team(Generic[T]):
                 self._places.discard(self._idle.pop(0).place)
         self._several = len(self._places) > 1
 
-    def keep_all(self, until: float) -> Iterator[T]:
-        """Every member as soon as it is idle, to be given back no more. until: on the monotonic clock."""
-        count = 0
-        while count < len(self._places) and time.monotonic() < until:
-            try:
-                yield self._idle.pop()
-                count += 1
-            except IndexError:
-                time.sleep(0.001)
+    @property
+    def busy(self) -> bool:
+        """Whether a member is in use, or being made."""
+        return len(self._idle) < len(self._places)
 
     def _place(self) -> "_Place":
         place = _Place()
@@ -111,8 +110,6 @@ class Team(Generic[T]):
             _log.debug("%s: %d not used for %g s dropped", self._what, len(dropped), KEPT_SECONDS)
 
     def _wait(self, control: Control) -> T:
-        if _ending.is_set():
-            raise Closed(f"{self._what}: the program ends")
         with self._lock:
             there = len(self._places)
             place = self._place() if there < MOST_MEMBERS else None
@@ -123,8 +120,6 @@ class Team(Generic[T]):
             self._waiting.append(None)
             while True:
                 control.check()
-                if _ending.is_set():
-                    raise Closed(f"{self._what}: the program ends")
                 try:
                     return self._idle.pop()
                 except IndexError:
@@ -137,13 +132,21 @@ class Team(Generic[T]):
 
 @atexit.register
 def wait_for_all(seconds: float = ENDING_SECONDS) -> None:
-    """At the end of the program, let nobody into an engine any more, and wait for who is inside: a thread that comes back
-    from one while the interpreter is taken down ends the process by SIGABRT.
+    """At the end of the program, let no other thread into an engine any more, and wait for who is inside: a thread that
+    comes back from one while the interpreter is taken down ends the process by SIGABRT.
     """
-    _ending.set()
+    _ending.append(None)
     until = time.monotonic() + seconds
-    with suppress(KeyboardInterrupt, RuntimeError):  # a thread that is still there makes another team
-        _held.extend(member for team in list(_teams) for member in team.keep_all(until))
+    with suppress(KeyboardInterrupt):
+        while time.monotonic() < until and _any_busy():
+            time.sleep(0.001)
+
+
+def _any_busy() -> bool:
+    try:
+        return any(team.busy for team in _teams)
+    except RuntimeError:  # a thread that is still there has made another
+        return True
 
 
 os.register_at_fork(after_in_child=_teams.clear)  # what is inside there comes back in the parent

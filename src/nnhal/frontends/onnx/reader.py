@@ -290,7 +290,7 @@ class _OnnxReader:
         return kind, tuple(dims)
 
     def dim(self, at: tuple[int, int], place: str) -> int | str | None:
-        """A dimension. What has neither letter nor digit, as the `?` of some exporters, is no name that several share."""
+        """A dimension. What has no letter, as the `?` of some exporters or `-1`, is no name that several share."""
         found: list[int | str | None] = [None]
 
         def size(value: Any) -> None:
@@ -301,7 +301,7 @@ class _OnnxReader:
 
         def name(value: Any) -> None:
             text = self.text(value, place)
-            found.append(text if any(map(str.isalnum, text)) else None)
+            found.append(text if any(map(str.isalpha, text)) else None)
 
         self.message(at, place, {1: size, 2: name})
         return found[-1]
