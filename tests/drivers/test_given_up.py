@@ -48,7 +48,7 @@ def by_deadline(compiled: nnhal.Compiled, given: list[np.ndarray], out: np.ndarr
 
 def by_cancel(compiled: nnhal.Compiled, given: list[np.ndarray], out: np.ndarray, seconds: float) -> None:
     execution = compiled.submit(*given, out=out)
-    time.sleep(seconds)
+    time.sleep(seconds)  # somewhere inside
     execution.cancel()
     execution.result()
 
@@ -84,7 +84,7 @@ def test_nothing_is_written_after_the_end(
                 ended += 1
                 found = out.copy()
                 out[...] = 111  # it is the application's again
-                time.sleep(2 * took + 0.001)
+                time.sleep(2 * took + 0.001)  # what is still inside has come back by then
                 assert (out == 111).all(), found
     assert ended
 
@@ -109,7 +109,7 @@ if how == "missed":
         pass
 elif how == "submitted":
     kept = [compiled.submit(array) for _ in range(4)]
-    time.sleep(took / 3)
+    time.sleep(took / 3)  # one of them is inside
 elif how == "goes on":
     def go():
         try:
@@ -119,7 +119,7 @@ elif how == "goes on":
             assert "the program ends" in str(error)
     compiled = nnhal.compile(plain(64), devices=device, cache_dir=False)
     threading.Thread(target=go, daemon=True).start()
-    time.sleep(0.3)
+    time.sleep(0.3)  # it has begun to call
 begun = time.monotonic()
 atexit._run_exitfuncs()
 assert time.monotonic() - begun < 2.5, "the end takes long"

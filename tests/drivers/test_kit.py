@@ -631,3 +631,24 @@ def test_members_that_were_not_used_for_long_do_not_count_either(monkeypatch: py
     monkeypatch.setattr(team, "KEPT_SECONDS", -1.0)
     made.give(held[1])
     assert made.take(UNLIMITED) is held[1] and made.take(Control(time.monotonic_ns() + 10**10)) not in held
+
+
+def test_who_waits_for_a_member_when_the_program_ends_gets_none(monkeypatch):
+    monkeypatch.setattr(team, "MOST_MEMBERS", 1)
+    made, told = team.Team(team.Member, "members"), []
+    first = made.take(UNLIMITED)
+
+    def wait() -> None:
+        with pytest.raises(Closed, match="members: the program ends"):
+            made.take(UNLIMITED)
+        told.append(None)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    while not made._waiting:
+        pass
+    monkeypatch.setattr(team, "_ending", [None])
+    waiting.join(5)
+    assert told and made.busy
+    made.give(first)
+    assert not made.busy and made.take(UNLIMITED) is first  # the main thread's

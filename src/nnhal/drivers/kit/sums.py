@@ -27,9 +27,12 @@ def greatest_sum(x: Value, weights: Value, axis: int, bias: Value | None = None)
     else:
         steps = np.abs(np.moveaxis(np.asarray(weights.data), axis, 0).astype(np.float32) - weights.zero_point)
         found = float(reach(x) * steps.reshape(len(steps), -1).sum(1, dtype=np.float64).max(initial=0))
-    if bias is None:
-        return found
-    return found + (2.0**31 if bias.data is None else float(np.abs(np.asarray(bias.data, np.float64)).max(initial=0)))
+    return found if bias is None else found + greatest_of(bias)
+
+
+def greatest_of(bias: Value) -> float:
+    """The greatest magnitude in a bias, of any where it is given at execution."""
+    return 2.0**31 if bias.data is None else float(np.abs(np.asarray(bias.data, np.float64)).max(initial=0))
 
 
 def require_exact(greatest: float, ratio: float) -> None:

@@ -59,8 +59,7 @@ class Team(Generic[T]):
 
         Closed while the program ends, for all but its main thread.
         """
-        if _ending and threading.current_thread() is not threading.main_thread():
-            raise Closed(f"{self._what}: the program ends")
+        self._check_end()
         try:
             return self._idle.pop()
         except IndexError:
@@ -86,6 +85,10 @@ class Team(Generic[T]):
     def busy(self) -> bool:
         """Whether a member is in use, or being made."""
         return len(self._idle) < len(self._places)
+
+    def _check_end(self) -> None:
+        if _ending and threading.current_thread() is not threading.main_thread():
+            raise Closed(f"{self._what}: the program ends")
 
     def _place(self) -> "_Place":
         place = _Place()
@@ -120,6 +123,7 @@ class Team(Generic[T]):
             self._waiting.append(None)
             while True:
                 control.check()
+                self._check_end()
                 try:
                     return self._idle.pop()
                 except IndexError:
@@ -139,7 +143,7 @@ def wait_for_all(seconds: float = ENDING_SECONDS) -> None:
     until = time.monotonic() + seconds
     with suppress(KeyboardInterrupt):
         while time.monotonic() < until and _any_busy():
-            time.sleep(0.001)
+            time.sleep(0.001)  # looked at here, so that no execution has to tell that it came back
 
 
 def _any_busy() -> bool:

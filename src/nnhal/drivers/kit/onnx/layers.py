@@ -19,7 +19,7 @@ from nnhal.drivers.kit.onnx.graph import (
     zero_point,
 )
 from nnhal.drivers.kit.onnx.shapes import padded
-from nnhal.drivers.kit.sums import greatest_sum, reach, require_32_bits, require_exact
+from nnhal.drivers.kit.sums import greatest_of, greatest_sum, reach, require_32_bits, require_exact
 from nnhal.ops.common import ACTIVATION_RANGE
 from nnhal.ops.schema import F32, Q8, Q8PC, Q8S
 from nnhal.ops.transposed import cut, spread
@@ -124,8 +124,9 @@ def require_sums(t: OnnxTask, weights: Any, axis: int) -> bool:
     if not t.a.out.quantised:
         return False
     ratio = product_scales(t.a.input, weights).max() / t.a.out.scale
-    require_exact(greatest_sum(t.a.input, weights, axis), ratio)
-    return bool(greatest_sum(t.a.input, weights, axis, t.a.bias) * ratio > NEAR)
+    most = greatest_sum(t.a.input, weights, axis)
+    require_exact(most, ratio)
+    return bool((most + greatest_of(t.a.bias)) * ratio > NEAR)
 
 
 @entry("CONV_2D", "DEPTHWISE_CONV_2D", "GROUPED_CONV_2D", forms=FORMS)
