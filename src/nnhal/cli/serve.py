@@ -89,9 +89,7 @@ def command(
     words += [word for names_ in allow for word in ("--allow", names_)]
     if metrics is not None:
         unix, path = metrics.startswith("unix:"), metrics.removeprefix("unix:")
-        if unix and not path:
-            raise InvalidArgument(f"metrics: address is {metrics!r}, must be HOST:PORT, PORT or unix:PATH")
-        words += ["--metrics", f"unix:{Path(path).absolute()}" if unix else metrics]
+        words += ["--metrics", f"unix:{Path(path).absolute()}" if unix and path else metrics]
     words += ["--unconfined"] if unconfined else []
     if systemd is not None:
         written = _write_units(systemd, name, words)

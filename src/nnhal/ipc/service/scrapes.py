@@ -42,7 +42,8 @@ def listen(address: str) -> socket.socket:
     one that is left of a process that is no more is taken over.
     """
     try:
-        return _listen_unix(address.removeprefix("unix:")) if address.startswith("unix:") else _listen_tcp(address)
+        path = address.removeprefix("unix:")
+        return _listen_unix(path) if path and path != address else _listen_tcp(address)
     except OSError as error:
         from nnhal.base.errors import DeviceUnavailable
 
