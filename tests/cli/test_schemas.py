@@ -37,7 +37,7 @@ CALLS = {
     "serve": [["serve"]],
     "trace": [["trace", "summary"]],
     "models": [["models"], ["models", "tiny_conv"]],
-    "prove": [["prove"], ["prove", "litert"]],
+    "prove": [["prove", "--operation", "ADD"], ["prove", "litert", "--operation", "SOFTMAX"]],
     "calibrate": [["calibrate", "--show"]],
     "cache": [["cache", "list"], ["cache", "verify"], ["cache", "prune", "--size", "0"], ["cache", "clear"]],
 }

@@ -15,6 +15,13 @@ REFUSED = {
     "silero_vad": {"LSTM"},
     "captcha_read_old": {"DynamicQuantizeLinear", "ConvInteger", "com.microsoft.DynamicQuantizeLSTM", "MatMulInteger"},
 }
+ALIKE = "dnsmos_personal", "dnsmos_signal"  # the graphs of dnsmos and dnsmos_background with other weights
+
+
+def models():
+    for name in zoo.onnx_names():
+        if name not in REFUSED:
+            yield pytest.param(name, marks=[pytest.mark.nightly] if name in ALIKE else [])
 
 
 def test_the_catalogue_of_onnx_models_has_every_content_once():
@@ -23,7 +30,7 @@ def test_the_catalogue_of_onnx_models_has_every_content_once():
     assert all(e.member.endswith(".onnx") and e.licence and e.description for e in entries)
 
 
-@pytest.mark.parametrize("name", [name for name in zoo.onnx_names() if name not in REFUSED])
+@pytest.mark.parametrize("name", models())
 def test_a_model_computes_what_onnx_runtime_does(name):
     model = nnhal.load(name)
     options = onnxruntime.SessionOptions()
