@@ -77,6 +77,19 @@ def test_the_self_time_of_a_span_is_without_calls_that_contain_others() -> None:
     assert rows["application"] == 10 + 30  # before 10 and from 70 on
 
 
+def test_dropped_spans_are_the_last_count_of_each_process_together() -> None:
+    counters = {
+        (1, "dropped spans"): [(10, 2), (20, 5)],
+        (2, "dropped spans"): [(15, 3)],
+        (3, "dropped spans"): [],
+        (1, "memory"): [(10, 100), (20, 70)],
+        (2, "waiting"): [(5, 4)],
+    }
+    found = summary(Timeline(0, 100, {1: "application", 2: "d", 3: "e"}, counters=counters))
+    assert found.dropped == 5 + 3
+    assert [process.memory for process in found.processes] == [100, None, None]
+
+
 def test_what_failed_and_what_had_not_ended_is_told() -> None:
     found = summary(by_hand())
     assert (found.errors, found.unfinished, found.duration_ns) == ([("ValueError: no", 1)], 1, 300)
