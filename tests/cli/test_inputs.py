@@ -93,6 +93,7 @@ def test_what_metadata_says_is_found_by_name_else_by_place_where_there_are_as_ma
     assert said_of(both, [a, c]) == [a, c]
     assert said_of(both, [c]) == said_of(both, ()) == [TensorMetadata()] * 2
     assert said_of(both, [a, a]) == [a, a]
+    assert said_of(both, [a, b, b]) == [TensorMetadata()] * 2  # nobody knows which of two is meant
 
 
 # ---------------------------------------------------------------------------------------------------------------- arrays

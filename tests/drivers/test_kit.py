@@ -633,6 +633,13 @@ def test_members_that_were_not_used_for_long_do_not_count_either(monkeypatch: py
     assert made.take(UNLIMITED) is held[1] and made.take(Control(time.monotonic_ns() + 10**10)) not in held
 
 
+def test_a_member_that_is_given_back_wakes_nobody_where_nobody_waits() -> None:
+    made = team.Team(team.Member, "members")
+    for _ in range(3):
+        made.give(made.take(UNLIMITED))
+    assert made._given_back.empty()  # else it grows for as long as the model runs
+
+
 def test_who_waits_for_a_member_when_the_program_ends_gets_none(monkeypatch):
     monkeypatch.setattr(team, "MOST_MEMBERS", 1)
     made, told = team.Team(team.Member, "members"), []

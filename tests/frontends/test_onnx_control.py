@@ -351,3 +351,21 @@ def test_what_an_if_gives_of_64_bits_has_the_range_of_both_branches():
 def test_an_index_that_an_if_gives_may_count_from_the_end(taken):
     inputs = {"x": np.array([[-2]]), "p": real(1, 3), "c": np.array(taken), "d": real(4, 2)}
     check(model(choice(node("Gather", "d r")), inputs), inputs)
+
+
+def test_bytes_that_a_loop_carries_are_dequantised_inside_it_and_stay_plain_outside():
+    carried = [info("b", TensorProto.UINT8, [4]), info("sum", TensorProto.FLOAT, [4])]
+    inner = [
+        *(node("DequantizeLinear", "b s z", "r"), node("Add", "sum r", "sum_out")),
+        *(node("Identity", "b", "b_out"), node("Identity", "go_in", "goes")),
+    ]
+    body = graph(
+        inner,
+        [info("goes", TensorProto.BOOL, []), info("b_out", TensorProto.UINT8, [4]), info("sum_out", shape=[4])],
+        [info("i", TensorProto.INT64, []), info("go_in", TensorProto.BOOL, []), *carried],
+        {"s": np.array(0.5, np.float32), "z": np.array(10, np.uint8)},
+    )
+    inputs = {"n": np.array(3), "x": np.array([10, 11, 20, 0], np.uint8)}
+    constants = {"go": np.array(True), "zeros": np.zeros(4, np.float32)}
+    made = model([node("Loop", "n go x zeros", "same y", body=body)], inputs, constants)
+    assert check(made, inputs)[0].tolist() == [0, 1.5, 15, -15]

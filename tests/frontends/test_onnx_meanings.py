@@ -88,6 +88,20 @@ def test_before_version_11_a_smaller_picture_takes_the_next_element():
     check(model([node("Resize", "x s", mode="nearest")], inputs, constants, opset=10), inputs)
 
 
+@pytest.mark.parametrize("scale", [0.6, 1.7])
+def test_cubic_weights_of_the_elements_inside_the_picture_sum_to_one_where_the_others_are_excluded(scale):
+    how = {"mode": "cubic", "exclude_outside": 1}
+    inputs, constants = {"x": real(1, 1, 5, 6)}, {"s": np.array((1, 1, scale, scale), np.float32)}
+    check(model([node("Resize", "x - s", **how)], inputs, constants), inputs)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_pytorch_half_pixel_takes_the_first_element_where_the_new_size_is_one(mode):
+    how = {"mode": mode, "coordinate_transformation_mode": "pytorch_half_pixel"}
+    inputs = {"x": real(1, 1, 5, 4)}
+    check(model([node("Resize", "x - - n", **how)], inputs, {"n": ints(1, 1, 1, 3)}), inputs)
+
+
 def test_integers_are_resized_to_the_nearest():
     inputs, constants = {"x": RNG.integers(-99, 99, (1, 2, 4, 5)).astype(np.int32)}, {"s": np.array((1, 1, 2, 3), "f4")}
     check(model([node("Resize", "x - s", mode="nearest")], inputs, constants), inputs)
@@ -113,6 +127,13 @@ def test_sizes_of_a_pool_are_rounded_up_also_without_padding(op, size):
 def test_a_transposed_convolution_with_strides_beyond_its_filter_has_no_padding(mode):
     inputs, constants = {"x": real(1, 3, 4, 5)}, {"w": real(3, 2, 1, 4)}
     check(model([node("ConvTranspose", "x w", auto_pad=mode, strides=[3, 2])], inputs, constants), inputs)
+
+
+@pytest.mark.parametrize("mode", ["SAME_UPPER", "SAME_LOWER"])
+def test_an_output_one_element_larger_than_the_products_reach_has_that_element_at_the_end(mode):
+    inputs, constants = {"x": real(1, 1, 3, 4)}, {"w": real(1, 1, 2, 3)}
+    how = {"auto_pad": mode, "strides": [2, 2], "output_shape": [7, 10]}  # the products reach 6 and 9
+    check(model([node("ConvTranspose", "x w", **how)], inputs, constants), inputs)
 
 
 def test_a_normalisation_with_the_statistics_of_the_batch_is_refused():
@@ -186,6 +207,16 @@ def test_a_power_of_what_is_known_to_be_small_is_taken():
     inputs = {"x": RNG.integers(-(2**31), 2**31, (3, 7)).astype(np.int32)}
     nodes = [node("ArgMax", "x", "i", axis=1), node("Pow", "i k")]
     check(model(nodes, inputs, {"k": np.array(3)}), inputs)
+
+
+@pytest.mark.parametrize("known", ["quotients", "nothing"])
+def test_quotients_of_integers_are_rounded_towards_zero_also_where_they_are_constants(known):
+    x, y = (np.array(each, np.int32) for each in ([7, -7, 7, -7, 6, 0], [2, 2, -2, -2, -3, -5]))
+    nodes, both = [node("Div", "a b", "q"), node("Add", "x q")], {"a": x, "b": y}
+    inputs, constants = ({"x": x}, both) if known == "quotients" else ({"x": x, **both}, {})
+    made = model(nodes, inputs, constants)
+    assert ("DIV" in operations(made)) == (known == "nothing")
+    assert check(made, inputs)[0].tolist() == [10, -10, 4, -4, 4, 0]
 
 
 # ----------------------------------------------------------------------------------------------------------- reductions

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
@@ -326,6 +327,22 @@ def test_a_closed_fence_says_so_and_keeps_what_it_has_seen() -> None:
     with pytest.raises(Closed):
         unseen[0].wait()
     assert repr(seen[0]) == "Fence(NONE)"
+
+
+def test_a_joined_fence_waits_for_others_until_they_are_signalled_or_its_holder_closes_it() -> None:
+    (pending, signal), (joined, own) = fence_pair(), fence_pair()
+    signal.set()
+    assert own.outlasts([pending])
+    waited, other = fence_pair()
+    answers: SimpleQueue[bool] = SimpleQueue()
+    waiting = threading.Thread(target=lambda: answers.put(own.outlasts([waited])))
+    waiting.start()
+    joined.close()  # nobody waits for it any more
+    try:
+        assert answers.get(timeout=LIMIT) is False
+    finally:
+        other.set()
+        waiting.join(LIMIT)
 
 
 def test_a_signal_to_nobody_is_no_error() -> None:

@@ -113,6 +113,20 @@ def test_an_execution_that_was_given_up_takes_nothing_and_cannot_end_well(give: 
     assert (room == -1).all()
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_a_request_inside_another_is_abandoned_with_it_whether_it_was_made_before_or_after(first: bool) -> None:
+    """The driver has the inner request, so the inner one must write nothing once the outer one is abandoned."""
+    outer, room = request(), np.full(4, -1, np.float32)
+    if first:
+        outer.abandon()
+    inner = outer.inside([X], [room])
+    if not first:
+        outer.abandon()
+    with pytest.raises(Closed, match="is written after the execution ended"):
+        inner.write(0, X)
+    assert (room == -1).all()
+
+
 def test_giving_up_waits_for_a_copy_that_is_under_way(give: Give) -> None:
     """Whoever gives up may use the room at once: a large copy on another thread has ended by then."""
     count = 1 << 24

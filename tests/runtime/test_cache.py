@@ -139,6 +139,20 @@ def test_another_version_or_another_driver_is_a_miss(folder):
     assert run(scaled(), folder) == HIT
 
 
+def test_what_a_device_says_of_itself_is_part_of_the_key(folder):
+    """Of a wrapped device all is alike but this; what one kept must be found by none of the others."""
+
+    class InAnotherLayout(FullV1_3):
+        preferred_layout = "nchw"
+
+    def kept_and_found(device: Any) -> tuple[str, str]:
+        return run(scaled(), folder, [device]), run(scaled(), folder, [device])
+
+    assert kept_and_found(FullV1_3()) == (MISS, HIT)
+    assert kept_and_found(AtLevel(FullV1_3(), nnhal.Level.V1_2)) == (MISS, HIT)
+    assert kept_and_found(InAnotherLayout()) == (MISS, HIT)
+
+
 def test_a_driver_whose_code_changed_under_the_same_version_is_a_miss(folder, monkeypatch):
     run(scaled(), folder)
     real = keeper.identity

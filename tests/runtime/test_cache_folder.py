@@ -130,6 +130,56 @@ def test_every_flipped_bit_of_the_description_is_a_miss_or_changes_nothing(folde
     assert read(folder) == [b"data", b"data"]
 
 
+@pytest.mark.parametrize("field", [{"facts": {"model": "n"}}, {"data_files": 0}, {"blamed": "it is bad"}])
+def test_a_description_that_was_edited_is_a_miss(folder, field):
+    """It is a whole description, which only its checksum tells from the one that was written."""
+    publish(folder, facts={"model": "m"})
+    description = folder.path / f"{ONE}.entry"
+    description.write_text(json.dumps(json.loads(description.read_text()) | field))
+    with pytest.raises(Missing, match="the entry's description is not what was written"):
+        folder.entry(ONE, PAIR)
+
+
+class Replaced(CacheFolder):
+    """Another process replaces the entry so many times after this one has read its description."""
+
+    times = 0
+
+    def _manifest(self, key: str) -> Manifest:
+        found = super()._manifest(key)
+        if self.times:
+            self.times -= 1
+            publish(CacheFolder(self.path, self.most), key, b"newer %d" % self.times)
+        return found
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_entry_that_is_replaced_while_it_is_opened_is_read_anew(tmp_path, times):
+    folder = Replaced(tmp_path / "cache", 1 << 20)
+    publish(folder, data=b"old")
+    folder.times = times
+    assert read(folder) == [b"newer 0"] * 2
+
+
+def test_files_are_on_the_disk_before_the_entry_names_them(folder, monkeypatch):
+    calls = []
+    fsync, rename = os.fsync, os.rename
+
+    def recorded_fsync(fd):
+        calls.append(os.readlink(f"/proc/self/fd/{fd}").rpartition(".")[2])
+        fsync(fd)
+
+    def recorded_rename(*names, **folders):
+        calls.append("renamed")
+        rename(*names, **folders)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(os, "rename", recorded_rename)
+    publish(folder)
+    assert {"m0", "d0", "new"} <= set(calls[: calls.index("renamed")])
+    assert calls[calls.index("renamed") + 1 :], "the folder itself has to be on the disk too"
+
+
 def test_an_entry_under_another_key_is_a_miss(folder):
     publish(folder)
     for file in folder.path.glob(f"{ONE}*"):

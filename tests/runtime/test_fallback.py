@@ -12,8 +12,10 @@ import pytest
 from msgspec.structs import force_setattr
 
 import nnhal
-from nnhal.base.errors import BadState, InvalidRequest, OperationFailed
+from nnhal.base.codes import ErrorStatus
+from nnhal.base.errors import BadState, InvalidRequest, MissedDeadline, OperationFailed
 from nnhal.base.extensions import register_extension
+from nnhal.hal.device import Hints, Prepared
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.model.builder import ModelBuilder
 from nnhal.runtime import discovery, execute
@@ -42,6 +44,59 @@ def of_two(on_run: Callable[[], None], at: int = 1, **more: Any) -> nnhal.Compil
 
 
 # ----------------------------------------------------------------------------------------------------------- never
+
+
+class Timely(Prepared):
+    """A prepared model that keeps its deadline itself, as one in another process does, and misses it."""
+
+    timely = True
+
+    def __init__(self, error: MissedDeadline) -> None:
+        self.error = error
+
+    def run(self, request: Request, control: Control) -> Timing | None:
+        raise self.error
+
+
+class Late(Fake):
+    name = "late"
+
+    def __init__(self, at: int, error: MissedDeadline, *, timely: bool = True) -> None:
+        super().__init__(takes=lambda n: n == at)
+        self.error, self.timely_ones = error, timely
+
+    def prepare(self, model: nnhal.Model, hints: Hints) -> Prepared:
+        made = Timely(self.error)
+        made.timely = self.timely_ones
+        return made
+
+
+@pytest.mark.parametrize(
+    ("at", "timely", "error", "status"),
+    [
+        (0, True, MissedDeadline("late", persistent=True), ErrorStatus.MISSED_DEADLINE_PERSISTENT),
+        (1, True, MissedDeadline("late", persistent=True), ErrorStatus.MISSED_DEADLINE_TRANSIENT),
+        (1, True, MissedDeadline("late"), ErrorStatus.MISSED_DEADLINE_TRANSIENT),
+        (1, False, MissedDeadline("late", persistent=True), ErrorStatus.MISSED_DEADLINE_PERSISTENT),
+    ],
+)
+def test_a_deadline_missed_after_other_partitions_ran_is_transient_by_a_process_that_cannot_know_their_time(
+    at, timely, error, status, monkeypatch
+):
+    for_nothing(monkeypatch)
+    devices = [Late(at, error, timely=timely), "reference"]
+    with nnhal.compile(sums(2), devices=devices, fallback="forbid") as compiled:
+        with pytest.raises(MissedDeadline, match="late") as caught:
+            compiled.run(X, B, deadline=LONG)
+        assert (caught.value.status, type(caught.value)) == (status, MissedDeadline)
+
+
+def test_a_loop_that_ran_too_long_after_other_partitions_is_still_a_loop_timeout(monkeypatch):
+    for_nothing(monkeypatch)
+    devices = [Late(1, nnhal.LoopTimeout("late")), "reference"]
+    compiled = nnhal.compile(sums(2), devices=devices, fallback="forbid")
+    with compiled, pytest.raises(nnhal.LoopTimeout, match="late"):
+        compiled.run(X, B, deadline=LONG)
 
 
 @pytest.mark.parametrize(

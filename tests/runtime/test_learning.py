@@ -4,9 +4,10 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,9 @@ import nnhal
 from nnhal.base.records import replace
 from nnhal.frontends.python import Builder
 from nnhal.model.graph import Model
-from nnhal.runtime import discovery, isolation
+from nnhal.runtime import discovery, isolation, learning
 from nnhal.runtime.judgement import identity_of
-from nnhal.runtime.learning import COUNTED, UNCOUNTED
+from nnhal.runtime.learning import COUNTED, LEAST, UNCOUNTED
 from nnhal.runtime.measured import place, record
 from nnhal.runtime.measured.later import settle
 from nnhal.runtime.measured.profile import CostLine, CrossingCost, DeviceProfile, MachineProfile
@@ -272,6 +273,73 @@ def test_executions_beside_others_teach_nothing(two: None) -> None:
             each.join()
     settle(10)
     assert learnt_rows() == []
+
+
+class Measured:
+    """A runner of one partition whose executions take what the test says, by a clock that the test moves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.rows = 0, []
+        monkeypatch.setattr(learning, "time", SimpleNamespace(perf_counter_ns=lambda: self.now))
+        self.live = SimpleNamespace(total=0, took=())
+        judge = SimpleNamespace(learn=self.rows.extend)
+        plan = SimpleNamespace(partition=SimpleNamespace(steps=["all of it"]), live=self.live, judge=judge)
+        self.runner: Any = _Runner(plan, self)
+        self.learning = learning.Learning(self.runner)
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    def runs(self, *milliseconds: int) -> None:
+        for each in milliseconds:
+            self.runner.run(SimpleNamespace(report=None, takes=each * 1_000_000))
+
+    def learnt(self) -> list[float]:
+        self.learning.end()
+        return [seconds for _, seconds in self.rows]
+
+
+class _Runner:
+    def __init__(self, plan: Any, measured: Measured) -> None:
+        self.plan, self.measured = plan, measured
+        self.before_close: Callable[[], None] | None = None
+
+    def run(self, job: Any) -> None:
+        self.measured.now += job.takes
+        meanwhile, self.measured.meanwhile = self.measured.meanwhile, lambda: None
+        meanwhile()
+
+
+def test_the_first_executions_do_not_count_and_the_lower_quartile_of_the_others_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = Measured(monkeypatch)
+    made.runs(*[1] * UNCOUNTED, 90, 20, 50, 40)
+    assert made.learnt() == [0.040]  # the second of 20, 40, 50, 90
+
+
+@pytest.mark.parametrize(("counted", "learnt"), [(LEAST - 1, []), (LEAST, [0.007])])
+def test_so_many_executions_are_enough_and_no_fewer(
+    counted: int, learnt: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Measured(monkeypatch)
+    made.runs(*[1] * UNCOUNTED, *[7] * counted)
+    assert made.learnt() == learnt
+
+
+def test_neither_of_two_executions_counts_of_which_one_ran_while_the_other_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Measured(monkeypatch)
+    made.runs(*[1] * UNCOUNTED)
+    for _ in range(LEAST):
+        made.meanwhile = lambda: made.runs(100)
+        made.runs(2)  # 102 with the other
+    assert made.learnt() == []
+
+
+@pytest.mark.parametrize("counted", [LEAST, COUNTED])
+def test_where_an_execution_fell_back_nothing_is_learnt(counted: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Measured(monkeypatch)
+    made.live.total = 1
+    made.runs(*[1] * (UNCOUNTED + counted))
+    assert made.learnt() == []
 
 
 def test_without_a_profile_nothing_is_learnt_and_no_record_is_made(tmp_path: Path) -> None:

@@ -178,6 +178,22 @@ def test_spans_that_say_that_they_were_done_for_themselves_are_done_for_nobody()
     assert all(span.caller is None or span.caller.root is not span.root for span in timeline.spans)
 
 
+def nested(*spans: tuple[str, int, int]) -> dict[str, str]:
+    """The parent of each span that one thread wrote, by name; end 0: it has not ended."""
+    entries = [trace.LogEntry(trace.SPAN, 0, 0, begin, end, 0, 0, 7, name, "", "", 0, 0) for name, begin, end in spans]
+    timeline = merged([ProcessLog(1, "application", trace.Contents(entries, 0, 0))], 0, 100)
+    return {span.name: "" if span.parent is None else span.parent.name for span in timeline.spans}
+
+
+def test_a_span_that_begins_when_another_has_ended_is_not_inside_it() -> None:
+    assert nested(("a", 0, 10), ("b", 10, 20), ("c", 12, 20), ("d", 20, 30)) == {"a": "", "b": "", "c": "b", "d": ""}
+
+
+def test_a_span_that_has_not_ended_contains_what_begins_up_to_the_end_of_the_trace() -> None:
+    assert nested(("open", 0, 0), ("a", 10, 20), ("b", 100, 100)) == {"open": "", "a": "open", "b": "open"}
+    assert nested(("ended", 0, 100), ("b", 100, 100)) == {"ended": "", "b": ""}
+
+
 def of_two(own: trace.Log, *others: trace.Log) -> Timeline:
     """The application's log, and those of connections to one other process."""
     until = time.monotonic_ns()

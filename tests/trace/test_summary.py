@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import nnhal
 from nnhal.runtime.tracing.perfetto import read
@@ -44,6 +45,49 @@ def test_the_time_of_a_span_is_without_what_others_did_for_it() -> None:
         ("driver", "execution"): (40, 40, 1, "d"),
         ("runtime", "preparation"): (20, 15, 2, ""),
     }
+
+
+def row_of(*spans: tuple[int, int]) -> tuple[int, int]:
+    """The self and wall-clock time of spans of one layer and phase, each on a thread by itself."""
+    made = [Span(1, n, begin, end, "driver", "execution", "run") for n, (begin, end) in enumerate(spans)]
+    (row,) = summary(Timeline(0, 1000, {1: "application"}, spans=made)).rows
+    return row.self_ns, row.wall_ns
+
+
+@pytest.mark.parametrize(
+    ("spans", "wall"),
+    [
+        ([(0, 100), (10, 20), (30, 40)], 100),  # one contains the others
+        ([(10, 20), (0, 100), (50, 120)], 120),
+        ([(0, 10), (20, 30)], 20),  # apart
+        ([(0, 10), (10, 30)], 30),
+        ([(5, 15), (5, 15), (5, 10)], 10),
+    ],
+)
+def test_time_in_which_several_threads_work_counts_once_however_their_spans_lie(
+    spans: list[tuple[int, int]], wall: int
+) -> None:
+    assert row_of(*spans) == (sum(end - begin for begin, end in spans), wall)
+
+
+def test_the_self_time_of_a_span_is_without_calls_that_contain_others() -> None:
+    call = Span(1, 1, 0, 100, "application", "execution", "call")
+    inner = [Span(1, 1, *ends, "runtime", "execution", "step", parent=call) for ends in ((10, 60), (20, 30), (55, 70))]
+    rows = {row.layer: row.self_ns for row in summary(Timeline(0, 100, {1: "a"}, spans=[call, *inner])).rows}
+    assert rows["application"] == 10 + 30  # before 10 and from 70 on
+
+
+def test_dropped_spans_are_the_last_count_of_each_process_together() -> None:
+    counters = {
+        (1, "dropped spans"): [(10, 2), (20, 5)],
+        (2, "dropped spans"): [(15, 3)],
+        (3, "dropped spans"): [],
+        (1, "memory"): [(10, 100), (20, 70)],
+        (2, "waiting"): [(5, 4)],
+    }
+    found = summary(Timeline(0, 100, {1: "application", 2: "d", 3: "e"}, counters=counters))
+    assert found.dropped == 5 + 3
+    assert [process.memory for process in found.processes] == [100, None, None]
 
 
 def test_what_failed_and_what_had_not_ended_is_told() -> None:

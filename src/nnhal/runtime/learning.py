@@ -45,7 +45,8 @@ class Learning:
         with self._lock:
             self._inside += 1
             self._begun += 1
-            counts = self._inside == 1 and self._begun > UNCOUNTED
+            number = self._begun
+            counts = self._inside == 1 and number > UNCOUNTED
         own = counts and len(self._steps) > 1 and job.report is None
         if own:
             job.report = Report()
@@ -59,7 +60,7 @@ class Learning:
                 job.report = None
             with self._lock:
                 self._inside -= 1
-                alone = counts and self._inside == 0
+                alone = counts and self._begun == number  # no other began meanwhile
         each = () if report is None or len(self._steps) == 1 else tuple([step.total for step in report.steps])
         if alone and len(each) in (0, len(self._steps)):
             self._took.append((whole, *each))
