@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from nnhal import zoo
@@ -25,6 +26,12 @@ from nnhal.runtime import discovery
 from nnhal.runtime.measured import place
 from nnhal.runtime.measured.later import settle
 from tests.interrupts import Interrupts
+
+# The same examples in every run, however slow the machine is. A nightly run draws others: NNHAL_RANDOM=1.
+PROFILE = hypothesis.settings(deadline=None, database=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile("check", PROFILE, derandomize=True)
+hypothesis.settings.register_profile("random", PROFILE, print_blob=True)
+hypothesis.settings.load_profile("random" if os.environ.get("NNHAL_RANDOM") == "1" else "check")
 
 DEFAULT_VECTORS = Path(__file__).parents[1].parent / "shared" / "conformance"
 

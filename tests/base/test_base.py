@@ -8,7 +8,7 @@ import weakref
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnhal.base import log
@@ -17,7 +17,6 @@ from nnhal.base.codes import ErrorStatus, OperandType, OperationType, operation_
 from nnhal.base.errors import Closed, DriverFailed, InvalidArgument, MissedDeadline
 from nnhal.base.levels import FL6, FL7, V1_0, V1_2, V1_3, Level
 from nnhal.base.memory import Memory
-from tests.properties import STABLE
 
 
 @pytest.mark.parametrize(("text", "level"), [("1.2", V1_2), ("V1_3", V1_3), ("FL6", FL6), ("7", FL7), (" v1.0 ", V1_0)])
@@ -59,7 +58,7 @@ def test_errors_carry_status_and_code():
     assert isinstance(error, TimeoutError)
 
 
-@STABLE
+@settings(max_examples=200)
 @given(st.binary(min_size=1, max_size=5000))
 def test_memory_holds_what_was_put_in(data):
     memory = Memory.from_array(np.frombuffer(data, np.uint8))

@@ -4,10 +4,10 @@ import gc
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import monotonic_ns
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from nnhal.hal.turns import Ticket, Turns
 from nnhal.ipc import names
 from nnhal.ipc.client.process import Resilient
 from nnhal.runtime import discovery, isolation
+from tests.waiting import LIMIT, jitter, until
 
 DRIVER = Path(__file__).parent / "drivers" / "queued.py"
 
@@ -68,40 +69,44 @@ def test_by_callback_too(way, monkeypatch):
     assert max(at_once([lambda: run(full(1))] * 6)) == 1
 
 
-def test_who_comes_first_runs_first(way):
+def test_who_comes_first_runs_first(way, tmp_path):
     if way == "process":
         pytest.skip("what runs in which order is looked at in process")
-    run, device = compiled(way, seconds=0.05), isolation.select(["queued"], way)[0]
+    run, device = compiled(way, gate=str(tmp_path / "open")), isolation.select(["queued"], way)[0]
     threads = []
     for number in range(6):
         threads.append(threading.Thread(target=run, args=(full(number),)))
         threads[-1].start()
-        time.sleep(0.02)
+        until(lambda number=number: device.order and device._run_queue.waiting() == number, "it waits")
+    (tmp_path / "open").touch()
     for thread in threads:
         thread.join()
     assert device.order == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_deadline_holds_in_the_queue_and_the_next_runs(way):
-    run = compiled(way, seconds=0.6)
+def test_a_deadline_holds_in_the_queue_and_the_next_runs(way, tmp_path, said):
+    run = compiled(way, gate=str(tmp_path / "open"))
     first = run.submit(full(1))
-    time.sleep(0.1)
+    until(lambda: said("inside: 1"), "the first is inside")
     last = run.submit(full(3))
-    began = time.monotonic()
     with pytest.raises(MissedDeadline):
         run.run(full(2), deadline=0.15)
-    assert time.monotonic() - began < 0.5
+    (tmp_path / "open").touch()
     assert first.result()[0] == last.result()[0] == 1
+    assert not said("inside: 2")
 
 
-def test_who_is_cancelled_leaves_the_queue_without_having_run(way):
-    run = compiled(way, seconds=0.4)
-    first, second, third = [run.submit(full(n)) for n in (1, 2, 3)]
-    time.sleep(0.1)
+def test_who_is_cancelled_leaves_the_queue_without_having_run(way, tmp_path, said):
+    run = compiled(way, gate=str(tmp_path / "open"))
+    first = run.submit(full(1))
+    until(lambda: said("inside: 1"), "the first is inside")
+    second, third = run.submit(full(2)), run.submit(full(3))
     second.cancel()
     with pytest.raises(Cancelled):
         second.result()
+    (tmp_path / "open").touch()
     assert first.result()[0] == third.result()[0] == 1
+    assert not said("inside: 2")
 
 
 def test_a_run_that_fails_lets_the_next_in(way):
@@ -132,22 +137,26 @@ class Ran(Prepared):
 
 
 def test_a_prepared_model_may_say_so_for_itself():
-    inside, most = [], []
+    inside, most, dice = [], [], np.random.default_rng(1)
 
     def act(request, control):
         inside.append(request)
         most.append(len(inside))
-        time.sleep(0.02)
+        jitter(dice, 0.02)
         inside.remove(request)
         request.write(0, full(1))
 
     queued = nnhal.compile(graph(), devices=[Mine(act, True)])
     at_once([lambda: queued(full(1))] * 5)
     assert set(most) == {1}
-    most.clear()
-    free = nnhal.compile(graph(), devices=[Mine(act)])
-    at_once([lambda: free(full(1))] * 5)
-    assert max(most) > 1
+    both = threading.Barrier(2)
+
+    def meet(request, control):
+        both.wait(LIMIT)
+        request.write(0, full(1))
+
+    free = nnhal.compile(graph(), devices=[Mine(meet)])
+    at_once([lambda: free(full(1))] * 2)
 
 
 @pytest.mark.parametrize("declared", [1, "yes", None])
@@ -198,7 +207,7 @@ def test_any_interleaving_keeps_one_inside_and_leaves_nobody_waiting(seed):
     def act(kind, control):
         inside.append(kind)
         most.append(len(inside))
-        time.sleep(0.001)
+        jitter(random, 0.002)
         inside.pop()
         if kind == "fails":
             raise OperationFailed("told to")
@@ -208,11 +217,11 @@ def test_any_interleaving_keeps_one_inside_and_leaves_nobody_waiting(seed):
     gone = []
 
     def one(kind, pause):
-        time.sleep(pause)
+        jitter(random, 0.01)
         event = threading.Event()
         if kind == "cancelled":
             threading.Timer(pause, event.set).start()
-        control = Control(time.monotonic_ns() + 2_000_000) if kind == "late" else Control(cancelled=event)
+        control = Control(monotonic_ns() + 2_000_000) if kind == "late" else Control(cancelled=event)
         try:
             run(kind, control)
         except (Cancelled, MissedDeadline, OperationFailed):
@@ -223,7 +232,7 @@ def test_any_interleaving_keeps_one_inside_and_leaves_nobody_waiting(seed):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(LIMIT)
     assert set(most) <= {1} and len(done) + len(gone) == len(kinds) and not turns._queue
     assert done.count("runs") == kinds.count("runs") and gone.count("fails") == kinds.count("fails")
 
@@ -237,29 +246,27 @@ def test_who_is_alone_is_beside_nobody_and_waits_for_those_alone_who_came_before
         inside.append(kind)
         if "change" in inside and len(inside) > 1:
             wrong.append(list(inside))
-        time.sleep(0.002)
+        jitter(random, 0.003)
         inside.remove(kind)
 
     runs = {"run": turns.side_by_side(act), "change": turns.alone(act)}
     done = []
 
-    def one(kind, pause, late):
-        time.sleep(pause)
+    def one(kind, late):
+        jitter(random, 0.02)
         try:
-            runs[kind](kind, Control(time.monotonic_ns() + (1_000_000 if late else 20_000_000_000)))
+            runs[kind](kind, Control(monotonic_ns() + (1_000_000 if late else 20_000_000_000)))
         except MissedDeadline:
             done.append("late")
         else:
             done.append(kind)
 
     kinds = [str(kind) for kind in random.choice(["run", "run", "run", "change"], 30)]
-    threads = [
-        threading.Thread(target=one, args=(kind, random.uniform(0, 0.02), random.random() < 0.2)) for kind in kinds
-    ]
+    threads = [threading.Thread(target=one, args=(kind, random.random() < 0.2)) for kind in kinds]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(LIMIT)
     assert not wrong and len(done) == len(kinds) and not turns._queue
 
 
@@ -288,10 +295,10 @@ def test_whoever_is_lost_with_a_ticket_is_passed_over_whatever_limit_there_is(co
     turns.queue(ticket)
     thread = threading.Thread(target=lambda: turns.alone(lambda *_: lost.append(1))(None, control))
     thread.start()
-    time.sleep(0.05)
+    until(lambda: len(turns._queue) == 2, "it waits")
     assert not lost
     del ticket
-    thread.join(10)
+    thread.join(LIMIT)
     assert lost == [1]
 
 
@@ -310,21 +317,23 @@ def test_who_gives_up_does_so_while_another_is_still_inside(kind):
 
     def holding(*_):
         inside.set()
-        assert over.wait(20)
+        assert over.wait(LIMIT)
 
     holder = threading.Thread(target=turns.alone(holding), args=(None, Control()))
     holder.start()
-    inside.wait(5)
+    assert inside.wait(LIMIT)
     event = threading.Event()
-    control = Control(time.monotonic_ns() + 100_000_000) if kind is MissedDeadline else Control(cancelled=event)
-    threading.Timer(0.1, event.set).start()
+    control = Control(monotonic_ns() + 100_000_000) if kind is MissedDeadline else Control(cancelled=event)
+    cancelling = threading.Thread(target=lambda: (until(lambda: len(turns._queue) == 2), event.set()))
+    cancelling.start()
     try:
         with pytest.raises(kind):
             turns.alone(lambda *_: ran.append(1))(None, control)
         assert holder.is_alive() and not ran
     finally:
         over.set()
-        holder.join(5)
+        holder.join(LIMIT)
+        cancelling.join(LIMIT)
 
 
 def test_clients_of_one_service_stand_in_one_queue(tmp_path, monkeypatch):

@@ -247,7 +247,7 @@ def test_a_number_that_is_missing_or_far_off_does_what_it_does_in_the_parts(
     change=st.sampled_from(["", *CHANGES]),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_an_engine_gives_what_the_reference_gives_of_all_that_looks_like_one(
     device: str, s: Sizes, change: str, seed: int
 ) -> None:

@@ -95,7 +95,7 @@ BASES = [small().bytes(), maker.make("tiny_conv_int8"), maker.make("tiny_lstm")]
 FLIPS = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=6)
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=400)
 @given(st.sampled_from(BASES), FLIPS)
 def test_changed_bytes_give_an_error_of_nnhal_or_a_valid_model(base, flips):
     content = bytearray(base)
@@ -105,7 +105,7 @@ def test_changed_bytes_give_an_error_of_nnhal_or_a_valid_model(base, flips):
         nnhal.validate(load(bytes(content)))
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 @given(
     st.sampled_from(BASES), st.integers(0, 10**6), st.sampled_from([0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0xFFFF])
 )

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnhal.base.codes import Activation, OperandType
@@ -21,7 +21,6 @@ from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from nnhal.model.validate import let_constants_go
 from tests.hal.devices import device_of, prepare
-from tests.properties import STABLE
 
 Where = tuple[int, int, int, tuple[int, ...]]
 
@@ -69,7 +68,7 @@ def check_inside(bound: BoundRequest, inputs: Sequence[Any], outputs: Sequence[A
         assert array is None or array.flags.writeable
 
 
-@STABLE
+@settings(max_examples=200)
 @given(
     st.sampled_from([KNOWN, OPEN]),
     st.lists(ARGUMENT | PLAUSIBLE, max_size=3),
@@ -95,7 +94,7 @@ def overlapping(inputs: Sequence[Where], outputs: Sequence[Where]) -> bool:
 PLACE = st.tuples(st.integers(0, 1), st.integers(0, 48))
 
 
-@STABLE
+@settings(max_examples=200)
 @given(st.tuples(PLACE, PLACE), st.tuples(PLACE, PLACE))
 def test_overlaps_are_found_as_counting_bytes_finds_them(
     read: Sequence[tuple[int, int]], written: Sequence[tuple[int, int]]
@@ -112,7 +111,7 @@ def test_overlaps_are_found_as_counting_bytes_finds_them(
         check_inside(bound, inputs, outputs, pools)
 
 
-@STABLE
+@settings(max_examples=200)
 @given(st.integers(0, 12), st.integers(0, 12), st.integers(0, 8), st.integers(0, 8))
 def test_overlaps_of_many_lengths_are_found(first: int, second: int, room: int, other: int) -> None:
     pools = [Memory.allocate(64)]

@@ -3,7 +3,6 @@
 import mmap
 import os
 import threading
-import time
 from functools import partial
 from pathlib import Path
 
@@ -27,13 +26,16 @@ from nnhal.base.errors import (
 from nnhal.base.memory import Layout, Memory
 from nnhal.base.operands import Array
 from nnhal.frontends.python import Builder
+from nnhal.hal import queue
+from nnhal.hal import request as request_module
 from nnhal.hal.binding import flat_bytes
 from nnhal.hal.device import Device, Prepared
 from nnhal.hal.host import HostBuffer, contents_of, fill, run_resolved
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.model.builder import ModelBuilder
-from tests.hal.devices import DEVICES, LIMIT, X, adding, device_of, doubling, execute, late, prepare, together
+from tests.hal.devices import DEVICES, LIMIT, X, adding, device_of, doubling, execute, prepare, together
+from tests.waiting import Clock, until
 
 ANY = BufferDesc()
 
@@ -124,17 +126,27 @@ def test_a_buffer_without_contents_fails_what_reads_it(device: Device) -> None:
 
 
 def test_a_failed_execution_leaves_what_it_was_to_write_without_contents(device: Device) -> None:
-    step = prepare(device, adding(1))
-    source, target = (device.allocate(ANY, [into(step), out_of(step)]) for _ in range(2))
+    b = Builder("gathering")
+    x, rows = b.input((3, 4)), b.input((2,), np.int32)
+    step = prepare(device, b.finish([x, rows], [b.gather(x, 0, rows)]))
+    source, target = device.allocate(ANY, [into(step)]), device.allocate(ANY, [out_of(step)])
     fill(source, X)
-    fill(target, X)
-    with pytest.raises(NnhalError):
-        execute(step, source, target, late())
+
+    def gathered(*rows: int) -> None:
+        made = step.request(
+            [None, np.array(rows, np.int32)], [None], input_buffers={0: source}, output_buffers={0: target}
+        )
+        made.execute(partial(run_resolved, step), Control())
+
+    gathered(0, 1)
+    assert target.shape == (2, 4)
+    with pytest.raises(OperationFailed):
+        gathered(0, 77)
     assert target.shape is None and source.shape == (3, 4)
     with pytest.raises(OperationFailed, match="has no contents"):
-        read(step, target)
-    execute(step, source, target)
-    np.testing.assert_array_equal(contents_of(target), X + 1)
+        contents_of(target)
+    gathered(2, 1)
+    np.testing.assert_array_equal(contents_of(target), X[[2, 1]])
 
 
 def test_an_input_without_contents_spoils_what_was_to_be_written(device: Device) -> None:
@@ -525,11 +537,10 @@ def test_readers_at_the_same_time_see_the_same_bits(device: Device) -> None:
 def test_writers_at_the_same_time_neither_crash_nor_hang(device: Device) -> None:
     step = prepare(device, doubling((0, 256)))
     buffer = device.allocate(ANY, [into(step), out_of(step)])
-    end = time.monotonic() + 1
 
     def work(n: int) -> None:
         x = np.full((n + 1, 256), n, np.float32)
-        while time.monotonic() < end:
+        for _ in range(40):
             try:
                 if n % 3 == 0:
                     execute(step, x, buffer)
@@ -541,14 +552,15 @@ def test_writers_at_the_same_time_neither_crash_nor_hang(device: Device) -> None
                 pass  # an error is one of the two things that may happen
 
     together([lambda n=n: work(n) for n in range(6)])  # type: ignore[misc]
-    settled = time.monotonic() + 10
-    while True:
+
+    def written() -> bool:
         try:
             execute(step, np.ones((2, 256), np.float32), buffer)
-            break
         except Unmappable:  # another process gives the storm's descriptors back only by and by
-            assert time.monotonic() < settled
-            time.sleep(0.05)
+            return False
+        return True
+
+    until(written, "it is written")
     np.testing.assert_array_equal(contents_of(buffer), np.full((2, 256), 2, np.float32))
 
 
@@ -600,18 +612,19 @@ def test_a_late_execution_gives_no_contents_to_a_buffer_that_was_written_since(l
     np.testing.assert_array_equal(contents_of(buffer), X * 5)
 
 
-def test_an_execution_that_ends_after_its_deadline_leaves_a_buffer_without_contents() -> None:
-    step = prepare(device_of("reference"), doubling((3, 4)))
-    end = time.monotonic_ns() + 50_000_000
+def test_an_execution_that_ends_after_its_deadline_leaves_a_buffer_without_contents(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step, clock = prepare(device_of("reference"), doubling((3, 4))), Clock().play(monkeypatch, queue, request_module)
 
     def run(request: Request, control: Control) -> None:
-        time.sleep(0.1)
         request.write(0, X)
+        clock.advance(0.1)
 
     step.run = run  # type: ignore[method-assign, assignment]
     buffer = HostBuffer(ANY, [out_of(step)])
     with pytest.raises(MissedDeadline):
-        execute(step, X, buffer, Control(deadline=end))
+        execute(step, X, buffer, clock.within(0.05))
     assert buffer.shape is None
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+import queue as queues
 import random
 import signal
 import subprocess
@@ -12,6 +13,8 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +23,12 @@ import pytest
 
 import nnhal
 from nnhal.base import pressure
+from nnhal.base import time as base_time
 from nnhal.base.errors import ContractBroken, DriverFailed, InvalidArgument, MissedDeadline
 from nnhal.base.levels import V1_2
 from nnhal.drivers.reference import Reference
-from nnhal.hal import idle
+from nnhal.hal import idle, queue
+from nnhal.hal import request as request_module
 from nnhal.hal.device import Hints, Prepared, executor_by, prepared_by, reconfigured_by
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.hal.wrappers import AtLevel, PreparedWrapper
@@ -31,6 +36,7 @@ from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.process import start
 from tests.interrupts import interrupted_at
 from tests.ipc.support import LIMIT, doubling, numbers, request_for, run, wait_until
+from tests.waiting import Clock, jitter
 
 
 class TrimmablePrepared(PreparedWrapper):
@@ -46,8 +52,7 @@ class TrimmablePrepared(PreparedWrapper):
         with self.lock:
             self.inside += 1
         try:
-            if self.device.seconds:
-                time.sleep(self.device.seconds)
+            self.device.gate.wait(LIMIT)
             return super().run(request, control)
         finally:
             with self.lock:
@@ -65,13 +70,14 @@ class TrimmablePrepared(PreparedWrapper):
 
 
 class Trimmable(Reference):
-    """seconds: that an execution takes. during: what is done while a model is trimmed."""
+    """gate: executions wait for it. during: what is done while a model is trimmed."""
 
     name = "trimmable"
-    seconds = 0.0
 
     def __init__(self) -> None:
         super().__init__()
+        self.gate = threading.Event()
+        self.gate.set()
         self.during: Callable[[], object] = lambda: None
 
     def prepare(self, model: nnhal.Model, hints: Hints) -> Prepared:
@@ -110,40 +116,42 @@ def keepers() -> int:
 # -------------------------------------------------------------------------------------------------------- side by side
 
 
-def at_random(model: Prepared, call: Callable[[], object], seconds: float) -> int:
-    """Call from four threads while trims come at random; how many there were."""
-    stop, failed = time.monotonic() + seconds, list[BaseException]()
+def at_random(model: Prepared, call: Callable[[random.Random], object], trims: int) -> None:
+    """Call from four threads while so many trims come at random."""
+    over, failed = threading.Event(), list[BaseException]()
 
-    def work() -> None:
+    def work(dice: random.Random) -> None:
         try:
-            while time.monotonic() < stop:
-                call()
-                if random.random() < 0.2:
-                    time.sleep(random.random() / 300)
+            while not over.is_set():
+                call(dice)
+                if dice.random() < 0.2:
+                    jitter(dice, 1 / 300)
         except BaseException as error:
             failed.append(error)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
+    threads = [threading.Thread(target=work, args=(random.Random(n),)) for n in range(4)]
     for thread in threads:
         thread.start()
-    trims = 0
-    while any(thread.is_alive() for thread in threads):
-        trims += idle.trimmed(model, pressed=random.random() < 0.5)
-        time.sleep(random.random() / 1000)
+    dice = random.Random(4)
+    while trims and not failed:
+        trims -= idle.trimmed(model, pressed=dice.random() < 0.5)
+        jitter(dice, 1 / 1000)
+    over.set()
+    for thread in threads:
+        thread.join(LIMIT)
     assert not failed, failed
-    return trims
 
 
 def test_no_trim_runs_beside_an_execution_and_every_result_is_right(device: Trimmable) -> None:
-    device.during = lambda: time.sleep(random.random() / 500)
+    device.during = partial(jitter, random.Random(5), 1 / 500)
     model = prepared(device)
-    old, trims = sys.getswitchinterval(), 0
+    old = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        trims = at_random(model, lambda: right(model) or pytest.fail("wrong"), 3)
+        at_random(model, lambda _: right(model) or pytest.fail("wrong"), 12)
     finally:
         sys.setswitchinterval(old)
-    assert trims == len(model.trims) > 5 and model.together == 0
+    assert len(model.trims) == 12 and model.together == 0
 
 
 @pytest.mark.parametrize("name", ["litert", "onnxruntime", "openvino"])
@@ -156,12 +164,12 @@ def test_engines_that_are_trimmed_at_random_give_what_they_gave(name: str) -> No
     given = [np.random.default_rng(n).random((1, 12, 12, 3), np.float32) for n in range(4)]
     wanted = [compiled(x).copy() for x in given]
 
-    def call() -> None:
-        n = random.randrange(4)
+    def call(dice: random.Random) -> None:
+        n = dice.randrange(4)
         assert np.array_equal(compiled(given[n]), wanted[n])
 
     (line,) = compiled._caller.lines
-    assert at_random(line.prepared, call, 3) > 3
+    at_random(line.prepared, call, 8)
     compiled.close()
 
 
@@ -192,12 +200,13 @@ def test_models_of_open_shapes_are_trimmed_for_each_of_their_shapes() -> None:
 
 
 def test_an_execution_that_is_inside_keeps_a_trim_from_beginning(device: Trimmable) -> None:
-    device.seconds = 0.5
+    device.gate.clear()
     model = prepared(device)
     thread = threading.Thread(target=right, args=(model,))
     thread.start()
     wait_until(lambda: model.inside == 1, "it runs")
     assert not idle.trimmed(model, pressed=True)
+    device.gate.set()
     thread.join()
     assert idle.trimmed(model, pressed=True) and model.trims == [True]
 
@@ -337,20 +346,25 @@ def hanging(device: Trimmable, model: Any) -> Iterator[threading.Event]:
 
 
 def test_a_trim_that_hangs_costs_executions_a_named_error_within_their_time_and_they_go_on_after_it(
-    device: Trimmable,
+    device: Trimmable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, other = prepared(device), prepared(Trimmable())
+    clock = Clock().play(monkeypatch, idle, queue, request_module, base_time)
+
+    def error_of(control: Control, step: float) -> BaseException | None:
+        """What comes of an execution as time passes."""
+        with ThreadPoolExecutor(1) as pool:
+            outcome = pool.submit(run, model, numbers(), control)
+            wait_until(lambda: clock.advance(step) or outcome.done(), "it has ended")
+            return outcome.exception()
+
     with hanging(device, model) as go:
-        began = time.monotonic()
-        with pytest.raises(MissedDeadline):
-            run(model, numbers(), Control(time.monotonic_ns() + 100_000_000))
-        assert time.monotonic() - began < idle.LONGEST
-        with pytest.raises(ContractBroken, match=r"device trimmable: trim\(\) has not come back, must within 2 s"):
+        assert isinstance(error_of(clock.within(0.1), 0.02), MissedDeadline)
+        error = error_of(Control(), 0.5)
+        assert isinstance(error, ContractBroken)
+        assert "device trimmable: trim() has not come back, must within 2 s" in str(error)
+        with pytest.raises(ContractBroken):  # nobody waits again: no time passes
             run(model, numbers())
-        began = time.monotonic()
-        with pytest.raises(ContractBroken):  # nobody waits again
-            run(model, numbers())
-        assert time.monotonic() - began < idle.LONGEST
         assert right(other)
         go.set()
         wait_until(lambda: bool(model.trims), "it came back")
@@ -365,7 +379,7 @@ def test_others_are_trimmed_while_one_hangs(device: Trimmable, monkeypatch: pyte
     model = prepared(device)
     try:
         assert right(model) and begun.wait(LIMIT)
-        time.sleep(0.3)
+        wait_until(lambda: not 0 <= time.monotonic() - idle._keeper._trimming_since <= 0.2, "it takes too long")
         other = prepared(Trimmable())
         assert right(other)
         wait_until(lambda: bool(other.trims), "another thread has taken over")
@@ -390,12 +404,13 @@ def test_others_are_trimmed_also_where_nobody_waits_for_the_one_that_hangs(
     wait_until(lambda: keepers() == 1, "the one that hung has ended")
 
 
-def test_a_close_waits_for_a_trim(device: Trimmable) -> None:
+def test_a_close_waits_for_a_trim(device: Trimmable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idle, "LONGEST", LIMIT)
     model = prepared(device)
     with hanging(device, model) as go:
         thread = threading.Thread(target=model.close)
         thread.start()
-        time.sleep(0.1)
+        wait_until(lambda: model._guard.over, "it waits")
         assert thread.is_alive() and not model.closed
         go.set()
         thread.join()
@@ -414,23 +429,44 @@ def test_a_close_that_a_trim_holds_up_for_too_long_is_done_once_that_has_come_ba
 # ------------------------------------------------------------------------------------------------------------- when
 
 
+class Looks:
+    """Memory is never short; how often the thread has looked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        monkeypatch.setattr(idle, "pressure", lambda: self)
+        monkeypatch.setattr(idle, "_LOOK", 0.02)
+
+    def short(self) -> bool:
+        self.count += 1
+        return False
+
+    def two(self) -> None:
+        """Wait until it has looked at everything once more, and begun again."""
+        seen = self.count
+        wait_until(lambda: self.count >= seen + 2, "it has looked")
+
+
 def test_a_model_is_trimmed_once_after_quiet_seconds_and_again_after_the_next_execution(
     device: Trimmable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(idle.VARIABLE, "0.2")
+    monkeypatch.setenv(idle.VARIABLE, "10")
+    clock, looks = Clock().play(monkeypatch, idle), Looks(monkeypatch)
     model = prepared(device)
-    time.sleep(0.6)
+    clock.advance(100)
+    looks.two()
     assert model.trims == []  # it was never executed
-    for times in (1, 2):
+    for times in range(2):
         assert right(model)
-        wait_until(lambda times=times: len(model.trims) == times, "it was trimmed")  # type: ignore[misc]
-        time.sleep(0.5)
-        assert model.trims == [False] * times
-    began = time.monotonic()
-    while time.monotonic() < began + 0.8:  # never quiet for long enough
-        assert right(model)
-        time.sleep(0.01)
-    assert len(model.trims) == 2
+        looks.two()
+        clock.advance(9.9)
+        looks.two()
+        assert len(model.trims) == times  # not quiet for long enough
+        clock.advance(0.2)
+        wait_until(lambda times=times: len(model.trims) > times, "it was trimmed")  # type: ignore[misc]
+        clock.advance(100)
+        looks.two()
+        assert model.trims == [False] * (times + 1)
 
 
 @pytest.mark.parametrize(
@@ -460,12 +496,18 @@ def test_what_is_looked_after_by_nobody_leaves_nothing_behind(
 
 def test_next_to_no_quiet_seconds_take_next_to_no_time(device: Trimmable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(idle.VARIABLE, "1e-9")
+    between: list[float] = []
+
+    class Woken(queues.SimpleQueue[None]):
+        def get(self, block: bool = True, timeout: float | None = None) -> None:
+            between.append(timeout or 0)
+            super().get(block, timeout)
+
+    idle._keeper._woken = Woken()
     model = prepared(device)
     assert right(model)
-    wait_until(lambda: bool(model.trims), "it was trimmed")
-    began = time.process_time()
-    time.sleep(0.5)
-    assert time.process_time() - began < 0.1
+    wait_until(lambda: bool(model.trims) and len(between) > 3, "it was trimmed, and looked after")
+    assert set(between) == {0.02}
 
 
 def test_one_thread_looks_after_all_and_ends_with_the_last(device: Trimmable) -> None:
@@ -583,18 +625,20 @@ def kernel(tmp_path: Path) -> Callable[..., None]:
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_memory_is_short_where_somebody_waited_for_it_since_the_last_look(
-    tmp_path: Path, kernel: Callable[..., None], ahead: bool
+    tmp_path: Path, kernel: Callable[..., None], ahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    clock = Clock().play(monkeypatch, pressure)
     told = pressure.Pressure(tmp_path, ahead=ahead)
     assert told.known and not told.short()
     for name in ("machine", "group"):
-        kernel(**{name: 900_000})
+        clock.advance(1)
+        kernel(**{name: 51_000})
         assert told.short()
         assert not told.short()
         kernel()
         told.short()
-    time.sleep(0.5)
-    kernel(machine=1000)  # of half a second: everybody waits for as much now and then
+    clock.advance(1)
+    kernel(machine=49_000)  # of a second: everybody waits for as much now and then
     assert not told.short()
 
 
@@ -606,27 +650,30 @@ def test_a_kernel_that_tells_nothing_has_no_pressure(tmp_path: Path) -> None:
 def test_pressure_trims_at_once_also_what_was_never_executed(
     device: Trimmable, tmp_path: Path, kernel: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(idle, "pressure", lambda: pressure.Pressure(tmp_path))
+    looks, told = Looks(monkeypatch), list[pressure.Pressure]()
+
+    def made() -> pressure.Pressure:
+        told.append(pressure.Pressure(tmp_path))
+        monkeypatch.setattr(told[0], "short", lambda short=told[0].short: (looks.short(), short())[1])
+        return told[0]
+
+    Clock().play(monkeypatch, pressure)
+    monkeypatch.setattr(idle, "pressure", made)
     models = [prepared(device), prepared(device)]
     assert right(models[0])
-    time.sleep(0.1)
+    wait_until(lambda: looks.count > 0, "the first look")
     kernel(group=10_000_000)
     wait_until(lambda: all(model.trims == [True] for model in models), "all are trimmed, long before the hour is over")
     kernel(group=20_000_000)
-    time.sleep(1.5)
+    looks.two()
     assert all(model.trims == [True] for model in models)  # there is nothing more to give
 
 
-def test_what_is_at_work_is_not_trimmed_again_and_again_while_memory_is_short(
-    device: Trimmable, tmp_path: Path, kernel: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(idle, "pressure", lambda: pressure.Pressure(tmp_path))
+def test_what_is_at_work_is_not_trimmed_again_and_again_while_memory_is_short(device: Trimmable) -> None:
     model, still = prepared(device), prepared(device)
-    begin = time.monotonic()
-    while time.monotonic() < begin + 3:
-        kernel(machine=int(1e7 * (time.monotonic() - begin)))
+    for _ in range(10):
         assert right(model)
-        time.sleep(0.005)
+        idle._keeper._look_at([model._guard, still._guard], idle._keeper._turn, 3600, pressed=True)
     assert model.trims == [] and still.trims == [True]
 
 

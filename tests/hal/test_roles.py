@@ -54,7 +54,7 @@ def fits(shape: Dims, dims: Dims | None) -> bool:
     return not dims or (len(shape) == len(dims) and all(d in (0, n) for n, d in zip(shape, dims, strict=True)))
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(max_examples=150)
 @given(st.lists(st.tuples(KINDS, DIMS, st.booleans()), min_size=1, max_size=3), DIMS)
 def test_a_buffer_takes_exactly_the_shapes_that_all_roles_and_the_description_take(
     uses: Sequence[tuple[Kind, Dims, bool]], desc: Dims
@@ -73,7 +73,7 @@ def test_a_buffer_takes_exactly_the_shapes_that_all_roles_and_the_description_ta
     assert facts.fixed == (common[0] if len(common) == 1 else None)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True, database=None)
+@settings(max_examples=30)
 @given(st.permutations([((0, 2), 0), ((3, 0), 0), ((), 0), ((3, 2), 0)]))
 def test_the_order_of_roles_does_not_matter(uses: Sequence[tuple[Dims, int]]) -> None:
     facts = merge(ANY, [BufferRole(rectifier((F32, 0.0, 0), dims), index) for dims, index in uses])

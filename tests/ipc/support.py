@@ -6,7 +6,6 @@ import os
 import socket
 import struct
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -33,9 +32,11 @@ from nnhal.ipc.transport.channel import Channel
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from tests import requests
+from tests.waiting import LIMIT
+from tests.waiting import until as wait_until
 
+__all__ = ["LIMIT", "wait_until"]
 PROBE = str(Path(__file__).parent / "drivers" / "probe.py")
-LIMIT = 60.0  # seconds after which something that has to happen counts as hanging
 
 
 CAPACITY = Capacity(descriptors=32_640, threads=1024, mappings=32_765, addresses=1 << 46, memory=4 << 30)
@@ -125,15 +126,6 @@ def made(
     number = session.number()
     session.call(kind(number, *fields), wire.Acknowledged, packing, fds=fds)
     return number
-
-
-def wait_until(true: Callable[[], bool], what: str) -> None:
-    """Wait for what must come to be at some time."""
-    end, pause = time.monotonic() + LIMIT, 0.0005
-    while not true():
-        assert time.monotonic() < end, f"{what}: not within {LIMIT:.0f} s"
-        time.sleep(pause)
-        pause = min(2 * pause, 0.02)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -301,7 +301,6 @@ steps = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(steps)
 def test_sums_are_what_was_done_and_never_fall_whoever_comes_and_goes(steps: list[tuple[str, int, str]]) -> None:
     metrics, quotas = Metrics(), Quotas(a_table())

@@ -8,14 +8,13 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnhal.base.errors import ResourceExhausted
 from nnhal.ipc.service import quota
 from nnhal.ipc.service.quota import Capacity, Claim, Quotas, QuotaTable, Share
 from tests.ipc.support import CAPACITY, a_share
-from tests.properties import STABLE
 
 TERA = 1 << 40
 CAPACITIES = st.builds(
@@ -30,7 +29,7 @@ CAPACITIES = st.builds(
 # --------------------------------------------------------------------------------------------------------------- table
 
 
-@STABLE
+@settings(max_examples=200)
 @given(CAPACITIES, st.booleans())
 def test_what_all_clients_may_hold_together_is_never_more_than_there_is(capacity: Capacity, shared: bool) -> None:
     table = QuotaTable(capacity, shared=shared)
@@ -41,7 +40,7 @@ def test_what_all_clients_may_hold_together_is_never_more_than_there_is(capacity
         assert total == capacity._asdict()[name] or table.clients == 1  # else the kernel refuses what there is not
 
 
-@STABLE
+@settings(max_examples=200)
 @given(CAPACITIES, st.booleans())
 def test_what_is_kept_for_a_client_is_enough_to_connect_and_to_execute(capacity: Capacity, shared: bool) -> None:
     table = QuotaTable(capacity, shared=shared)
@@ -55,7 +54,7 @@ def test_what_is_kept_for_a_client_is_enough_to_connect_and_to_execute(capacity:
         assert sum(used[name] for _, used in quotas.usage()) <= total
 
 
-@STABLE
+@settings(max_examples=200)
 @given(CAPACITIES, st.booleans())
 def test_each_thing_can_be_had_as_often_as_its_limit_says_by_a_client_alone(capacity: Capacity, shared: bool) -> None:
     table = QuotaTable(capacity, shared=shared)
@@ -197,7 +196,7 @@ STEPS = st.lists(
 )
 
 
-@STABLE
+@settings(max_examples=200)
 @given(STEPS)
 def test_the_count_is_never_over_a_limit_never_below_zero_and_zero_at_the_end(
     steps: list[tuple[str, int, dict]],

@@ -188,7 +188,7 @@ LANE = st.tuples(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(LANE, max_size=12))
 def test_a_simulated_lane_does_what_the_native_one_does(operations: list[tuple[int, str, int, int]]) -> None:
     real = Real()
@@ -217,7 +217,7 @@ def on_queues(both: Any, side: int, what: str, elements: int, tag: int) -> Any:
     return outcome(lambda: queues.receive(0) if what == "receive" else getattr(queues, what)())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(QUEUE, max_size=20))
 def test_simulated_queues_do_what_the_native_ones_do(operations: list[tuple[int, str, int, int]]) -> None:
     real = Real()

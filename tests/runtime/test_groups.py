@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnhal.base.codes import Preference, operation_name
@@ -17,7 +17,6 @@ from nnhal.model.parts import live
 from nnhal.runtime import costs
 from nnhal.runtime.partition import Offer, Partition, partition
 from nnhal.runtime.placement import Placement
-from tests.properties import STABLE
 
 NO = Verdict(False, "not by itself")
 SPEEDS = [0.02, 0.2, 0.5, 1.0, 3.0]
@@ -252,7 +251,7 @@ def whole(model: Model, o: Offer) -> bool:
     return all(n not in o.excluded and (o.verdicts[n].ok or stands(o, n, needed)) for n in needed)
 
 
-@STABLE
+@settings(max_examples=200)
 @given(questions(), st.sampled_from([Preference.FAST_SINGLE_ANSWER, Preference.LOW_POWER]))
 def test_every_operation_runs_once_where_it_is_taken_in_order_and_at_a_price_that_no_single_device_beats(
     asked, preference

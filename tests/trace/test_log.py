@@ -132,7 +132,7 @@ def test_a_log_of_random_bytes_gives_a_trace_that_is_right(seed: int) -> None:
     assert [(s.name, s.begin, s.end) for s in again.spans] == [(s.name, s.begin, s.end) for s in timeline.spans]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(
         st.tuples(st.integers(1, 5), st.integers(0, 60), st.integers(0, 60), st.integers(0, 2), st.integers(0, 2)),

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -11,7 +12,10 @@ from nnhal.hal.device import Device, Prepared
 
 
 class Queued(Device):
-    """options: `seconds` that a run takes. Output: how many runs were inside, and the most of all so far."""
+    """Output: how many runs were inside at most so far.
+
+    options: `gate`, a path: a run prints which it is, by the number that it is given, and waits until the path exists.
+    """
 
     name = "queued"
     one_at_a_time = True
@@ -37,13 +41,21 @@ class Run(Prepared):
             device.most = max(device.most, device.inside)
             device.order.append(float(request.inputs[0][0]))
         try:
-            time.sleep(self.options.get("seconds", 0.02))
+            self.pass_gate(device.order[-1])
             if self.options.get("fails"):
                 raise OperationFailed("as it was told to")
             request.write(0, np.full(4, device.most, np.float32))
         finally:
             with device.lock:
                 device.inside -= 1
+
+    def pass_gate(self, number):
+        if "gate" not in self.options:
+            time.sleep(0.02)  # others come meanwhile
+            return
+        print(f"inside: {number:g}", flush=True)
+        while not Path(self.options["gate"]).exists():
+            time.sleep(0.001)
 
     def burst_executor(self):
         return Executor(self) if self.options.get("executor") else None

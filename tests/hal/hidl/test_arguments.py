@@ -32,7 +32,7 @@ def given_to(arrays):
     return request_of(added(), arrays)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(SHAPES, DTYPES), max_size=5))
 def test_every_argument_lies_where_the_form_says(arguments):
     arrays = [np.full(shape, n, dtype) for n, (shape, dtype) in enumerate(arguments)]

@@ -1,23 +1,26 @@
 """`configureExecutionBurst` of drivers of 1.2: called where there is one, with a fallback where the driver refuses."""
 # ruff: noqa: N802, N803 - the methods have the HAL's names
 
+import random
 import threading
-import time
 
 import numpy as np
 import pytest
 
 import nnhal
+from nnhal.base import time as base_time
 from nnhal.base.errors import Cancelled, DriverFailed, MissedDeadline, OperationFailed
 from nnhal.base.levels import V1_1
 from nnhal.base.memory import Memory
 from nnhal.drivers.samples import full
+from nnhal.hal import request as request_module
 from nnhal.hal.device import Hints, prepared_by
 from nnhal.hal.hidl.adapters import adapt
 from nnhal.hal.hidl.arguments import HalTiming
 from nnhal.hal.request import Control
 from nnhal.runtime import discovery, isolation
 from tests.hal.hidl.old_drivers import FAILED, NONE, X, added, tiled
+from tests.waiting import LIMIT, Clock, jitter, until
 
 DRIVER = """
 import threading
@@ -111,13 +114,6 @@ def executed(prepared, burst, control=None):
     return request.results[0], timing
 
 
-def wait_for(told, what):
-    end = time.monotonic() + 5
-    while what not in told and time.monotonic() < end:
-        time.sleep(0.005)
-    return what in told
-
-
 def test_executions_of_a_burst_are_packets_and_its_end_is_told():
     made = driver()
     prepared = model_of(made)
@@ -126,7 +122,7 @@ def test_executions_of_a_burst_are_packets_and_its_end_is_told():
             assert executed(prepared, burst)[0].tolist() == (X + X).tolist()
         assert executed(prepared, burst, Control(measure=True))[1].in_driver is not None
         assert made.told == ["opened", *["packet"] * 4]
-    assert wait_for(made.told, "ended")
+    until(lambda: "ended" in made.told, "ended")
 
 
 def test_memories_are_freed_after_each_execution():
@@ -148,7 +144,7 @@ def test_an_application_runs_bursts_on_such_a_driver():
     made = Bursting()
     with nnhal.compile(added(), devices=[adapt(made)]) as run, run.burst() as burst:
         assert burst(X).tolist() == (X + X).tolist()
-    assert wait_for(made.told, "ended") and made.told == ["opened", "packet", "ended"]
+    until(lambda: made.told == ["opened", "packet", "ended"], "its end")
 
 
 def test_in_a_process_of_its_own_too(tmp_path, monkeypatch, caplog):
@@ -178,7 +174,7 @@ def test_executions_that_come_from_another_process_go_by_a_burst_of_the_drivers_
         assert made.told == ["opened", "packet", "packet"]
 
     two()
-    assert wait_for(made.told, "ended")
+    until(lambda: "ended" in made.told, "ended")
 
 
 def configured(contexts, refuse=lambda: False):
@@ -243,13 +239,14 @@ def test_a_context_that_fails_to_free_a_memory_fails_nothing_else(caplog):
 
 @pytest.mark.parametrize("why", ["given up", "a wrong result"])
 def test_where_another_burst_is_refused_executions_are_plain_until_one_is_not(why, caplog):
-    contexts, refuses, wrong = [], [], [True]
+    contexts, refuses, wrong, over, cancelled = [], [], [True], threading.Event(), threading.Event()
 
     def answered(self, request, measure):
         if wrong:
             wrong.clear()
             if why == "given up":
-                time.sleep(0.2)
+                cancelled.set()
+                over.wait(LIMIT)
             return 7
         return self.executeSynchronously(request, measure)
 
@@ -257,9 +254,9 @@ def test_where_another_burst_is_refused_executions_are_plain_until_one_is_not(wh
     prepared = model_of(made)
     with caplog.at_level("INFO", "nnhal.driver"), prepared.burst() as burst:
         refuses.append(True)
-        limits = Control(time.monotonic_ns() + 30_000_000) if why == "given up" else None
-        with pytest.raises((MissedDeadline, OperationFailed)):
-            executed(prepared, burst, limits)
+        with pytest.raises(Cancelled if why == "given up" else OperationFailed):
+            executed(prepared, burst, Control(cancelled=cancelled) if why == "given up" else None)
+        over.set()
         if why == "given up":
             first = contexts[0]
             assert first.requests.closed and first.results.closed  # what comes late goes nowhere
@@ -328,29 +325,28 @@ def test_a_driver_without_bursts_gets_plain_executions():
     assert prepared.burst_executor() is None
 
 
-@pytest.mark.parametrize("control", ["deadline", "cancelled"])
-def test_an_execution_that_is_given_up_leaves_its_late_result_behind(control):
-    slow = [True]
+@pytest.mark.parametrize("kind", ["deadline", "cancelled"])
+def test_an_execution_that_is_given_up_leaves_its_late_result_behind(kind, monkeypatch):
+    slow, over, event = [True], threading.Event(), threading.Event()
+    clock = Clock().play(monkeypatch, request_module, base_time)
 
     def answered(self, request, measure):
         if slow.pop() if slow else False:
-            time.sleep(0.5)
+            clock.advance(1)
+            event.set()
+            over.wait(LIMIT)
             return FAILED, (), HalTiming()
         return self.executeSynchronously(request, measure)
 
     made = driver(answered=answered)
     prepared = model_of(made)
-    event = threading.Event()
-    threading.Timer(0.1, event.set).start()
-    limits = Control(time.monotonic_ns() + 100_000_000) if control == "deadline" else Control(cancelled=event)
     with prepared.burst() as burst:
-        began = time.monotonic()
         with pytest.raises((MissedDeadline, Cancelled)):
-            executed(prepared, burst, limits)
-        assert time.monotonic() - began < 0.4
+            executed(prepared, burst, clock.within(0.1) if kind == "deadline" else Control(cancelled=event))
         for _ in range(3):
             assert executed(prepared, burst)[0].tolist() == (X + X).tolist()
-        time.sleep(0.6)
+        over.set()
+        until(lambda: "ended" in made.told, "the late result")
         assert executed(prepared, burst)[0].tolist() == (X + X).tolist()
     assert made.told.count("opened") == 2
 
@@ -363,7 +359,7 @@ def test_a_burst_without_a_result_ends_by_a_limit(monkeypatch):
 
 
 def test_a_result_is_waited_for_until_the_limit(monkeypatch):
-    monkeypatch.setenv("NNHAL_NOTIFIED_WITHIN", "1")
+    monkeypatch.setenv("NNHAL_NOTIFIED_WITHIN", "30")
     prepared = model_of(driver())
     with prepared.burst() as burst:
         assert executed(prepared, burst)[0].tolist() == (X + X).tolist()
@@ -391,12 +387,12 @@ def test_outputs_whose_shape_turns_out_come_over_bursts_too():
 
 
 def test_one_at_a_time_holds_for_bursts():
-    inside, most = [], []
+    inside, most, dice = [], [], random.Random(1)
 
     def answered(self, request, measure):
         inside.append(1)
         most.append(len(inside))
-        time.sleep(0.02)
+        jitter(dice, 0.02)
         result = self.executeSynchronously(request, measure)
         inside.pop()
         return result
@@ -409,5 +405,5 @@ def test_one_at_a_time_holds_for_bursts():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(LIMIT)
     assert most == [1] * 4
