@@ -2,8 +2,8 @@
 
 A call takes a lane that is free, or opens one, so any number of threads may call at once. A lane whose call was given up, by
 its deadline or an interrupt, is never used again: it is hung up and watched until the service has seen the end of that call.
-After the greeting the first lane carries only what wants no answer, so that nothing ever waits on it. One thread a session
-keeps house: it takes notifications, sends releases in batches, watches the process and the lanes that were given up.
+After the greeting the first lane carries what wants no answer, and asks for new lanes, one thread at a time. One thread a
+session keeps house: it takes notifications, sends releases in batches, watches the process and the lanes that were given up.
 
 Longer than other files: what callers, that thread and a death do to one another has to be read together.
 """
@@ -43,7 +43,7 @@ from nnhal.ipc.client.pools import ClientPools, Packing
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import error_from_wire
 from nnhal.ipc.transport import _native
-from nnhal.ipc.transport.channel import Channel, Descriptors, Message, NoProtocol
+from nnhal.ipc.transport.channel import Channel, Descriptors, Message, NoProtocol, end_of
 from nnhal.ipc.transport.fate import DYING_MS, ended, pidfd
 
 GREETING_NS = 30_000_000_000  # a driver may import a large engine first
@@ -54,6 +54,7 @@ KEPT_LANES = 4  # of them, that executions of each lower priority leave to those
 _PLACED = 60  # descriptors that go along with a message
 _BATCH_SECONDS = 0.002
 _WANT = 0.005  # seconds between looks for a lane
+_LANE_NS = 5_000_000  # at a stretch, for the service to give a new one
 NotifiedCall = wire.PrepareModel | wire.PrepareConsidered | wire.PrepareModelFromCache | wire.Execute
 _WISH_MS = 20  # between looks at whether what goes on is still wanted
 _log = logger("driver")
@@ -104,7 +105,11 @@ class Session:
         self.dead: NnhalError | None = None
         self.calls: dict[str, int] = {}
         self._control = Channel(sock)
-        self._death_lock, self._attaching = threading.Lock(), threading.Lock()
+        self._death_lock = threading.Lock()
+        # Of the first lane, which stays open meanwhile: for who asks for a new one, for who sends what wants no answer.
+        self._attaching, self._sending = threading.Lock(), threading.Lock()
+        self._asked_for = 0  # the number of the lane that was asked for last
+        self._overdue = 0  # since when it is, where whoever asked for it had a deadline
         self._free: deque[Channel] = deque()
         # All but those given up; one that nobody holds is closed.
         self._lanes: weakref.WeakSet[Channel] = weakref.WeakSet()
@@ -148,7 +153,7 @@ class Session:
         self._own.fds.extend([self.watch] * (self.watch >= 0))
         self._control.lane.watch = self.watch
         self._control.lane.peer_cpus = self.welcome.cpus
-        self._callbacks = self._attach(True)
+        self._callbacks = self._attach(time.monotonic_ns() + self._patience)
         try:
             self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         except OSError as error:
@@ -292,28 +297,18 @@ class Session:
             channel = self._free.pop() if few else self._lane(deadline, cancelled, lanes)
         except IndexError:
             channel = self._lane(deadline, cancelled, lanes)
-        blamed = refused = False
-        fresh = not channel.lane.called
+        blamed = False
         try:
             if deadline is None and cancelled is None:
-                answer = channel.call(data, fds)
-            else:
-                answer = self._patient_call(channel, data, fds, deadline, cancelled)
-            refused = fresh and _refuses(answer)
-            return answer
+                return channel.call(data, fds)
+            return self._patient_call(channel, data, fds, deadline, cancelled)
         except MissedDeadline:
             blamed = True
             raise
         except DeadObject as error:
-            left = _left(channel) if fresh else None
-            if left is None:
-                raise self._died(error) from None
-            refused = True
-            return left
+            raise self._died(error) from None
         finally:
-            if refused:
-                channel.close()
-            elif channel.in_doubt:
+            if channel.in_doubt:
                 self._give_up(_GivenUp(channel, time.monotonic_ns(), blamed, made))
                 if direct:
                     self._settle(channel)
@@ -444,46 +439,72 @@ class Session:
         while True:
             if self.dead is not None:
                 raise again(self.dead)
+            few = False
             if len(self._lanes) - len(self._free) < most:
                 try:
                     return self._free.pop()
                 except IndexError:
-                    if len(self._lanes) < MAX_LANES:
-                        break
-            self._await_lane()
+                    few = len(self._lanes) < MAX_LANES
+            if few and not self._attaching.locked():
+                self._check_given_up()
+                left = _LANE_NS if deadline is None else deadline + GRACE_NS - time.monotonic_ns()
+                channel = self._asked(min(_LANE_NS, max(0, left)))
+                if channel is not None:
+                    self._lanes.add(channel)
+                    self._call_in()
+                    return channel
+            else:
+                self._await_lane()
             if deadline is not None and time.monotonic_ns() > deadline + GRACE_NS:
+                if few:
+                    self._overdue = self._overdue or time.monotonic_ns()
+                    self._rouse()
                 raise MissedDeadline(f"{self.where}: no lane was free by the deadline")
             if cancelled is not None and cancelled.is_set():
                 raise Cancelled("execution: cancelled by its owner")
+
+    def _check_given_up(self) -> None:
+        """Refuse one more lane where as many as there may be have calls that were given up and do not end."""
         if len(self._given_up) >= MAX_LANES:
             if self.process is not None:
                 raise self._died(
                     DeadObject(f"{self.where}: {MAX_LANES} calls were given up and do not end; it is replaced")
                 )
             raise ResourceExhausted(f"{self.where}: {MAX_LANES} calls were given up and have not ended, must be fewer")
-        return self._attach(False)
 
-    def _attach(self, callbacks: bool) -> Channel:
-        """A new lane, of use at once: the service takes it when it comes to it, or ends it with the reason."""
-        number = self.number()
-        try:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        except OSError as error:
-            raise ResourceExhausted(f"{self.where}: no lane can be opened: {error.strerror}") from None
-        channel = Channel(ours, -1, self.welcome.cpus, number)
-        channel.group = self.group
-        with theirs, self._attaching:  # nobody closes the lane meanwhile
+    def _attach(self, deadline: int) -> Channel:
+        """The lane for notifications, by a deadline; DeviceUnavailable after it."""
+        while (channel := self._asked(_LANE_NS, callbacks=True)) is None:
+            if time.monotonic_ns() > deadline:
+                raise DeviceUnavailable(f"{self.where}: gave no lane for notifications in time")
+        return channel
+
+    def _asked(self, wait: int, *, callbacks: bool = False) -> Channel | None:
+        """A new lane, where the service gives one within so many nanoseconds; one that comes later is for who asks next."""
+        control = self._control
+        with self._attaching:  # never for longer than a moment: others have deadlines
             if self.dead is not None:
-                channel.close()
                 raise again(self.dead)
             try:
-                self._control.send(wire.encode(wire.AttachLane(number, callbacks)), (theirs.fileno(),))
-            except NnhalError as error:
-                channel.close()
+                if not control.in_doubt:
+                    self._asked_for = self.number()
+                    control.ask(wire.encode(wire.AttachLane(self._asked_for, callbacks)))
+                data, fds = control.receive(wait)
+                self._overdue = 0
+                if data == wire.ENCODED_DONE:
+                    channel = Channel(end_of(fds), -1, self.welcome.cpus, self._asked_for)
+                    channel.group = self.group
+                    return channel
+                reply = wire.decode_reply(data)
+            except MissedDeadline:
+                return None
+            except wire.WireError as error:
+                raise self._died(DeadObject(f"{self.where}: answered AttachLane with no message: {error}")) from None
+            except DeadObject as error:
                 raise self._died(error) from None
-        if not callbacks:
-            self._lanes.add(channel)
-        return channel
+        if isinstance(reply, wire.Failed):
+            raise self.error(reply)
+        raise self._died(DeadObject(f"{self.where}: answered AttachLane with {type(reply).__name__}"))
 
     def _await_lane(self) -> None:
         """Until a lane is free, as far as this thread is first of those that wait for one; a moment at most."""
@@ -497,10 +518,14 @@ class Session:
     def _keep(self, channel: Channel) -> None:
         """For the next call."""
         self._free.append(channel)
+        self._call_in()
+        self._close_late_lanes()
+
+    def _call_in(self) -> None:
+        """Have whoever waits for a lane first look again."""
         if self._in_want:
             with contextlib.suppress(IndexError):
                 self._in_want.popleft().release()
-        self._close_late_lanes()
 
     def _give_up(self, lane: _GivenUp) -> None:
         """Nobody waits for the answer on this lane any more."""
@@ -575,7 +600,7 @@ class Session:
                 poll.register(fd, select.POLLIN)
         try:
             while self.dead is None:
-                ready = dict(poll.poll(_WISH_MS if self._wishes else 250 if self._given_up or self._late else None))
+                ready = dict(poll.poll(_WISH_MS if self._wishes else 250 if self._is_late() else None))
                 if self._callbacks.socket.fileno() in ready:
                     self._take_callback()
                 if self._wake in ready:
@@ -584,7 +609,7 @@ class Session:
                         self._send_endings()
                 if self._wishes:
                     self._look_at_wishes()
-                if self._given_up or self._late:
+                if self._is_late():
                     self._look_at_late()
                 if self.watch in ready:
                     self._died(DeadObject(f"{self.where}: {self._fate() or 'the driver process died'}"))
@@ -633,9 +658,15 @@ class Session:
         if self._released or self._cancelled:
             self._rouse()
 
+    def _is_late(self) -> bool:
+        """Whether anything that was given up has not ended, as far as is known."""
+        return bool(self._given_up or self._late or self._overdue)
+
     def _look_at_late(self) -> None:
         """What was given up: it ends when the service has seen to it; a process that never does hangs."""
         now = time.monotonic_ns()
+        if self._overdue:
+            self._take_overdue(now)
         for _ in range(len(self._late)):
             pending, since = self._late.popleft()
             if not pending.came:
@@ -656,6 +687,17 @@ class Session:
             if lane.blamed and now - lane.since > HUNG_NS:
                 self._hangs()
             self._given_up.append(lane)
+
+    def _take_overdue(self, now: int) -> None:
+        """The lane that nobody waited for, where it is there by now; a process that never gives it hangs."""
+        since = self._overdue
+        with contextlib.suppress(ResourceExhausted):
+            channel = self._asked(0)
+            if channel is not None:
+                self._lanes.add(channel)
+                self._keep(channel)
+            elif since and now - since > HUNG_NS:
+                self._hangs()
 
     def _has_ended(self, lane: _GivenUp) -> bool:
         """Whether the service has ended a lane that was given up; what it still says is nobody's.
@@ -700,7 +742,7 @@ class Session:
             number, packing = self.number(), self.packing()
             self._log = number  # also of what is interrupted on its way
             message = wire.WriteTrace(number, packing.pool(memory), recording.since)
-            with self._attaching:  # nobody closes the lane meanwhile
+            with self._sending:
                 self._control.send(wire.encode(message), packing.fds)
         except NnhalError as error:
             recording.notes.append(f"{self.where}: its process is not traced: {error}")
@@ -782,7 +824,7 @@ class Session:
             burst.session_died()
         while self._pending:
             self._pending.popitem()[1].set(self.dead)
-        with self._attaching:
+        with self._attaching, self._sending:
             self._control.close()
         self._callbacks.close()
         if self.process is not None:
@@ -795,7 +837,7 @@ class Session:
     def _forked(self) -> None:
         """In a forked child: the connection is the parent's."""
         self.dead = Closed(f"{self.where}: belongs to the process that this one was forked from; compile again here")
-        self._death_lock, self._attaching = threading.Lock(), threading.Lock()
+        self._death_lock, self._attaching, self._sending = threading.Lock(), threading.Lock(), threading.Lock()
         for channel in (self._control, self._callbacks, *list(self._lanes)):
             channel.close()
         self._own.close()
@@ -808,20 +850,11 @@ def _some(numbers: deque[int]) -> tuple[int, ...]:
 
 
 def _refuses(answer: Message) -> bool:
-    """Whether the answer to the first call on a lane may be that the service did not take the lane."""
+    """Whether an answer is an error."""
     try:
         return answer[0] != wire.ENCODED_DONE and isinstance(wire.decode_reply(answer[0]), wire.Failed)
     except wire.WireError:
         return False
-
-
-def _left(channel: Channel) -> Message | None:
-    """What the service left on a lane that it did not take."""
-    try:
-        answer = channel.receive(0)
-    except NnhalError:
-        return None
-    return answer if _refuses(answer) else None
 
 
 _sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()

@@ -41,7 +41,7 @@ ALLOWED = (
     ),
     AllowedCalls(
         "sockets",
-        "lanes that were sent, clients of a service; none can be made, named or connected",
+        "lanes, clients of a service; none can be named or connected",
         "sendmsg recvmsg recvfrom accept accept4 shutdown getsockname getsockopt",
     ),
     AllowedCalls(
@@ -103,7 +103,7 @@ IOCTL = (
     *(0xC0383E04, 0x40187542),  # SYNC_IOC_FILE_INFO of a fence, UDMABUF_CREATE
 )
 PRCTL = (3, 15, 16, 51, 64, 0x53564D41)  # GET_DUMPABLE, SET_NAME, GET_NAME, SVE_GET_VL, SME_GET_VL, SET_VMA
-SOL_SOCKET, SO_RCVTIMEO, SO_SNDTIMEO = 1, 20, 21
+AF_UNIX, SOCK_SEQPACKET, SOCK_CLOEXEC = 1, 5, 0x80000
 # Of files, block devices, terminals, sockets, userfaultfd, seccomp, namespaces, processes: what else a process has open.
 NO_DEVICE = (0x00, 0x12, 0x21, 0x54, 0x58, 0x66, 0x76, 0x89, 0x8A, 0x8B, 0x93, 0x94, 0xAA, 0xB7, 0xE5, 0xFF)
 _itself = Check(0, (0, OWN))
@@ -132,7 +132,11 @@ JUDGED = (
     JudgedCall("get_robust_list", "its own", ((_itself,),)),
     JudgedCall("sched_setaffinity", "its own", ((_itself,),)),
     JudgedCall("sendto", "without a receiver's name: to whom the socket is connected", ((Check(4, null=True),),)),
-    JudgedCall("setsockopt", "time-outs of a lane", ((Check(1, (SOL_SOCKET,)), Check(2, (SO_RCVTIMEO, SO_SNDTIMEO))),)),
+    JudgedCall(
+        "socketpair",
+        "both ends of a lane: SEQPACKET of the Unix family, connected to nobody else",
+        ((Check(0, (AF_UNIX,)), Check(1, (SOCK_SEQPACKET | SOCK_CLOEXEC,)), Check(2, (0,))),),
+    ),
 )
 
 

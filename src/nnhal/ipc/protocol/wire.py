@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from nnhal.base.levels import V1_0, V1_1, V1_2, V1_3, Level
 
-VERSION = 2
+VERSION = 3
 INLINE = 64 << 10  # bytes that travel in the message itself; what is longer goes by a sealed memfd
 MAX_MESSAGE = 1 << 30  # bytes of a message in a memfd
 MAX_DESCRIPTORS = 64  # that travel with one message; those of models with more pools go ahead of it
@@ -182,7 +182,10 @@ class Hello(ClientCall, tag=0, frozen=True):
 
 
 class AttachLane(MakingCall, tag=1, frozen=True):
-    """One more lane for calls; its descriptor comes along. callbacks: the service calls on it, and the client answers."""
+    """One more lane for calls. The service makes the pair of sockets; the client's end comes with the answer.
+
+    callbacks: the service sends notifications on it.
+    """
 
     callbacks: bool
 

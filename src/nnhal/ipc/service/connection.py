@@ -31,7 +31,7 @@ from nnhal.ipc.service.metrics import Metrics
 from nnhal.ipc.service.quota import DECODED, ENDS, WORKERS, Claim, Quotas, QuotaTable, Share
 from nnhal.ipc.service.scope import Ends, Wanted, Workers
 from nnhal.ipc.transport import _native
-from nnhal.ipc.transport.channel import Channel, Descriptors
+from nnhal.ipc.transport.channel import Channel, Descriptors, pair
 from nnhal.ipc.transport.fate import peer_of, watch_peer
 
 HELLO_TIMEOUT_NS = 10_000_000_000
@@ -181,7 +181,7 @@ class Connection:
             if self.scope.log is not None:
                 trace.called(wire.hal_name(call), type(call).phase)
             if isinstance(call, wire.AttachLane):
-                return self._attach(call, fds)
+                return self._attach(call)
             answer = self._calls.answer(call, fds, plain, len(data))
             if isinstance(call, wire.Release) and channel.lane.asked:
                 self._calls.settle()
@@ -191,28 +191,18 @@ class Connection:
         finally:
             fds.close()
 
-    def _attach(self, call: wire.AttachLane, fds: Descriptors) -> Answer:
-        if not fds:
-            raise InvalidArgument("AttachLane: no descriptor came along, must be one end of a socket pair")
-        fd = fds.take()
-        try:
-            sock = socket.socket(fileno=fd)
-        except OSError:
-            os.close(fd)
-            raise InvalidArgument("AttachLane: the descriptor is no socket, must be a SEQPACKET one") from None
-        if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_SEQPACKET:
-            sock.close()
-            raise InvalidArgument("AttachLane: the descriptor is no SEQPACKET socket of the Unix family, must be")
-        channel = Channel(sock, peer_cpus=self._peer_cpus, number=call.object)
-        try:
-            self._take_lane(channel, call)
-        except BaseException as error:
-            self._lanes.discard(channel)
-            with contextlib.suppress(NnhalError):  # the answer to its first call, which need not have come yet
-                channel.ask(wire.encode(error_to_wire(error)))
-            channel.close()
-            raise
-        return wire.DONE, ()
+    def _attach(self, call: wire.AttachLane) -> Answer:
+        """A new lane. This side makes both ends, so the client has none that shares flags and options with this one."""
+        ours, theirs = pair()
+        with theirs:
+            channel = Channel(ours, peer_cpus=self._peer_cpus, number=call.object)
+            try:
+                self._take_lane(channel, call)
+            except BaseException:
+                self._lanes.discard(channel)
+                channel.close()
+                raise
+            return wire.DONE, (theirs.detach(),)
 
     def _take_lane(self, channel: Channel, call: wire.AttachLane) -> None:
         with self._lock:

@@ -291,11 +291,18 @@ static PyType_Spec descriptors_spec = {"nnhal.ipc.transport._native.Descriptors"
 
 /* ------------------------------------------------------------------------------------------------------------- Lane
  * A message on the wire is its number, 8 bytes, and its bytes. A call's is 1 and more and grows by one, its answer bears
- * the same, and what wants no answer bears 0. A lane whose call was given up has an answer to come: it takes no more calls. */
+ * the same, and what wants no answer bears 0. A lane whose call was given up has an answer to come: it takes no more calls.
+ *
+ * The peer may share the open file of this end, with its flags and options. So each send and receive says itself that it
+ * does not block, and a wait blocks in ppoll alone. */
 
 #define LANE_BYTES (64 * 1024 + 4 * 1024)
 #define SEND_TIMEOUT_NS 5000000000LL
 #define LANE_HOLD_NS 5000
+#ifndef SCM_PIDFD
+#define SCM_PIDFD 4 /* Linux 6.5: where SO_PASSPIDFD is set on this end, each message opens a pidfd of its sender */
+#endif
+#define SCM_SECURITY_LABEL 3
 
 typedef union {
     struct cmsghdr header;
@@ -314,19 +321,19 @@ typedef struct {
     uint64_t called;   /* number of the last call sent */
     uint64_t awaited;  /* of the call whose answer is to come, 0: none */
     uint64_t asked;    /* of the message received last, until it is answered */
+    uint64_t heard;    /* the greatest of a call received */
     uint64_t number;   /* of the message in `data` */
     PyObject *none; /* an owner of no descriptors */
     size_t length; /* of the message in `data` */
     int flags;     /* msg_flags of it */
     size_t controls;
-    char sleeps; /* the socket has a time-out of its own, so that a wait may sleep in the receive */
     Control control;
     char data[LANE_BYTES];
 } Lane;
 
-/* Receive: 0 a message is in `self`, AGAIN none, or a status. Needs no GIL. flags: MSG_DONTWAIT, or 0 to sleep in it. */
+/* Receive: 0 a message is in `self`, AGAIN none, or a status. Needs no GIL. */
 static int
-lane_receive_now(Lane *self, int flags)
+lane_take(Lane *self)
 {
     struct iovec parts[2] = {{.iov_base = &self->number, .iov_len = sizeof(self->number)},
                              {.iov_base = self->data, .iov_len = sizeof(self->data)}};
@@ -334,7 +341,7 @@ lane_receive_now(Lane *self, int flags)
                              .msg_iovlen = 2,
                              .msg_control = &self->control,
                              .msg_controllen = sizeof(self->control)};
-    ssize_t got = recvmsg(self->fd, &message, flags | MSG_CMSG_CLOEXEC);
+    ssize_t got = recvmsg(self->fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (got >= 0) {
         self->length = (size_t)got;
         self->flags = message.msg_flags;
@@ -342,29 +349,6 @@ lane_receive_now(Lane *self, int flags)
         return got == 0 && self->controls == 0 ? DEAD : 0;
     }
     return errno == EAGAIN || errno == EINTR ? AGAIN : errno == EBADF || errno == ENOTSOCK ? CLOSED : DEAD;
-}
-
-static int
-lane_take(Lane *self)
-{
-    return lane_receive_now(self, MSG_DONTWAIT);
-}
-
-/* Sleep in the receive itself, which is one system call instead of three: only without a process to watch and without a
- * limit. The socket's own time-out lets signals be looked at. */
-static int
-lane_sleep(Lane *self)
-{
-    int status;
-    do {
-        if (PyErr_CheckSignals() != 0) {
-            return RAISED;
-        }
-        Py_BEGIN_ALLOW_THREADS
-        status = lane_receive_now(self, 0);
-        Py_END_ALLOW_THREADS
-    } while (status == AGAIN);
-    return status;
 }
 
 /* Block until the socket has one of `events`, the peer's process ends, or a slice is over. 0 try again, AGAIN the peer is
@@ -403,11 +387,10 @@ lane_spin(Lane *self, int64_t until)
 static int
 lane_wait(Lane *self, int64_t deadline)
 {
-    bool direct = self->watch < 0 && deadline == FOREVER && self->sleeps;
-    int64_t budget = pace_budget(&self->pace, self->peer_cpus);
-    int status = direct && budget == 0 ? AGAIN : lane_take(self);
     int64_t start = now_ns();
-    budget = status == AGAIN && start < deadline ? budget : 0;
+    int64_t budget = start < deadline ? pace_budget(&self->pace, self->peer_cpus) : 0;
+    int status = budget == 0 && start < deadline ? AGAIN : lane_take(self);
+    budget = status == AGAIN ? budget : 0;
     if (budget > 0) {
         int64_t hold = pace_hold(&self->pace, budget);
         if (hold > 0) {
@@ -423,12 +406,6 @@ lane_wait(Lane *self, int64_t deadline)
     if (status == AGAIN && now_ns() < deadline) {
         if (self->blocks++ % AFFINITY_EVERY == 0) {
             self->pace.cpus = affinity(); /* spinning did not help: perhaps there is one core left for both */
-        }
-    }
-    if (status == AGAIN && direct) {
-        status = lane_sleep(self);
-        if (status == RAISED) {
-            return RAISED;
         }
     }
     while (status == AGAIN) {
@@ -447,18 +424,22 @@ lane_wait(Lane *self, int64_t deadline)
     return status;
 }
 
-/* The descriptors of the message in `self`; they are open in this process from now on. At most `LANE_DESCRIPTORS`. */
+/* The descriptors of the message in `self`; they are open in this process from now on. At most `LANE_DESCRIPTORS`, for
+ * `Control` has no room for more of any kind. `foreign`: whether the kernel added what nobody here asks it for. */
 static int
-lane_descriptors(Lane *self, int *fds)
+lane_descriptors(Lane *self, int *fds, bool *foreign)
 {
     int count = 0;
+    *foreign = false;
     struct msghdr message = {.msg_control = &self->control, .msg_controllen = self->controls};
     for (struct cmsghdr *part = CMSG_FIRSTHDR(&message); part != NULL; part = CMSG_NXTHDR(&message, part)) {
-        if (part->cmsg_level == SOL_SOCKET && part->cmsg_type == SCM_RIGHTS) {
+        bool rights = part->cmsg_type == SCM_RIGHTS;
+        if (rights || part->cmsg_type == SCM_PIDFD) {
             int more = (int)((part->cmsg_len - CMSG_LEN(0)) / sizeof(int));
             memcpy(fds + count, CMSG_DATA(part), (size_t)more * sizeof(int));
             count += more;
         }
+        *foreign |= !rights && part->cmsg_type != SCM_CREDENTIALS && part->cmsg_type != SCM_SECURITY_LABEL;
     }
     return count;
 }
@@ -468,10 +449,11 @@ static PyObject *
 lane_message(Lane *self)
 {
     int fds[LANE_DESCRIPTORS];
-    int count = lane_descriptors(self, fds);
-    int status = self->length <= sizeof(self->number)          ? CORRUPT
-                 : self->flags & (MSG_TRUNC | MSG_CTRUNC)      ? TOO_LARGE
-                                                               : 0;
+    bool foreign;
+    int count = lane_descriptors(self, fds, &foreign);
+    int status = foreign || self->length <= sizeof(self->number) ? CORRUPT
+                 : self->flags & (MSG_TRUNC | MSG_CTRUNC)        ? TOO_LARGE
+                                                                 : 0;
     if (status < 0) {
         close_all(fds, count);
         return PyLong_FromLong(status);
@@ -489,6 +471,19 @@ lane_message(Lane *self)
     return pair;
 }
 
+/* Note the number of the message in `self`; whether it is one that may come: of the answer to the call at hand, or of a
+ * call after those before, 0 where it wants no answer. So what is sent back to its sender is never answered. */
+static bool
+lane_expects(Lane *self)
+{
+    uint64_t number = self->length > sizeof(self->number) ? self->number : 0;
+    bool fits = self->awaited != 0 ? number == self->awaited : number == 0 || number > self->heard;
+    self->asked = fits && self->awaited == 0 ? number : 0;
+    self->heard = self->asked > self->heard ? self->asked : self->heard;
+    self->awaited = fits ? 0 : self->awaited;
+    return fits;
+}
+
 /* Wait for a message, which may be the answer to the call at hand. */
 static PyObject *
 lane_receive_by(Lane *self, int64_t deadline)
@@ -497,16 +492,11 @@ lane_receive_by(Lane *self, int64_t deadline)
         return NULL;
     }
     int status = lane_wait(self, deadline);
-    if (status == 0 && self->awaited != 0) {
-        status = self->length > sizeof(self->number) && self->number == self->awaited ? 0 : CORRUPT;
-        self->awaited = status == 0 ? 0 : self->awaited;
-        self->asked = 0;
-        if (status < 0) {
-            int fds[LANE_DESCRIPTORS];
-            close_all(fds, lane_descriptors(self, fds));
-        }
-    } else if (status == 0) {
-        self->asked = self->length > sizeof(self->number) ? self->number : 0;
+    if (status == 0 && !lane_expects(self)) {
+        int fds[LANE_DESCRIPTORS];
+        bool foreign;
+        close_all(fds, lane_descriptors(self, fds, &foreign));
+        status = CORRUPT;
     }
     PyObject *result = status == 0 ? lane_message(self) : status_or_raise(status);
     self->busy = 0;
@@ -723,9 +713,6 @@ lane_new(PyTypeObject *type, PyObject *args, PyObject *names)
             Py_DECREF(self);
             return NULL;
         }
-        struct timeval slice = {0};
-        socklen_t size = sizeof(slice);
-        self->sleeps = getsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &slice, &size) == 0 && (slice.tv_sec | slice.tv_usec) != 0;
         pace_start(&self->pace, LANE_HOLD_NS);
     }
     return (PyObject *)self;

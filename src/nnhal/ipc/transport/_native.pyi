@@ -63,6 +63,10 @@ class Lane:
 
     A call has a number, and its answer has the same; what wants no answer has none. An answer with another number is
     CORRUPT, and so is a call while the answer to an earlier one is to come: that cannot be mistaken for any other.
+    A call whose number is not greater than those before is CORRUPT: what a peer sends back to its sender is not answered.
+
+    The peer may share the open file of this end: flags and options that it sets change no wait, and a message with which
+    the kernel opens something else than the sender's descriptors (SO_PASSPIDFD) is CORRUPT; what it opened is closed.
 
     Owns no descriptor: socket and pidfd stay the caller's, who keeps them open while the lane is used. One thread may
     wait for a message at a time (RuntimeError otherwise), another may send meanwhile.

@@ -5,9 +5,11 @@ import errno
 import fcntl
 import os
 import socket
+import stat
 import struct
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from typing import TypeAlias, cast
 
 from nnhal.base import trace
 from nnhal.base.descriptors import Owner
@@ -21,7 +23,6 @@ Message: TypeAlias = tuple[bytes, Descriptors]
 
 _SPILLED = struct.Struct("<BQ")  # a byte that MessagePack never starts with, the length
 MARK = 0xC1
-_LOOK_UP = struct.pack("ll", 1, 0)  # a receive that sleeps looks at signals once a second
 _SEALS = SEALS | fcntl.F_SEAL_WRITE
 
 
@@ -38,8 +39,6 @@ class Channel:
         watch: a pidfd of the peer, which stays the caller's; -1 where another lane or thread watches, and shuts this one
         down.
         """
-        sock.setblocking(True)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _LOOK_UP)
         self.socket, self.number = sock, number
         self.group = 0  # of its number, in a trace
         self.lane = _native.Lane(sock.fileno(), watch)
@@ -88,6 +87,31 @@ class Channel:
     def __del__(self) -> None:
         if hasattr(self, "socket"):  # else an interrupt came before it was
             self.socket.close()
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Both ends of a new lane; ResourceExhausted where there are no descriptors for it."""
+    try:
+        return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    except OSError as error:
+        raise ResourceExhausted(f"lane: cannot be opened: {error.strerror}") from None
+
+
+def end_of(fds: Descriptors) -> socket.socket:
+    """The end of a lane that came with a message; NoProtocol where none did.
+
+    An interrupt comes before it is taken or after: each step that owns a descriptor is one call into C.
+    """
+    came = Owner()
+    came.fds.extend(islice(iter(fds.take, -1), 1))
+    if came.fds and stat.S_ISSOCK(os.fstat(came.fds[0]).st_mode):
+        try:
+            (sock,) = cast(Iterable[socket.socket], map(socket.SocketType, (-1,), (-1,), (-1,), map(os.dup, came.fds)))
+        except OSError as error:
+            raise ResourceExhausted(f"lane: no descriptor: {error.strerror}") from None
+        if (sock.family, sock.type) == (socket.AF_UNIX, socket.SOCK_SEQPACKET):
+            return sock
+    raise NoProtocol("driver process: it sent no end of a lane, must be a SEQPACKET socket of the Unix family")
 
 
 def _send(how: Callable[[bytes, Sequence[int]], int], data: bytes, fds: Sequence[int]) -> None:
