@@ -18,7 +18,7 @@ import numpy as np
 
 from nnhal.base.levels import V1_3
 from nnhal.hal.device import Device, Hints, Prepared, prepared_by
-from nnhal.hal.request import Control, Request
+from nnhal.hal.request import UNLIMITED, Control, Request
 from nnhal.ipc import names
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.protocol import wire
@@ -98,7 +98,7 @@ def used(device: RemoteDevice) -> None:
     number = made(session, wire.Hold, ())
     session.release(number)
     again = wire.encode(wire.Hold(session.number(), (wire.Pool("ashmem", 1, 0, True, number),)))
-    wait_until(lambda: "is not held" in str(session.answer_to("Hold", again)[0]), "the release")
+    wait_until(lambda: "is not held" in str(session.answer_to("Hold", again, UNLIMITED)[0]), "the release")
 
 
 def prepared(device: Device, model: Model | None = None, **options: Any) -> Prepared:
@@ -124,7 +124,7 @@ def back_to(before: dict[str, int], device: Device, *whats: str) -> None:
 
 def usage(device: RemoteDevice) -> wire.Usage:
     """What the clients of a service hold."""
-    return device.session.call(wire.GetUsage(), wire.Usage)[0]
+    return device.session.call(wire.GetUsage(), wire.Usage, UNLIMITED)[0]
 
 
 def most(device: RemoteDevice, name: str) -> int:

@@ -12,7 +12,7 @@ import pytest
 from nnhal.base.codes import OperandType
 from nnhal.base.errors import DeadObject, DeviceUnavailable, NnhalError
 from nnhal.hal.device import Hints, prepared_by
-from nnhal.hal.request import Control
+from nnhal.hal.request import UNLIMITED, Control
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.transport.channel import Channel
@@ -131,7 +131,7 @@ def test_a_message_without_bytes_leaves_no_descriptor(where):
     with peer as session:
         before = descriptors()
         for _ in range(4):
-            error = attempt(lambda: session.call(wire.GetVersionString(), wire.Word))
+            error = attempt(lambda: session.call(wire.GetVersionString(), wire.Word, UNLIMITED))
             assert isinstance(error, NnhalError), error
         assert session.dead is not None
         wait_until(lambda: descriptors() <= before, "descriptors")

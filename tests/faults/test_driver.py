@@ -25,7 +25,7 @@ from nnhal.base.errors import (
     ResourceExhausted,
     UnsupportedModel,
 )
-from nnhal.ipc.client import query as client
+from nnhal.ipc.client import session as client
 from nnhal.ipc.client.process import Health, Resilient, start
 from nnhal.runtime.compiled import Compiled
 from tests.faults.support import LIMIT, WITNESS, X, attempt, doubling, undisturbed, wait_until

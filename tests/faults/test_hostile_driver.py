@@ -42,7 +42,6 @@ from nnhal.hal.fence import fence_pair
 from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import UNLIMITED, Control, Request
 from nnhal.hal.wrappers import Wrapper
-from nnhal.ipc.client import query as client_query
 from nnhal.ipc.client import session as client_session
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.process import start
@@ -105,7 +104,7 @@ def considers(device: RemoteDevice, control: Control) -> bool:
 
 
 def sees_usage(device: RemoteDevice, control: Control) -> bool:
-    device.session.call(wire.GetUsage(), wire.Usage, deadline=control.deadline)
+    device.session.call(wire.GetUsage(), wire.Usage, Control(control.deadline))
     return executes(device, control)
 
 
@@ -324,7 +323,7 @@ class Drivers:
             late = case.how == NEVER
             with pytest.MonkeyPatch.context() as patch:
                 if late:
-                    patch.setattr(client_query, "QUERY_NS", 4 * PATIENCE_NS)
+                    patch.setattr(client_session, "QUERY_NS", 4 * PATIENCE_NS)
                     patch.setattr(client_session, "GREETING_NS", 4 * PATIENCE_NS)
                 control = Control(time.monotonic_ns() + 4 * PATIENCE_NS) if late else Control()
                 result = self._operated(case, ours, control)

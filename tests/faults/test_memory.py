@@ -15,6 +15,7 @@ from nnhal.base.codes import OperandType, OperationType
 from nnhal.base.errors import NnhalError
 from nnhal.base.levels import V1_3
 from nnhal.base.memory import Memory
+from nnhal.hal.request import UNLIMITED
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.prepared import RemotePrepared
 from nnhal.ipc.client.process import start
@@ -115,17 +116,17 @@ def test_a_file_travels_to_a_shared_service_as_a_copy_that_truncation_does_not_t
         requests.run(model, [x], rooms=[out])
         assert out.tobytes() == (X + X).tobytes()
         assert isinstance(model, RemotePrepared)
-        with device.session.carrying([memory]) as packing:
+        with device.session.carrying([memory], UNLIMITED) as packing:
             sent = packing.pool(memory)
             number = made(device.session, wire.Hold, (sent,), packing=packing)
         os.truncate(file, 0)
         ahead, room = msgspec.structs.replace(sent, held=number), Memory.allocate(256)
-        with device.session.carrying([room]) as packing:
+        with device.session.carrying([room], UNLIMITED) as packing:
             pools = wire.MemoryPool(ahead), wire.MemoryPool(packing.pool(room))
             taken = wire.WireArgument(1, 0, 256, (64,))
             request = wire.WireRequest((INPUT,), (taken,), pools)
             binding = made(device.session, wire.Bind, model.number, request, packing=packing)
-        device.session.call(wire.ExecuteSynchronously(4, binding), wire.Acknowledged)
+        device.session.call(wire.ExecuteSynchronously(4, binding), wire.Acknowledged, UNLIMITED)
         assert room.bytes().tobytes() == (X + X).tobytes()
 
 
@@ -137,7 +138,7 @@ def test_a_file_cut_short_kills_only_the_clients_own_driver(tmp_path: Path) -> N
     driver = RemoteDevice(start(WITNESS))
     try:
         hold = wire.encode(wire.Hold(driver.session.number(), (pool(1 << 20),)))
-        refused(driver.session.answer_to("Hold", hold, (fd,))[0], "pool", "sealed")  # to be written: never
+        refused(driver.session.answer_to("Hold", hold, UNLIMITED, (fd,))[0], "pool", "sealed")  # to be written: never
         assert works(driver)
     finally:
         os.close(fd)

@@ -23,7 +23,7 @@ from nnhal.base.codes import ErrorStatus
 from nnhal.base.errors import DeadObject, NnhalError
 from nnhal.base.memory import Memory
 from nnhal.frontends.python import Builder
-from nnhal.hal.request import Control
+from nnhal.hal.request import UNLIMITED, Control
 from nnhal.ipc.client.burst import RemoteBurst
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.prepared import RemotePrepared
@@ -59,7 +59,7 @@ WAIT = int(LIMIT * 1e9)
 
 def bound(model: RemotePrepared, memory: Memory) -> int:
     """The number of a binding: 64 floats of a memory in, the next 64 out."""
-    with model.session.carrying([memory]) as packing:
+    with model.session.carrying([memory], UNLIMITED) as packing:
         given, taken = wire.WireArgument(0, 0, 256, (64,)), wire.WireArgument(0, 256, 256, (64,))
         request = wire.WireRequest((given,), (taken,), (wire.MemoryPool(packing.pool(memory)),))
         return made(model.session, wire.Bind, model.number, request, packing=packing)
@@ -355,7 +355,7 @@ WAYS: dict[str, Callable[[RemotePrepared], Callable[[], object]]] = {
 def pending(p: RemotePrepared) -> None:
     """Execute in the background, by hand, and wait for the notification itself."""
     number = bound(p, Memory.allocate(512))
-    p.session.notified(wire.Execute(p.session.number(), 4, number)).wait(None)
+    p.session.notified(wire.Execute(p.session.number(), 4, number), UNLIMITED).wait(None)
 
 
 def notified(p: RemotePrepared) -> None:
@@ -425,7 +425,7 @@ def test_a_driver_whose_child_keeps_the_sockets_open_is_seen_dying(way: str) -> 
 
 CLIENT = """
 import sys, os, threading, numpy as np
-from nnhal.hal.request import Control
+from nnhal.hal.request import UNLIMITED, Control
 from nnhal.ipc import names
 from nnhal.ipc.client.device import RemoteDevice
 from tests.faults.support import prepared, request

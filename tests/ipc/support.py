@@ -20,7 +20,7 @@ from nnhal.base.levels import V1_3
 from nnhal.base.memory import Memory
 from nnhal.frontends.python import Builder
 from nnhal.hal.device import Device, Hints, Prepared, prepared_by
-from nnhal.hal.request import Control, Request
+from nnhal.hal.request import UNLIMITED, Control, Request
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.pools import Packing
 from nnhal.ipc.client.process import start
@@ -124,7 +124,7 @@ def made(
 ) -> int:
     """The number of what a call has made. fields: of the message, after its number."""
     number = session.number()
-    session.call(kind(number, *fields), wire.Acknowledged, packing, fds=fds)
+    session.call(kind(number, *fields), wire.Acknowledged, UNLIMITED, packing, fds=fds)
     return number
 
 

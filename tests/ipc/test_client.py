@@ -25,9 +25,8 @@ from nnhal.base.errors import (
 )
 from nnhal.base.levels import FL8, V1_0, V1_3, Level
 from nnhal.base.memory import Memory
-from nnhal.ipc.client import query as queries
+from nnhal.hal.request import UNLIMITED, Control
 from nnhal.ipc.client import session as subject
-from nnhal.ipc.client.query import query
 from nnhal.ipc.client.session import Session
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.transport.channel import Channel
@@ -179,7 +178,7 @@ def service() -> Iterator[Service]:
 
 def test_calls_one_after_the_other_take_one_lane(service: Service) -> None:
     for _ in range(5):
-        assert service.session.call(ASK, wire.Word)[0] == ONE
+        assert service.session.call(ASK, wire.Word, UNLIMITED)[0] == ONE
     assert len(service.session._lanes) == 1 and len(service._lanes) == 3  # of calls; the first, of callbacks, of calls
     assert service.session.calls == {"getVersionString": 5}
 
@@ -190,11 +189,11 @@ def test_of_more_calls_than_32_at_once_the_others_wait_for_a_lane_and_past_their
     session = service.session
     service.waits = lambda call: call == ASK
     with ThreadPoolExecutor(33) as pool:
-        calls = [pool.submit(session.call, ASK, wire.Word) for _ in range(32)]
+        calls = [pool.submit(session.call, ASK, wire.Word, UNLIMITED) for _ in range(32)]
         wait_until(lambda: len(service.came) == 32, "32 calls at once")
         with pytest.raises(MissedDeadline, match="peer: no lane was free by the deadline"):
-            session.call(ASK, wire.Word, deadline=soon())
-        calls.append(pool.submit(session.call, ASK, wire.Word))
+            session.call(ASK, wire.Word, Control(soon()))
+        calls.append(pool.submit(session.call, ASK, wire.Word, UNLIMITED))
         assert len(session._lanes) == 32 and len(service.came) == 32
         service.gate.set()
         assert [call.result(LIMIT)[0] for call in calls] == [ONE] * 33
@@ -205,9 +204,9 @@ def test_who_is_cancelled_while_he_waits_for_a_lane_leaves_at_once(service: Serv
     session, cancelled = service.session, threading.Event()
     service.waits = lambda call: call == ASK
     with ThreadPoolExecutor(33) as pool:
-        calls = [pool.submit(session.call, ASK, wire.Word) for _ in range(32)]
+        calls = [pool.submit(session.call, ASK, wire.Word, UNLIMITED) for _ in range(32)]
         wait_until(lambda: len(service.came) == 32, "32 calls at once")
-        waits = pool.submit(session.call, ASK, wire.Word, cancelled=cancelled)
+        waits = pool.submit(session.call, ASK, wire.Word, Control(cancelled=cancelled))
         wait_until(lambda: bool(session._in_want), "one that waits")
         cancelled.set()
         try:
@@ -221,9 +220,9 @@ def test_who_waits_for_a_lane_hears_of_a_death(service: Service) -> None:
     session = service.session
     service.waits = lambda call: True
     with ThreadPoolExecutor(33) as pool:
-        calls = [pool.submit(session.call, ASK, wire.Word) for _ in range(32)]
+        calls = [pool.submit(session.call, ASK, wire.Word, UNLIMITED) for _ in range(32)]
         wait_until(lambda: len(service.came) == 32, "32 calls at once")
-        calls.append(pool.submit(session.call, ASK, wire.Word))
+        calls.append(pool.submit(session.call, ASK, wire.Word, UNLIMITED))
         session.give_up("the test ends it")
         for call in calls:
             with pytest.raises(DeadObject, match="the test ends it"):
@@ -235,14 +234,14 @@ def test_after_32_calls_that_were_given_up_no_more_are_made_until_one_has_ended(
     service.waits = lambda call: call == ASK
     for _ in range(32):
         with pytest.raises(MissedDeadline, match="peer: the deadline has passed without an answer"):
-            session.call(ASK, wire.Word, deadline=soon())
+            session.call(ASK, wire.Word, Control(soon()))
     assert len(session._given_up) == 32 and not session._lanes and session.dead is None
     with pytest.raises(ResourceExhausted, match="peer: 32 calls were given up and have not ended, must be fewer"):
-        session.call(wire.GetType(), wire.Word)
+        session.call(wire.GetType(), wire.Word, UNLIMITED)
     assert session.dead is None
     service.gate.set()
     wait_until(lambda: not session._given_up, "the ends of the calls")
-    assert session.call(wire.GetType(), wire.Word)[0] == ONE
+    assert session.call(wire.GetType(), wire.Word, UNLIMITED)[0] == ONE
 
 
 def test_an_own_process_in_which_32_calls_do_not_end_is_replaced(service: Service) -> None:
@@ -251,9 +250,9 @@ def test_an_own_process_in_which_32_calls_do_not_end_is_replaced(service: Servic
     service.waits = lambda call: call == ASK
     for _ in range(32):
         with pytest.raises(MissedDeadline):
-            session.call(ASK, wire.Word, deadline=soon())
+            session.call(ASK, wire.Word, Control(soon()))
     with pytest.raises(DeadObject, match="peer: 32 calls were given up and do not end; it is replaced"):
-        session.call(wire.GetType(), wire.Word)
+        session.call(wire.GetType(), wire.Word, UNLIMITED)
     assert "kill" in process.done
 
 
@@ -262,7 +261,7 @@ def test_a_call_that_was_given_up_is_told_and_what_it_made_is_given_back(service
     service.waits = lambda call: isinstance(call, wire.Bind)
     number = session.number()
     with pytest.raises(MissedDeadline):
-        session.call(wire.Bind(number, 1, wire.WireRequest((), (), ())), wire.Acknowledged, deadline=soon())
+        session.call(wire.Bind(number, 1, wire.WireRequest((), (), ())), wire.Acknowledged, Control(soon()))
     wait_until(lambda: bool(service.all(wire.Cancel)), "the service is told")
     (told,) = service.all(wire.Cancel)
     assert len(told.objects) == 1 and told.objects[0] != number  # the lane's
@@ -278,9 +277,9 @@ def test_a_cancelled_call_ends_and_others_go_on(service: Service) -> None:
     service.waits = lambda call: call == ASK
     threading.Timer(0.01, cancelled.set).start()
     with pytest.raises(Cancelled, match="execution: cancelled by its owner"):
-        session.call(ASK, wire.Word, cancelled=cancelled)
-    assert session.call(wire.GetType(), wire.Word, cancelled=threading.Event())[0] == ONE
-    assert session.call(wire.GetType(), wire.Word, deadline=time.monotonic_ns() + PATIENCE)[0] == ONE
+        session.call(ASK, wire.Word, Control(cancelled=cancelled))
+    assert session.call(wire.GetType(), wire.Word, Control(cancelled=threading.Event()))[0] == ONE
+    assert session.call(wire.GetType(), wire.Word, Control(time.monotonic_ns() + PATIENCE))[0] == ONE
 
 
 class Process:
@@ -319,9 +318,9 @@ def test_an_own_process_that_does_not_end_a_call_past_its_deadline_hangs_and_is_
     cancelled.set()
     with pytest.raises((MissedDeadline, Cancelled)):
         if how == "deadline":
-            session.call(ASK, wire.Word, deadline=soon())
+            session.call(ASK, wire.Word, Control(soon()))
         else:
-            session.call(ASK, wire.Word, cancelled=cancelled)
+            session.call(ASK, wire.Word, Control(cancelled=cancelled))
     if own and how == "deadline":
         wait_until(lambda: session.dead is not None, "the end")
         assert str(session.dead) == "peer: the driver process hangs and was killed" and "kill" in process.done
@@ -331,7 +330,7 @@ def test_an_own_process_that_does_not_end_a_call_past_its_deadline_hangs_and_is_
     session._rouse()
     assert looked.wait(LIMIT)
     assert session.dead is None and "kill" not in process.done
-    assert session.call(wire.GetType(), wire.Word)[0] == ONE
+    assert session.call(wire.GetType(), wire.Word, UNLIMITED)[0] == ONE
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -342,9 +341,9 @@ def test_a_notification_that_does_not_come_by_its_deadline_nor_later_is_that_of_
     if own:
         session.process = process  # type: ignore[assignment]
     monkeypatch.setattr(subject, "HUNG_NS", 0)
-    pending = session.notified(wire.Execute(session.number(), 4, 1))
+    pending = session.notified(wire.Execute(session.number(), 4, 1), UNLIMITED)
     with pytest.raises(MissedDeadline):
-        session.outcome(pending, soon())
+        session.outcome(pending, Control(soon()))
     wait_until(lambda: pending.number in {n for c in service.all(wire.Cancel) for n in c.objects}, "it is told")
     if own:
         wait_until(lambda: session.dead is not None, "the end")
@@ -364,13 +363,13 @@ def test_an_answer_of_another_kind_or_none_ends_the_session(service: Service) ->
     session = service.session
     service.says = wire.Names(())
     with pytest.raises(DeadObject, match="peer: answered getVersionString with Names"):
-        session.call(ASK, wire.Word)
+        session.call(ASK, wire.Word, UNLIMITED)
     assert session.dead is not None
     with pytest.raises(DeadObject, match="answered getVersionString with Names"):
-        session.call(wire.GetType(), wire.Word)
+        session.call(wire.GetType(), wire.Word, UNLIMITED)
     peer = Peer(lambda lane, _: lane.answer(b"\xc0"))
     with peer as odd, pytest.raises(DeadObject, match="peer: answered getVersionString with what is no message"):
-        odd.call(ASK, wire.Word)
+        odd.call(ASK, wire.Word, UNLIMITED)
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -380,13 +379,13 @@ def test_an_own_process_that_asks_for_it_is_replaced(service: Service, own: bool
         session.process = process  # type: ignore[assignment]
     service.says = wire.Failed(7, "ResourceExhausted", "no memory", recycle=True)
     with pytest.raises(ResourceExhausted, match="no memory"):
-        session.call(ASK, wire.Word)
+        session.call(ASK, wire.Word, UNLIMITED)
     assert (session.dead is not None) == own == ("kill" in process.done)
     assert not own or "peer: the process is replaced: no memory" in str(session.dead)
     service.says = wire.Failed(7, "ResourceExhausted", "no memory")
     if not own:
         with pytest.raises(ResourceExhausted):
-            session.call(ASK, wire.Word)
+            session.call(ASK, wire.Word, UNLIMITED)
         assert session.dead is None
 
 
@@ -394,26 +393,26 @@ def test_a_call_that_is_refused_is_notified_of_by_nobody(service: Service) -> No
     session = service.session
     service._answer = lambda lane, _: lane.answer(wire.encode(wire.Failed(4, "InvalidArgument", "no")))
     with pytest.raises(InvalidArgument, match="no"):
-        session.notified(wire.Execute(session.number(), 4, 1))
+        session.notified(wire.Execute(session.number(), 4, 1), UNLIMITED)
     assert not session._pending and session.dead is None
 
 
 def test_a_query_has_30_s_and_who_does_not_answer_it_is_given_up(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert queries.QUERY_NS == 30_000_000_000
+    assert subject.QUERY_NS == 30_000_000_000
     session = service.session
-    assert query(session, ASK, wire.Word) == ONE
+    assert session.call(ASK, wire.Word, UNLIMITED)[0] == ONE
     service.says = wire.Failed(5, "MissedDeadline", "the driver says so")
     with pytest.raises(MissedDeadline, match="the driver says so"):
-        query(session, ASK, wire.Word)
+        session.call(ASK, wire.Word, UNLIMITED)
     assert session.dead is None
-    monkeypatch.setattr(queries, "QUERY_NS", 2 * 10**9 // 1000)
+    monkeypatch.setattr(subject, "QUERY_NS", 2 * 10**9 // 1000)
     service.waits = lambda call: call == ASK
     with pytest.raises(
         DeviceUnavailable, match="device peer: did not answer getVersionString within 0 s; it is dropped"
     ):
-        query(session, ASK, wire.Word)
+        session.call(ASK, wire.Word, UNLIMITED)
     assert session.dead is not None and "it is dropped" in str(session.dead)
 
 
@@ -425,7 +424,7 @@ def test_memories_travel_with_their_message_up_to_60_and_more_are_sent_ahead(ser
     memories = [Memory.allocate(8) for _ in range(121)]
     for count, holds in ((60, []), (61, [60, 1]), (121, [60, 60, 1])):
         service.came.clear()
-        with session.carrying(memories[:count]) as packing:
+        with session.carrying(memories[:count], UNLIMITED) as packing:
             sent = [packing.pool(memory) for memory in memories[:count]]
             assert [len(call.pools) for call in service.all(wire.Hold)] == holds
             numbers = [call.object for call in service.all(wire.Hold)]
@@ -437,7 +436,7 @@ def test_memories_travel_with_their_message_up_to_60_and_more_are_sent_ahead(ser
         wait_until(lambda many=many: len(released(service)) == many, "they are given back")  # type: ignore[misc]
         assert sorted(released(service)) == sorted(numbers)
     service.came.clear()
-    with session.carrying([*memories[:30], *memories[:31]]) as packing:  # 61, of which each travels once
+    with session.carrying([*memories[:30], *memories[:31]], UNLIMITED) as packing:  # 61, of which each travels once
         assert [len(call.pools) for call in service.all(wire.Hold)] == [31]
 
 
@@ -499,14 +498,14 @@ def test_a_death_is_told_to_all_who_wait_and_to_all_who_come(service: Service) -
     session, told, burst = service.session, list[str](), Burst()
     session.on_death(lambda error: told.append(f"before: {error}"))
     session.bursts[5] = burst
-    pending = session.notified(wire.Execute(session.number(), 4, 1))
+    pending = session.notified(wire.Execute(session.number(), 4, 1), UNLIMITED)
     session.give_up("peer: the end")
     session.give_up("peer: another end")
     session.on_death(lambda error: told.append(f"after: {error}"))
     assert told == ["before: peer: the end", "after: peer: the end"] and burst.died >= 1
     for act in (
-        lambda: session.outcome(pending, None),
-        lambda: session.call(ASK, wire.Word),
+        lambda: session.outcome(pending, UNLIMITED),
+        lambda: session.call(ASK, wire.Word, UNLIMITED),
         lambda: session._attach(False),
     ):
         with pytest.raises(DeadObject, match="peer: the end"):
@@ -518,13 +517,13 @@ def test_a_death_is_told_to_all_who_wait_and_to_all_who_come(service: Service) -
 
 def test_a_closed_session_is_closed_and_who_comes_is_told(service: Service) -> None:
     session = service.session
-    session.call(ASK, wire.Word)
+    session.call(ASK, wire.Word, UNLIMITED)
     before = descriptors()
     session.close()
     session.close()
     assert not session._thread.is_alive() and descriptors() < before
     with pytest.raises(Closed, match="peer: the connection was closed"):
-        session.call(ASK, wire.Word)
+        session.call(ASK, wire.Word, UNLIMITED)
     session.give_up("too late")
     assert isinstance(session.dead, Closed)
 
@@ -534,7 +533,7 @@ def test_a_session_of_the_process_that_this_one_was_forked_from_is_closed_and_it
 ) -> None:
     monkeypatch.setattr(subject, "_sessions", weakref.WeakSet())  # those of other tests are not forked
     with Service() as session:
-        session.call(ASK, wire.Word)
+        session.call(ASK, wire.Word, UNLIMITED)
         lanes = [session._control, session._callbacks, *session._lanes]
         watch, wake, locks = session.watch, session._wake, (session._death_lock, session._attaching)
         kept = os.dup(wake)
@@ -545,7 +544,7 @@ def test_a_session_of_the_process_that_this_one_was_forked_from_is_closed_and_it
         assert session.watch == -1 and watch >= 0 and not session._own.fds
         assert session._death_lock is not locks[0] and session._attaching is not locks[1]
         with pytest.raises(Closed):
-            session.call(ASK, wire.Word)
+            session.call(ASK, wire.Word, UNLIMITED)
         os.eventfd_write(kept, 1)  # the thread, which a child does not have, ends
         session._thread.join(LIMIT)
         session._wake = kept
@@ -574,21 +573,21 @@ def test_lanes_that_the_service_does_not_take_are_errors_of_their_calls(service:
     service._serve = refuse  # type: ignore[method-assign]
     for _ in range(3):
         with pytest.raises(ResourceExhausted, match="lanes: no more"):
-            session.call(ASK, wire.Word)
+            session.call(ASK, wire.Word, UNLIMITED)
         assert not session._lanes and not session._free and session.dead is None
     service._serve = serve  # type: ignore[method-assign]
-    assert session.call(ASK, wire.Word)[0] == ONE
+    assert session.call(ASK, wire.Word, UNLIMITED)[0] == ONE
     session._free.pop().close()
     service._serve = lambda channel: channel.close()  # type: ignore[method-assign]
     with pytest.raises(DeadObject):
-        session.call(ASK, wire.Word)
+        session.call(ASK, wire.Word, UNLIMITED)
 
 
 def test_what_a_lane_brings_with_its_answer_is_for_who_called(service: Service) -> None:
     session = service.session
     read, write = os.pipe()
     service._answer = lambda lane, _: lane.answer(wire.encode(ONE), (write,))
-    word, fds = session.call(ASK, wire.Word)
+    word, fds = session.call(ASK, wire.Word, UNLIMITED)
     assert word == ONE and len(fds) == 1
     os.close(write)
     fds.close()
@@ -607,8 +606,8 @@ def test_descriptors_and_memories_of_a_call_travel_with_it(service: Service, mon
     monkeypatch.setattr(Channel, "call", watched)
     packing = session.packing()
     packing.pool(Memory.allocate(8))
-    session.call(ASK, wire.Word)
-    session.call(ASK, wire.Word, fds=(0, 1))
-    session.call(ASK, wire.Word, packing)
-    session.call(ASK, wire.Word, packing, fds=(0, 1))
+    session.call(ASK, wire.Word, UNLIMITED)
+    session.call(ASK, wire.Word, UNLIMITED, fds=(0, 1))
+    session.call(ASK, wire.Word, UNLIMITED, packing)
+    session.call(ASK, wire.Word, UNLIMITED, packing, fds=(0, 1))
     assert sent == [0, 2, 1, 3]

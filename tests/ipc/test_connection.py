@@ -476,7 +476,7 @@ def all_kinds_of_calls(device: RemoteDevice) -> None:
     buffer = device.allocate(BufferDesc(()), [BufferRole(prepared, 0, False, 1.0)])
     buffer.copy_from(Memory.from_array(numbers()), ())
     with pytest.raises(InvalidArgument):
-        device.session.call(wire.GetMemoryUse(77), wire.WireMemoryUse)
+        device.session.call(wire.GetMemoryUse(77), wire.WireMemoryUse, UNLIMITED)
     other.close()
 
 
@@ -636,7 +636,7 @@ def test_the_place_of_a_client_that_is_gone_is_free() -> None:
 def test_the_client_of_a_process_of_its_own_shares_it_with_nobody() -> None:
     with served_here(Null()) as device:
         assert device.session.welcome.shared is False
-        usage = device.session.call(wire.GetUsage(), wire.Usage)[0]
+        usage = device.session.call(wire.GetUsage(), wire.Usage, UNLIMITED)[0]
         assert [client.pid for client in usage.clients] == [os.getpid()]
 
 

@@ -15,6 +15,7 @@ from nnhal.base.errors import DeadObject, InvalidArgument, NnhalError, ResourceE
 from nnhal.frontends.python import Builder
 from nnhal.hal.claims import Claims, considered_by
 from nnhal.hal.device import Hints, prepared_by
+from nnhal.hal.request import UNLIMITED
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.process import Resilient, start
 from nnhal.ipc.protocol import wire
@@ -59,7 +60,7 @@ def told(device: Any) -> dict[str, Any]:
 
 
 def usage(device: RemoteDevice) -> dict[str, int]:
-    found = device.session.call(wire.GetUsage(), wire.Usage)[0]
+    found = device.session.call(wire.GetUsage(), wire.Usage, UNLIMITED)[0]
     return dict(zip([q.name for q in found.quotas], found.clients[0].used, strict=True))
 
 
@@ -128,9 +129,9 @@ def test_operations_that_are_no_part_are_refused(served):
     kept = claims.hints(Hints()).worked_out.given.number
     for places in ((1, 0), (1, 1), (3,), (0, 2**32 - 1)):
         with pytest.raises(InvalidArgument, match="operations of a part must be in order, each once, and below 3"):
-            session.call(wire.PrepareConsidered(session.number(), kept, places), wire.Acknowledged)
+            session.call(wire.PrepareConsidered(session.number(), kept, places), wire.Acknowledged, UNLIMITED)
     with pytest.raises(InvalidArgument, match=f"considered model {number} is not held by this connection"):
-        session.call(wire.PrepareConsidered(session.number(), number), wire.Acknowledged)
+        session.call(wire.PrepareConsidered(session.number(), number), wire.Acknowledged, UNLIMITED)
 
 
 def test_what_is_kept_goes_with_the_client():

@@ -18,7 +18,7 @@ import pytest
 
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument
 from nnhal.base.memory import Memory
-from nnhal.hal.request import Control
+from nnhal.hal.request import UNLIMITED, Control
 from nnhal.ipc import names
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.protocol import wire
@@ -198,7 +198,7 @@ def test_objects_and_memories_are_private_to_a_client(runtime: Path) -> None:
         run(prepared, numbers())
         number = prepared.number  # type: ignore[attr-defined]
         memory = Memory.allocate(32)
-        with mine.session.carrying([memory]) as packing:
+        with mine.session.carrying([memory], UNLIMITED) as packing:
             held = made(mine.session, wire.Hold, (packing.pool(memory),), packing=packing)
         given, taken = wire.WireArgument(0, 0, 16, (4,)), wire.WireArgument(0, 16, 16, (4,))
         pool = wire.MemoryPool(wire.Pool("ashmem", 32, 0, False, held, 0))
@@ -212,8 +212,8 @@ def test_objects_and_memories_are_private_to_a_client(runtime: Path) -> None:
             (wire.ExecuteSynchronously(4, binding), f"binding {binding} is not held by this connection"),
         ):
             with pytest.raises(InvalidArgument, match=words):
-                theirs.session.call(message, wire.Reply)
-        mine.session.call(wire.ExecuteSynchronously(4, binding), wire.Acknowledged)
+                theirs.session.call(message, wire.Reply, UNLIMITED)
+        mine.session.call(wire.ExecuteSynchronously(4, binding), wire.Acknowledged, UNLIMITED)
         assert np.array_equal(run(prepared, numbers()), 2 * numbers())
 
 

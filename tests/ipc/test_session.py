@@ -40,7 +40,7 @@ from nnhal.frontends.python import Builder
 from nnhal.hal.device import Hints, Prepared, prepared_by
 from nnhal.hal.fence import fence_pair
 from nnhal.hal.memory import BufferDesc, BufferRole
-from nnhal.hal.request import Control, Timing
+from nnhal.hal.request import UNLIMITED, Control, Timing
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.prepared import RemotePrepared
 from nnhal.ipc.client.process import start
@@ -245,7 +245,7 @@ def test_numbers_of_objects_that_were_not_given_out_are_refused(device: RemoteDe
     with pytest.raises(InvalidArgument, match="prepared model 999 is not held by this connection"):
         made(device.session, wire.ConfigureExecutionBurst, 999, fds=(0,))
     with pytest.raises(InvalidArgument, match="buffer 999 is not held by this connection"):
-        device.session.call(wire.GetShape(999), wire.Shape)
+        device.session.call(wire.GetShape(999), wire.Shape, UNLIMITED)
 
 
 # ------------------------------------------------------------------------------------------------------------ bindings
@@ -253,14 +253,14 @@ def test_numbers_of_objects_that_were_not_given_out_are_refused(device: RemoteDe
 
 def raw(device: RemoteDevice, message: wire.ClientCall, fds: Sequence[int] = ()) -> object:
     """The reply to a message, whatever it is."""
-    return device.session.answer_to(wire.hal_name(message), wire.encode(message), fds)[0]
+    return device.session.answer_to(wire.hal_name(message), wire.encode(message), UNLIMITED, fds)[0]
 
 
 def bound(prepared: Prepared, memory: Memory) -> int:
     """The number of a binding: 16 bytes of a memory in, the next 16 out."""
     assert isinstance(prepared, RemotePrepared)
     session = prepared.session
-    with session.carrying([memory]) as packing:
+    with session.carrying([memory], UNLIMITED) as packing:
         given, taken = wire.WireArgument(0, 0, 16, (4,)), wire.WireArgument(0, 16, 16, (4,))
         request = wire.WireRequest((given,), (taken,), (wire.MemoryPool(packing.pool(memory)),))
         return made(session, wire.Bind, prepared.number, request, packing=packing)
@@ -486,7 +486,7 @@ def test_an_interrupted_preparation_is_given_back(interrupts: Interrupts) -> Non
 def test_a_number_that_is_held_already_is_refused(device: RemoteDevice) -> None:
     number = made(device.session, wire.Hold, ())
     with pytest.raises(InvalidArgument, match=f"object {number} is held already, must be a new number"):
-        device.session.call(wire.Hold(number, ()), wire.Acknowledged)
+        device.session.call(wire.Hold(number, ()), wire.Acknowledged, UNLIMITED)
     device.session.release(number)
 
 
@@ -607,9 +607,9 @@ def test_a_late_answer_is_not_taken_for_the_next_questions() -> None:
         session = device.session
         for _ in range(3):
             with stopped(device), pytest.raises(MissedDeadline):
-                session.call(wire.GetVersionString(), wire.Word, deadline=time.monotonic_ns())
-            assert session.call(wire.GetType(), wire.Word)[0].value == int(device.type)
-            assert session.call(wire.GetVersionString(), wire.Word)[0].value == device.version
+                session.call(wire.GetVersionString(), wire.Word, Control(time.monotonic_ns()))
+            assert session.call(wire.GetType(), wire.Word, UNLIMITED)[0].value == int(device.type)
+            assert session.call(wire.GetVersionString(), wire.Word, UNLIMITED)[0].value == device.version
         wait_until(lambda: not session._given_up, "lanes that were given up")
 
 
@@ -620,11 +620,11 @@ def test_a_lane_whose_call_was_given_up_is_hung_up_watched_closed_and_never_used
         (lane,) = session._free
         with stopped(device):
             with pytest.raises(MissedDeadline):
-                session.call(wire.GetVersionString(), wire.Word, deadline=time.monotonic_ns())
+                session.call(wire.GetVersionString(), wire.Word, Control(time.monotonic_ns()))
             assert [given_up for given_up, *_ in session._given_up] == [lane] and lane.in_doubt
             with pytest.raises(DeadObject):
                 lane.send(b"more")
-        assert session.call(wire.GetType(), wire.Word) and lane not in session._free
+        assert session.call(wire.GetType(), wire.Word, UNLIMITED) and lane not in session._free
         wait_until(lambda: not session._given_up and lane.socket.fileno() == -1, "its end")
         wait_until(lambda: inside(device)["threads"] <= threads, "its thread in the service")
 
@@ -654,7 +654,7 @@ def test_driver_memory_that_comes_too_late_is_given_back() -> None:
         for _ in range(3):
             with stopped(device), pytest.raises(MissedDeadline):
                 device.session.call(
-                    wire.Allocate(device.session.number(), (4,), roles), wire.Acknowledged, deadline=time.monotonic_ns()
+                    wire.Allocate(device.session.number(), (4,), roles), wire.Acknowledged, Control(time.monotonic_ns())
                 )
         wait_until(lambda: not device.session._given_up, "lanes that were given up")
         wait_until(lambda: inside(device)["buffers"] == 0, "buffers that nobody knows")
@@ -845,15 +845,15 @@ def test_descriptors_that_come_with_an_answer_and_that_nobody_wants_are_closed()
         wire.GetType: wire.Acknowledged(),
     }
     with Peer(lambda lane, call: lane.answer(wire.encode(answers[type(call)]), (0, 1, 2))) as session:
-        assert session.call(wire.GetVersionString(), wire.Word)[0].value == "1"
+        assert session.call(wire.GetVersionString(), wire.Word, UNLIMITED)[0].value == "1"
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(50):
-            assert session.call(wire.GetVersionString(), wire.Word)[0].value == "1"
+            assert session.call(wire.GetVersionString(), wire.Word, UNLIMITED)[0].value == "1"
             with pytest.raises(InvalidArgument, match="no"):
-                session.call(wire.GetStatus(), wire.Word)
+                session.call(wire.GetStatus(), wire.Word, UNLIMITED)
         assert len(os.listdir("/proc/self/fd")) <= before
         with pytest.raises(DeadObject, match="answered getType with Acknowledged"):
-            session.call(wire.GetType(), wire.Word)
+            session.call(wire.GetType(), wire.Word, UNLIMITED)
 
 
 @pytest.mark.parametrize("number", [0, 2, 2**64 - 1])
@@ -861,7 +861,7 @@ def test_a_service_that_answers_with_another_number_is_dead(number: int) -> None
     answer = struct.pack("<Q", number) + wire.encode(wire.Word("1"))
     with Peer(lambda lane, _: lane.socket.sendall(answer)) as session:
         with pytest.raises(DeadObject, match="broke the protocol"):
-            session.call(wire.GetVersionString(), wire.Word)
+            session.call(wire.GetVersionString(), wire.Word, UNLIMITED)
         assert session.dead is not None
 
 
@@ -872,9 +872,9 @@ def test_an_answer_that_comes_twice_is_never_the_next_questions() -> None:
             lane.socket.sendall(whole)
 
     with Peer(answer) as session:
-        assert session.call(wire.GetVersionString(), wire.Word)[0].value == "getVersionString"
+        assert session.call(wire.GetVersionString(), wire.Word, UNLIMITED)[0].value == "getVersionString"
         with pytest.raises(DeadObject):
-            session.call(wire.GetType(), wire.Word)
+            session.call(wire.GetType(), wire.Word, UNLIMITED)
 
 
 def test_a_closed_session_says_so_and_ends_its_process() -> None:
@@ -917,17 +917,17 @@ def notified(*notes: Callable[[int], wire.ServiceCall]) -> Peer:
 def test_a_notification_of_what_was_not_asked_for_ends_the_session_and_nobody_waits_for_ever(off: int) -> None:
     peer = notified(lambda number: wire.NotifyExecuted(number + off, wire.Executed()))
     with peer as session:
-        pending = session.notified(wire.Execute(session.number(), 4, 1))
+        pending = session.notified(wire.Execute(session.number(), 4, 1), UNLIMITED)
         with pytest.raises(DeadObject, match=r"NotifyExecuted of \d+, must be of what was asked for, once"):
-            session.outcome(pending, None)
+            session.outcome(pending, UNLIMITED)
         assert session.dead is not None
 
 
 def test_a_notification_that_comes_twice_ends_the_session() -> None:
     with notified(*[lambda number: wire.NotifyExecuted(number, wire.Executed())] * 2) as session:
-        pending = session.notified(wire.Execute(session.number(), 4, 1))
+        pending = session.notified(wire.Execute(session.number(), 4, 1), UNLIMITED)
         with contextlib.suppress(DeadObject):
-            assert session.outcome(pending, None)[0] == wire.Executed()
+            assert session.outcome(pending, UNLIMITED)[0] == wire.Executed()
         wait_until(lambda: session.dead is not None, "the end of the session")
 
 
@@ -952,10 +952,10 @@ def test_a_notification_of_a_call_that_was_given_up_may_come_and_is_kept_account
         for _ in range(3):
             given_up.clear()
             with pytest.raises(MissedDeadline):
-                session.notified(wire.Execute(session.number(), 4, 1), deadline=time.monotonic_ns())
+                session.notified(wire.Execute(session.number(), 4, 1), Control(time.monotonic_ns()))
             given_up.set()
             wait_until(lambda: not session._pending and not session._given_up, "the end of the call")
-            assert session.call(wire.GetVersionString(), wire.Word)[0].value == "1"
+            assert session.call(wire.GetVersionString(), wire.Word, UNLIMITED)[0].value == "1"
         assert session.dead is None
 
 

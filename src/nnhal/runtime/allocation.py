@@ -13,7 +13,7 @@ import numpy as np
 
 from nnhal.base.answers import shown
 from nnhal.base.brief import brief, named, tensor
-from nnhal.base.errors import Closed, InvalidArgument, InvalidRequest, NnhalError, OperationFailed
+from nnhal.base.errors import Closed, DeadObject, InvalidArgument, InvalidRequest, NnhalError, OperationFailed
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array, dtype_of
@@ -187,7 +187,11 @@ def allocate_for(uses: Sequence[Use], shape: Sequence[int] | None = None) -> All
     if len(devices) == 1:
         (device,) = devices.values()
         try:
-            return Allocation(allocated_by(device, desc, parts), whole, identity_of(device).name, "")
+            try:
+                buffer = allocated_by(device, desc, parts)
+            except DeadObject:  # the first to notice a death; the next use starts the process again
+                buffer = allocated_by(device, desc, parts)
+            return Allocation(buffer, whole, identity_of(device).name, "")
         except NnhalError as error:
             name = identity_of(device).name
             reason = f"{name} refused: {str(error).removeprefix(f'device {name}: ')}"

@@ -22,7 +22,7 @@ from nnhal.base.operands import Array
 from nnhal.base.records import replace
 from nnhal.hal.background import asynchronous
 from nnhal.hal.device import Prepared, identity_of
-from nnhal.hal.host import contents_of, fill
+from nnhal.hal.host import contents_within, fill_within
 from nnhal.hal.memory import Buffer, check_use
 from nnhal.hal.request import UNLIMITED, Control, Request, Run, Signature, Timing, plausible
 from nnhal.hal.turns import Ticket
@@ -360,12 +360,12 @@ def _on_host(prepared: Prepared, request: Request, control: Control) -> Timing |
     """Run what knows no driver buffers: their contents are copied out before, and in afterwards."""
     given = list(request.given)
     for index, buffer in request.input_buffers.items():
-        given[index] = contents_of(buffer)
+        given[index] = contents_within(control, buffer)
     inner = prepared.request(given, request.rooms)
     timing = inner.execute(prepared.run, control)
     if not inner.small:
         for index, written in request.output_buffers.items():
-            fill(written, inner.results[index])
+            fill_within(control, written, inner.results[index])
     request.adopt(inner)
     return timing
 

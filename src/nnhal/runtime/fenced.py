@@ -17,6 +17,7 @@ from nnhal.base.brief import brief
 from nnhal.base.codes import ErrorStatus
 from nnhal.base.errors import (
     DeadObject,
+    DeviceUnavailable,
     InvalidArgument,
     MissedDeadline,
     NnhalError,
@@ -26,9 +27,9 @@ from nnhal.base.errors import (
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory, aligned
 from nnhal.base.operands import Array
-from nnhal.base.time import limit, seconds_until
+from nnhal.base.time import WORK_NS, limit, point_in_time, seconds_until
 from nnhal.base.uncopied import Uncopied
-from nnhal.hal.background import ExecutionInfo, FencedExecution, another, check_fenced, run_after
+from nnhal.hal.background import ExecutionInfo, FencedExecution, Untold, another, check_fenced, run_after
 from nnhal.hal.device import Prepared, fenced_by, info_by
 from nnhal.hal.fence import Fence
 from nnhal.hal.host import HostBuffer
@@ -40,6 +41,7 @@ from nnhal.runtime.inflight import Home
 from nnhal.runtime.job import Job, Report
 
 _GRACE = 0.1  # seconds
+_LOOK = 1.0  # seconds between looks at whether the drivers' processes have had their time
 _MOST_FENCES = 16  # to wait for that go along with a call to another process; for more a thread waits here
 _log = logger("execution")
 
@@ -52,19 +54,22 @@ class Fenced(Uncopied, instead="another process gets its `result()`"):
 
     def __init__(
         self,
-        infos: Sequence[Callable[[], ExecutionInfo]],
+        infos: Sequence[Callable[[int | None], ExecutionInfo]],
         fence: Fence | None,
         finish: Callable[[bool], Any],
         way: str,
         span: int = 0,
         deadline: int | None = None,
+        patience: Callable[[], object] = lambda: None,
     ) -> None:
-        """infos: of the steps, in order; one that failed raises its error. finish: told once whether it went well, gives
-        the outputs. span: nanoseconds that launching took.
+        """infos: of the steps, in order; one that failed raises its error; given how long it is waited for, as of
+        `FencedExecution.info_until`. finish: told once whether it went well, gives the outputs. span: nanoseconds that
+        launching took.
 
-        deadline: monotonic nanoseconds at which whoever waits gives up, whatever the drivers do.
+        deadline: monotonic nanoseconds at which whoever waits gives up, whatever the drivers do. patience: called where
+        there is none; raises DeviceUnavailable when drivers in other processes have had their time.
         """
-        self._deadline = deadline
+        self._deadline, self._patience = deadline, patience
         self._infos, self.fence, self._finish, self.way = list(infos), fence, finish, way
         self._span = span if len(self._infos) > 1 else 0
         self._lock, self._home = threading.Lock(), Home()
@@ -85,7 +90,10 @@ class Fenced(Uncopied, instead="another process gets its `result()`"):
         OperationFailed before the end; what the execution raised where it failed.
         """
         self._home.check("fenced execution")
-        infos = [info() for info in self._infos]
+        return self._info_until(None)
+
+    def _info_until(self, until: int | None) -> ExecutionInfo:
+        infos = [info(until) for info in self._infos]
         last = infos[-1].launched.in_driver
         launched = None if last is None else last + self._span
         on_device, in_driver = summed(i.fenced.on_device for i in infos), summed(i.fenced.in_driver for i in infos)
@@ -95,17 +103,20 @@ class Fenced(Uncopied, instead="another process gets its `result()`"):
     def result(self, timeout: float | None = None) -> Any:
         """Wait at most `timeout` seconds; the outputs as of `Compiled.__call__`, or what the execution raised.
 
-        Asked again, it gives the same arrays as they are by then, or raises the same.
+        A driver's process has a second at least to tell what an execution that has ended came to; MissedDeadline where it
+        does not, and then it may be asked again. Asked again, it gives the same arrays as they are by then, or raises the
+        same.
         """
         self._home.check("fenced execution")
         timeout = limit(timeout, "timeout")
+        until = point_in_time(timeout)
         if self.fence is not None:
             try:
                 self._wait(self.fence, timeout)
             except NnhalError:
                 if self.done():
                     try:
-                        self._tell()
+                        self._tell(until)
                     finally:
                         self._finish(False)
                 raise
@@ -114,23 +125,32 @@ class Fenced(Uncopied, instead="another process gets its `result()`"):
                 raise another(self._failed)
             if self._results is None:
                 try:
-                    self.get_execution_info()
+                    self._info_until(until)
                     self._results = (self._finish(True),)
+                except Untold as error:
+                    raise MissedDeadline(str(error)) from None
                 except NnhalError as error:
                     self._finish(False)
                     self._failed = another(error).with_traceback(None)
                     raise
             return self._results[0]
 
-    def _tell(self) -> None:
+    def _tell(self, until: int | None) -> None:
         """Raise why it failed: the reason of the first step that did."""
         for info in self._infos:
             with suppress(_NotEnded):  # a later one failed by itself
-                info()
+                info(until)
 
     def _wait(self, fence: Fence, timeout: float | None) -> None:
         """As `Fence.wait`, and no longer than some time after the deadline, at which drivers should have ended it."""
         if self._deadline is None:
+            if timeout is None:
+                try:
+                    while not _signalled(fence, _LOOK):
+                        self._patience()
+                except DeviceUnavailable:
+                    self._finish(False)
+                    raise
             fence.wait(timeout)
             return
         left = seconds_until(self._deadline) + _GRACE
@@ -251,11 +271,13 @@ def _in_background(
     read, written = allocations
     _log.debug("%s: fenced execution in the background: %s", caller.plan.model.name or "model", why)
 
+    patience = _Patience(wait_for, len(launched))
+
     def run(request: Request, control: Control) -> Timing | None:
         for execution in launched:  # may write to the same memory
-            with suppress(NnhalError):
-                if execution.fence is not None:
-                    execution.fence.wait()
+            while execution.fence is not None and not _signalled(execution.fence, _LOOK):
+                control.check()
+                patience.check()
         job.control, job.report = control, Report() if control.measure else None
         try:
             caller.carry_out(job, read, written)
@@ -273,7 +295,7 @@ def _in_background(
     begun.append(None)
     execution = run_after(run, whole, job.control, wait_for, after, ended)
     return Fenced(
-        [execution.get_execution_info],
+        [execution.info_until],
         execution.fence,
         lambda well: caller.edge.results(job) if well else None,
         f"in the background: {why}",
@@ -339,7 +361,8 @@ class _Chain:
         _when_all_ended(self.local, leave)
         infos = [partial(_info_of, e, line.signature.where) for e, line in zip(self.launched, lines, strict=False)]
         fence, deadline = self.launched[-1].fence, self._job.control.deadline
-        return Fenced(infos, fence, self._finish, "each step behind its fence", span, deadline)
+        way, patience = "each step behind its fence", _Patience(self._wait_for, len(infos))
+        return Fenced(infos, fence, self._finish, way, span, deadline, (lambda: None) if self.local else patience.check)
 
     def _finish(self, well: bool) -> Any:
         """The outputs, once every step has ended well."""
@@ -369,10 +392,39 @@ class _NotEnded(OperationFailed):
     """A step was asked too early."""
 
 
-def _info_of(execution: FencedExecution, where: str) -> ExecutionInfo:
+class _Patience:
+    """How long steps in other processes may take that have no deadline, once the fences to wait for are signalled."""
+
+    def __init__(self, wait_for: Sequence[Fence], steps: int) -> None:
+        self._wait_for, self._length = list(wait_for), steps * WORK_NS
+        self._since: int | None = None
+
+    def check(self) -> None:
+        """DeviceUnavailable where they have had that time."""
+        now = time.monotonic_ns()
+        self._wait_for = [fence for fence in self._wait_for if not _signalled(fence, 0)]
+        if self._since is None and not self._wait_for:
+            self._since = now
+        if self._since is not None and now - self._since > self._length:
+            seconds = self._length // 10**9
+            raise DeviceUnavailable(f"fenced execution: its driver's process did not end it within {seconds} s")
+
+
+def _signalled(fence: Fence, seconds: float) -> bool:
+    """Whether it is, after so long at most, or its owner has closed it."""
+    try:
+        fence.wait(seconds)
+    except MissedDeadline:
+        return fence.status() is not None
+    except NnhalError:
+        return True
+    return True
+
+
+def _info_of(execution: FencedExecution, where: str, until: int | None) -> ExecutionInfo:
     if execution.fence is not None and execution.fence.status() is None:
         raise _NotEnded(f"{where}: execution info: the execution has not ended")
-    return info_by(execution, where)
+    return info_by(execution, where, until)
 
 
 def _when_all_ended(executions: Sequence[FencedExecution], call: Callable[[], object]) -> None:

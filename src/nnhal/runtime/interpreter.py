@@ -21,7 +21,7 @@ from nnhal.base.memory import Memory
 from nnhal.base.operands import Array
 from nnhal.hal.burst import Burst
 from nnhal.hal.device import Device, allocated_by, memory_by
-from nnhal.hal.host import HostBuffer, Turn, contents_of, fill
+from nnhal.hal.host import HostBuffer, Turn, contents_within, fill_within
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.memory_use import MemoryUse, together
 from nnhal.hal.request import Argument, Control, Request, Timing
@@ -359,7 +359,7 @@ class _While(_Operation):
     def run(self, course: _Course, given: Values, rooms: Sequence[Array | None]) -> Sequence[Any]:
         """What the first outputs of the body were in the last turn; without one, what was given."""
         control, start = course.execution.control, time.monotonic_ns()
-        state = self._carrying.begin(given)
+        state = self._carrying.begin(control, given)
         try:
             while self._goes_on(course, state):
                 control.check()
@@ -370,7 +370,7 @@ class _While(_Operation):
                         f"{limit / 1e6:g} ms"
                     )
                 state.turned(course.second(state.values, course.execution, state.rooms(), state.buffers(course.second)))
-            results = state.results(len(self.outputs))
+            results = state.results(control, len(self.outputs))
         except BaseException:
             state.close()  # a step that was given up may still write to what it carries
             raise
@@ -447,26 +447,26 @@ class _Carrying:
             return None
         return _Held(devices[0], tuple(roles), n < self.changed)
 
-    def begin(self, given: Sequence[Array | None]) -> "_State":
+    def begin(self, control: Control, given: Sequence[Array | None]) -> "_State":
         """The values before the first turn, in what an earlier execution left or in new memory."""
         try:
             state = self._free.pop()
         except IndexError:
-            return self._begun(given)
+            return self._begun(control, given)
         try:
-            state.begin(given)
+            state.begin(control, given)
         except DeadObject:  # the process that held it is gone
             state.close()
-            return self._begun(given)
+            return self._begun(control, given)
         except BaseException:
             state.close()
             raise
         return state
 
-    def _begun(self, given: Sequence[Array | None]) -> "_State":
+    def _begun(self, control: Control, given: Sequence[Array | None]) -> "_State":
         state = _State(self, self._allocated())
         try:
-            state.begin(given)
+            state.begin(control, given)
         except BaseException:
             state.close()
             raise
@@ -521,12 +521,12 @@ class _State:
         """Bytes of its arrays."""
         return sum(array.nbytes for array in self._arrays.values())
 
-    def begin(self, given: Sequence[Array | None]) -> None:
+    def begin(self, control: Control, given: Sequence[Array | None]) -> None:
         """Before the first turn."""
         self.values, self._now = list(given), 0
         self._held = {n: buffers for n, buffers in self._made.items() if given[n] is not None}
         for n, (first, *_) in self._held.items():
-            fill(first, cast("Array", given[n]))
+            fill_within(control, first, cast("Array", given[n]))
             self.values[n] = None
 
     def rooms(self) -> list[Array | None] | None:
@@ -560,12 +560,14 @@ class _State:
         self.values[: len(results)] = results
         self._now = 1 - self._now
 
-    def results(self, count: int) -> list[Any]:
+    def results(self, control: Control, count: int) -> list[Any]:
         """The first values, wherever they lie."""
         return [
-            contents_of(self._held[n][self._now % len(self._held[n])]) if n in self._held else self.values[n]
-            for n in range(count)
+            self.values[n] if n not in self._held else contents_within(control, self._read(n)) for n in range(count)
         ]
+
+    def _read(self, n: int) -> Buffer:
+        return self._held[n][self._now % len(self._held[n])]
 
     def close(self) -> None:
         """Give the buffers back."""

@@ -59,7 +59,8 @@ class Stream(Uncopied, instead="another process gets the model and compiles it t
 
     def _write_initial(self, turns: "tuple[_Turn, ...]") -> None:
         for state in self._compiled.plan.model.states:
-            turns[0].read[state.input].write(state.initial)
+            for turn in turns:  # both buffers: DeadObject tells of whichever has gone
+                turn.read[state.input].write(state.initial)
 
     def _allocate(self) -> "tuple[_Turn, ...]":
         whole, plan = self._compiled.whole, self._compiled.plan

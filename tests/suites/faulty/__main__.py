@@ -38,7 +38,7 @@ def applications(faults: list[Fault]) -> dict[str, Came]:
     """The application over each, in processes of their own, one after the other: the environment gives them their faults."""
     with (
         mock.patch("nnhal.ipc.client.session.GREETING_NS", STARTS),
-        mock.patch("nnhal.ipc.client.query.QUERY_NS", STARTS),
+        mock.patch("nnhal.ipc.client.session.QUERY_NS", STARTS),
     ):
         return {fault.name: isolated(fault) for fault in faults}
 

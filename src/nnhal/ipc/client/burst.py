@@ -9,6 +9,7 @@ from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS
 from nnhal.base.errors import BadState, Closed, DeadObject, NnhalError, ResourceExhausted
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
+from nnhal.base.time import WORK_NS
 from nnhal.hal.burst import Burst
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing
 from nnhal.ipc.client.session import SETTLE_NS
@@ -24,7 +25,8 @@ _log = logger("burst")
 class RemoteBurst(Burst):
     """Executions of one prepared model (a `RemotePrepared`) over two fast message queues; one at a time."""
 
-    def __init__(self, prepared: Any) -> None:
+    def __init__(self, prepared: Any, control: Control) -> None:
+        """control: of the execution that it is opened for, `UNLIMITED` where that is to come."""
         self.of = self._prepared = prepared
         self._session, self._frames = prepared.session, prepared.frames
         self._number = self._session.number()
@@ -37,7 +39,7 @@ class RemoteBurst(Burst):
             self._queues.watch = self._session.watch
             self._closed = False
             message = wire.ConfigureExecutionBurst(self._number, prepared.number)
-            self._session.call(message, wire.Acknowledged, fds=(fd,))
+            self._session.call(message, wire.Acknowledged, control, fds=(fd,))
         finally:
             os.close(fd)
         self._busy = threading.Lock()
@@ -77,7 +79,7 @@ class RemoteBurst(Burst):
             packet = binding.packets[control.measure] = pack(binding.call(control, self._prepared.form))
         try:
             untraced = trace.process.log is None
-            reply = self._queues.exchange(packet, -1) if untraced else self._traced_exchange(packet)
+            reply = self._queues.exchange(packet, WORK_NS) if untraced else self._traced_exchange(packet)
         except BaseException:  # interrupted: nobody may take the result for the next one's
             try:
                 left = frame.direct and self._queues.awaiting  # else it had answered, or was not asked
@@ -107,7 +109,7 @@ class RemoteBurst(Burst):
         with trace.span(
             "ipc", "execution", "exchange packets", self._session.where, (self._session.group, self._number), trace.OUT
         ):
-            return self._queues.exchange(packet, -1)
+            return self._queues.exchange(packet, WORK_NS)
 
     def _plainly(self, why: str, request: Request, control: Control) -> Timing | None:
         self.plain[why] = self.plain.get(why, 0) + 1
@@ -120,8 +122,10 @@ class RemoteBurst(Burst):
         if self._closed:
             return Closed("burst: used after close")
         where = self._session.where
-        if status == _native.CORRUPT:
-            error: NnhalError = DeadObject(f"{where}: the queues of the burst were tampered with; it is closed")
+        if status == _native.TIMEOUT:
+            error: NnhalError = self._session.silent("an execution in a burst", work=True)
+        elif status == _native.CORRUPT:
+            error = DeadObject(f"{where}: the queues of the burst were tampered with; it is closed")
         else:
             error = self._session.confirm_death(f"{where}: the driver process died or ended the burst")
         self._end()

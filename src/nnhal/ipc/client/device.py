@@ -19,10 +19,10 @@ from nnhal.hal.device import (
 )
 from nnhal.hal.lowering import ask_about, lowered
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
+from nnhal.hal.request import UNLIMITED, Control
 from nnhal.ipc.client.buffer import RemoteBuffer
 from nnhal.ipc.client.pools import Packing
 from nnhal.ipc.client.prepared import RemotePrepared
-from nnhal.ipc.client.query import query
 from nnhal.ipc.client.session import Session
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import (
@@ -81,7 +81,7 @@ class RemoteDevice(Device):
         return form
 
     def _query(self, message: wire.ClientCall, expect: type[Any], packing: Packing | None = None) -> Any:
-        return query(self.session, message, expect, packing)
+        return self.session.call(message, expect, UNLIMITED, packing)[0]
 
     def capabilities(self) -> Capabilities:
         """As the driver stated them."""
@@ -101,7 +101,7 @@ class RemoteDevice(Device):
             return [Verdict(False, why)] * len(model.main.operations)
 
         def ask(part: Model) -> list[Verdict]:
-            with self.session.carrying(part.pools) as packing:
+            with self.session.carrying(part.pools, UNLIMITED) as packing:
                 message = wire.GetSupportedOperations(form, model_to_wire(part, packing.pool))
                 return [Verdict(ok, why) for ok, why in self._query(message, wire.Verdicts, packing).verdicts]
 
@@ -114,7 +114,7 @@ class RemoteDevice(Device):
         if any(not pool.mappable for pool in model.pools):
             return Considered(self.supports(model))
         kept = KeptElsewhere(self.session, hints)
-        with self.session.carrying(model.pools) as packing:
+        with self.session.carrying(model.pools, UNLIMITED) as packing:
             message = wire.Consider(
                 kept.number,
                 model_to_wire(model, packing.pool),
@@ -130,18 +130,18 @@ class RemoteDevice(Device):
     def prepare(self, model: Model, hints: Hints) -> Prepared:
         """Compile in the driver's process; the wait ends at the hints' deadline. What it keeps already is not sent again."""
         prepared = RemotePrepared(self.session, model, hints.priority)
-        number = self._considered(hints)
+        number, control = self._considered(hints), Control(hints.deadline)
         if number:
             places = () if hints.worked_out is None or hints.worked_out.whole else hints.worked_out.operations
-            with self._held(hints.cache) as cache:
-                self._await(wire.PrepareConsidered(prepared.number, number, places, cache), None, hints, prepared)
+            with self._held(hints.cache, control) as cache:
+                self._await(wire.PrepareConsidered(prepared.number, number, places, cache), control, None, prepared)
             if prepared.weights_consumed:
                 self.session.pools.forget(model.pools)
             return prepared
         low = lowered(model, self.level)
-        with self.session.carrying(low.pools) as packing, self._held(hints.cache) as cache:
+        with self.session.carrying(low.pools, control) as packing, self._held(hints.cache, control) as cache:
             message = self._preparation(wire.PrepareModel, prepared.number, low, packing, hints, cache)
-            self._await(message, packing, hints, prepared)
+            self._await(message, control, packing, prepared)
         if prepared.weights_consumed:
             self.session.pools.forget(low.pools)
         return prepared
@@ -155,14 +155,14 @@ class RemoteDevice(Device):
 
     def prepare_from_cache(self, outline: Model, hints: Hints) -> Prepared:
         """Restore in the driver's process."""
-        prepared = RemotePrepared(self.session, outline, hints.priority)
-        with self.session.carrying(outline.pools) as packing, self._held(hints.cache) as cache:
+        prepared, control = RemotePrepared(self.session, outline, hints.priority), Control(hints.deadline)
+        with self.session.carrying(outline.pools, control) as packing, self._held(hints.cache, control) as cache:
             message = self._preparation(wire.PrepareModelFromCache, prepared.number, outline, packing, hints, cache)
-            self._await(message, packing, hints, prepared)
+            self._await(message, control, packing, prepared)
         return prepared
 
     @contextmanager
-    def _held(self, cache: Cache | None) -> Iterator[int]:
+    def _held(self, cache: Cache | None, control: Control) -> Iterator[int]:
         """The number by which the service knows cache files meanwhile; 0 for none."""
         if cache is None:
             yield 0
@@ -170,7 +170,7 @@ class RemoteDevice(Device):
         number = self.session.number()
         try:
             message = wire.HoldFiles(number, cache.token, len(cache.model_files), len(cache.data_files))
-            self.session.call(message, wire.Acknowledged, fds=cache.files)
+            self.session.call(message, wire.Acknowledged, control, fds=cache.files)
             yield number
         finally:
             self.session.release(number)
@@ -196,13 +196,13 @@ class RemoteDevice(Device):
     def _await(
         self,
         message: wire.PrepareModel | wire.PrepareConsidered | wire.PrepareModelFromCache,
+        control: Control,
         packing: Packing | None,
-        hints: Hints,
         prepared: RemotePrepared,
     ) -> None:
         """Send, and wait for the end of the preparation."""
         late = f"device {self.name}: did not prepare the model by the deadline"
-        told, _ = self.session.outcome_of(message, packing, hints.deadline, late=late)
+        told, _ = self.session.outcome_of(message, control, packing, late)
         if isinstance(told, wire.PreparedTraits):
             prepared.weights_consumed, prepared.changeable = told.weights_consumed, told.changeable
 

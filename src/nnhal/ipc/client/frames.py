@@ -73,6 +73,7 @@ class Frame:
     def __init__(self, request: Request, apart: bool = False) -> None:
         self.memories: list[Memory] = []  # its own: of inputs, which only this process writes, and of outputs
         self.pools: list[Memory] = []
+        self.mark = object()  # what stands for it where it is to be remembered, and not kept
         self.inputs: list[Where | None] = []
         self.outputs: list[Where | None] = []
         self.binding: Any = None

@@ -38,6 +38,11 @@ class Pending:
             os.eventfd_write(wake.fds[0], 1)
 
     @property
+    def method(self) -> str:
+        """What it will tell the end of, for messages."""
+        return "a preparation" if self.kind is wire.NotifyPrepared else "an execution"
+
+    @property
     def came(self) -> bool:
         """Whether it came."""
         return bool(self._answer)

@@ -3,6 +3,7 @@
 import math
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -15,6 +16,7 @@ from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS, ErrorStatus, Priority
 from nnhal.base.errors import (
     ContractBroken,
     InvalidArgument,
+    MissedDeadline,
     NnhalError,
     OperationFailed,
 )
@@ -22,7 +24,16 @@ from nnhal.base.levels import V1_2, V1_3, Level
 from nnhal.base.log import logger
 from nnhal.base.memory import first_bytes
 from nnhal.base.operands import Array
-from nnhal.hal.background import ExecutionInfo, FencedExecution, Notify, check_fenced, notify_of, once_signalled
+from nnhal.base.time import seconds_until
+from nnhal.hal.background import (
+    ExecutionInfo,
+    FencedExecution,
+    Notify,
+    Untold,
+    check_fenced,
+    notify_of,
+    once_signalled,
+)
 from nnhal.hal.binding import Where
 from nnhal.hal.burst import Burst
 from nnhal.hal.device import Prepared
@@ -35,13 +46,13 @@ from nnhal.ipc.client.burst import RemoteBurst
 from nnhal.ipc.client.frames import Frame, Frames, in_pools
 from nnhal.ipc.client.pending import Pending
 from nnhal.ipc.client.pools import Packing
-from nnhal.ipc.client.query import query
 from nnhal.ipc.client.session import KEPT_LANES, MAX_LANES, Session
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import options_to_wire, timing_from_wire
 from nnhal.ipc.transport.channel import Descriptors
 from nnhal.model.graph import Model
 
+TELL_NS = 1_000_000_000  # that a process has at least to tell what an execution that has ended came to
 _log = logger("driver")
 
 
@@ -79,14 +90,13 @@ class RemotePrepared(Prepared):
 
     def memory(self) -> MemoryUse:
         """What the driver in its process says."""
-        return MemoryUse(
-            *msgspec.structs.astuple(query(self.session, wire.GetMemoryUse(self.number), wire.WireMemoryUse))
-        )
+        use, _ = self.session.call(wire.GetMemoryUse(self.number), wire.WireMemoryUse, UNLIMITED)
+        return MemoryUse(*msgspec.structs.astuple(use))
 
     def reconfigure(self, options: Mapping[str, Any]) -> None:
         """In the driver's process, where no execution runs meanwhile."""
         data = options_to_wire(options, f"options of {self.session.welcome.name}")
-        query(self.session, wire.Reconfigure(self.number, data), wire.Acknowledged)
+        self.session.call(wire.Reconfigure(self.number, data), wire.Acknowledged, UNLIMITED)
 
     # ----------------------------------------------------------------------------------------------------- execution
 
@@ -98,16 +108,25 @@ class RemotePrepared(Prepared):
         apart: as of `Frame`, as where the execution may have to end early.
         """
         frame, home = self.frames.take(request, apart or control.bounded)
+        if request.output_buffers:
+            for buffer in request.output_buffers.values():
+                if isinstance(buffer, RemoteBuffer):
+                    buffer.begin(frame.mark)
+        if request.input_buffers:
+            for buffer in request.input_buffers.values():
+                if isinstance(buffer, RemoteBuffer):
+                    buffer.require_contents()
         return frame, home, frame.binding or self.bind(request, frame, control)
 
     def bind(self, request: Request, frame: Frame, control: Control) -> "RemoteBinding":
         """Have the service bind a frame."""
-        binding = RemoteBinding(self.session)
-        with self.session.carrying(frame.pools) as packing:
+        session, binding = self.session, RemoteBinding(self.session)
+        with session.carrying(frame.pools, control) as packing:
             message = wire.Bind(binding.number, self.number, self._request(request, frame, packing))
-            self.session.call(
-                message, wire.Acknowledged, packing, deadline=control.deadline, cancelled=control.cancelled
-            )
+            reply, _ = session.ask(message, control, packing)
+        if reply is not wire.DONE:
+            answered(request, frame)  # nothing has begun
+            session.expected(message, reply, wire.Acknowledged)
         frame.bound(binding)
         return binding
 
@@ -116,21 +135,22 @@ class RemotePrepared(Prepared):
         frame, home, binding = self.bound(request, control, apart=self.form is None)
         session = self.session
         if self.form is None:
-            message = self._execution(binding, control)
-            result, fds = session.outcome_of(message, None, control.deadline, control.cancelled)
+            result, fds = session.outcome_of(self._execution(binding, control), control)
+            answered(request, frame)
         else:
             call = binding.call(control, self.form)
             reply, fds = session.answer_to(
                 self._method,
                 call,
-                (),
-                control.deadline,
-                control.cancelled,
-                direct=bool(frame.direct or request.output_buffers),
+                control,
+                direct=bool(frame.direct),
                 lanes=self._lanes,
+                work=True,
             )
+            if request.output_buffers:
+                answered(request, frame)
             if isinstance(reply, wire.Acknowledged):
-                self.taken(request, frame)
+                self.taken(request, frame, control)
                 home.append(frame)
                 return None
             result = self.executed(reply)
@@ -138,13 +158,13 @@ class RemotePrepared(Prepared):
         home.append(frame)
         return timing
 
-    def taken(self, request: Request, frame: Frame, shapes: Sequence[tuple[int, ...]] = ()) -> None:
+    def taken(self, request: Request, frame: Frame, control: Control, shapes: Sequence[tuple[int, ...]] = ()) -> None:
         """Take over the outputs. shapes: none where all are as the model says."""
         if shapes and len(shapes) != len(request.shapes):
             raise ContractBroken(f"{self.session.where}: told {len(shapes)} shapes, must be {len(request.shapes)}")
         frame.collect(request, shapes)
         for n, buffer in request.output_buffers.items():
-            request.filled(n, self.signature.outputs[n].fixed or buffer.shape or ())
+            request.filled(n, self.signature.outputs[n].fixed or buffer.within(control).shape or ())
 
     def executed(self, reply: wire.Reply) -> wire.Executed:
         """The reply to an execution; raises what it says went wrong."""
@@ -219,14 +239,14 @@ class RemotePrepared(Prepared):
     def execute(self, request: Request, control: Control, notify: Notify) -> None:
         """Execute in the driver's background; the notification comes on a thread of its own."""
         frame, home, binding = self.bound(request, control, apart=True)
-        pending = self.session.notified(self._execution(binding, control), None, control.deadline)
-
+        pending = self.session.notified(self._execution(binding, control), control)
         notify_of(partial(self._notified, pending, frame, home), request, control, notify)
 
     def _notified(
         self, pending: Pending, frame: Frame, home: deque[Frame], request: Request, control: Control
     ) -> Timing | None:
-        result, fds = self.session.outcome(pending, control.deadline, control.cancelled)
+        result, fds = self.session.outcome(pending, control)
+        answered(request, frame)
         timing = self.finish(request, frame, result, fds)
         home.append(frame)
         return timing
@@ -247,16 +267,28 @@ class RemotePrepared(Prepared):
         frame, home, binding = self.bound(request, control, apart=early)
         if wait_for and (frame.copies or len(wait_for) > wire.MAX_DESCRIPTORS):  # inputs are what they are by then
             wait_for = [once_signalled(wait_for, lambda: frame.fill(request))]
-        execution = RemoteExecution(self, request, frame, home)
-        execution.launch(binding, control, wait_for, after or 0)
+        execution = RemoteExecution(self, request, control, frame, home)
+        execution.launch(binding, wait_for, after or 0)
+        answered(request, frame)
         return execution
 
     def burst(self) -> Burst:
         """A burst over fast message queues where the service has them, else plain executions."""
+        return self.open_burst(UNLIMITED)
+
+    def open_burst(self, control: Control) -> Burst:
+        """As `burst`, for an execution: within its budget."""
         if wire.form_for(wire.ConfigureExecutionBurst, self.session.methods) is None:
             _log.debug("%s: no bursts at level %s; executions are plain calls", self.session.where, self.session.level)
             return super().burst()
-        return RemoteBurst(self)
+        return RemoteBurst(self, control)
+
+
+def answered(request: Request, frame: Frame) -> None:
+    """The service has answered an execution, and knows whether buffers that it was to write have contents."""
+    for buffer in request.output_buffers.values():
+        if isinstance(buffer, RemoteBuffer):
+            buffer.answered(frame.mark)
 
 
 class RemoteBinding:
@@ -291,49 +323,71 @@ class RemoteExecution(FencedExecution):
 
     timely = True
 
-    def __init__(self, prepared: RemotePrepared, request: Request, frame: Frame, home: deque[Frame]) -> None:
+    def __init__(
+        self, prepared: RemotePrepared, request: Request, control: Control, frame: Frame, home: deque[Frame]
+    ) -> None:
         super().__init__(None)
         self._prepared, self._session = prepared, prepared.session
-        self._request, self._frame, self._home = request, frame, home
+        self._request, self._control, self._frame, self._home = request, control, frame, home
         self._asking = threading.Lock()
         self._number = self._session.number()
 
-    def launch(self, binding: RemoteBinding, control: Control, wait_for: Sequence[Fence], after: int) -> None:
+    def launch(self, binding: RemoteBinding, wait_for: Sequence[Fence], after: int) -> None:
         """Have it begin."""
+        control = self._control
         message = wire.ExecuteFenced(
             self._number, binding.number, len(wait_for), control.measure, control.deadline or 0, _loop(control), after
         )
         sent = [fence.owner() for fence in wait_for]
         waited = [owner.fds[0] for owner in sent]
-        _, fds = self._session.call(message, wire.Acknowledged, fds=waited, deadline=control.deadline)
+        _, fds = self._session.call(message, wire.Acknowledged, control, fds=waited, work=True)
         self.fence = Fence.taken(fds.take) if fds else None
         self._session.watch_wish(self._number, control.cancelled)
 
     def get_execution_info(self) -> ExecutionInfo:
         """Asks the service; takes the outputs over on the first success. Who comes meanwhile waits for that."""
+        return self.info_until(None)
+
+    def info_until(self, until: int | None) -> ExecutionInfo:
+        """As `get_execution_info`. The process has until then, or until the deadline, and `TELL_NS` at least."""
         if not self._done.is_set():
-            with self._asking:
+            limits = [point for point in (until, self._control.deadline) if point is not None]
+            control = Control(max(min(limits), time.monotonic_ns() + TELL_NS)) if limits else UNLIMITED
+            left = seconds_until(control.deadline) if control.deadline is not None else -1
+            if not self._asking.acquire(timeout=left):
+                raise self._untold()
+            try:
                 if not self._done.is_set():
-                    self._ask()
+                    self._ask(control)
+            finally:
+                self._asking.release()
         return super().get_execution_info()
 
-    def _ask(self) -> None:
+    def _ask(self, control: Control) -> None:
         if self._request.ended:
             self._request.reopen()  # who asked before was interrupted
-        reply, _ = self._session.call(wire.GetExecutionInfo(self._number), wire.Info)
+        message = wire.GetExecutionInfo(self._number)
+        try:
+            answer, _ = self._session.ask(message, control)
+        except MissedDeadline:
+            raise self._untold() from None
+        reply = self._session.expected(message, answer, wire.Info)
         info = ExecutionInfo(timing_from_wire(reply.launched) or Timing(), timing_from_wire(reply.fenced) or Timing())
         self._session.forget_wish(self._number)
         error: NnhalError | None = None
         try:
-            self._request.execute(partial(self._collect, reply.shapes), UNLIMITED)
+            self._request.execute(partial(self._collect, reply.shapes), control)
         except NnhalError as raised:
             error = raised
         self.finish(error, info)
         if error is None:
             self._home.append(self._frame)  # once, and nobody takes outputs out of it any more
 
-    def _collect(self, shapes: Sequence[tuple[int, ...]], request: Request, _: Control) -> None:
-        self._prepared.taken(request, self._frame, shapes)
+    def _untold(self) -> Untold:
+        return Untold(f"{self._session.where}: did not tell in time what an execution came to")
+
+    def _collect(self, shapes: Sequence[tuple[int, ...]], request: Request, control: Control) -> None:
+        self._prepared.taken(request, self._frame, control, shapes)
         if request.small:
             raise InvalidArgument("fenced execution: an output is larger than its memory")
 

@@ -346,7 +346,7 @@ class ResilientBurst(Burst):
         if (self._target.session.dead is not None or self._inner.ended) and not self._closed:
             self._inner.close()
             self._target = self._prepared.within(control)
-            self._inner = self._target.burst()
+            self._inner = self._target.open_burst(control)
         return self._inner.run(request, control)
 
     def free_memory(self, memory: Memory) -> None:

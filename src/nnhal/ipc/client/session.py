@@ -37,6 +37,8 @@ from nnhal.base.levels import V1_3, Level
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.base.stacks import with_note
+from nnhal.base.time import QUERY_NS, WORK_NS
+from nnhal.hal.request import UNLIMITED, Control
 from nnhal.ipc.client.output import DriverProcess
 from nnhal.ipc.client.pending import CANCEL_SLICE_NS, GRACE_NS, Pending
 from nnhal.ipc.client.pools import ClientPools, Packing
@@ -214,7 +216,7 @@ class Session:
         return Packing(self.pools, held)
 
     @contextlib.contextmanager
-    def carrying(self, memories: Sequence[Memory]) -> Iterator[Packing]:
+    def carrying(self, memories: Sequence[Memory], control: Control) -> Iterator[Packing]:
         """For a message with these memories; where they are more than go with one message, they are sent ahead."""
         held: dict[Memory, tuple[int, int]] = {}
         numbers: list[int] = []
@@ -225,7 +227,7 @@ class Session:
                     some, packing = apart[start : start + _PLACED], self.packing()
                     numbers.append(self.number())
                     message = wire.Hold(numbers[-1], tuple(packing.pool(memory) for memory in some))
-                    self.call(message, wire.Acknowledged, packing)
+                    self.call(message, wire.Acknowledged, control, packing)
                     held.update({memory: (numbers[-1], place) for place, memory in enumerate(some)})
             yield self.packing(held)
         finally:
@@ -236,34 +238,65 @@ class Session:
         self,
         message: wire.ClientCall,
         expect: type[T],
+        control: Control,
         packing: Packing | None = None,
         *,
         fds: Sequence[int] = (),
-        deadline: int | None = None,
-        cancelled: threading.Event | None = None,
+        work: bool = False,
     ) -> tuple[T, Descriptors]:
-        """Call and wait; the reply and its descriptors. Raises what the service reports, DeadObject, MissedDeadline."""
+        """Call and wait, as long as `control` allows; the reply and its descriptors.
+
+        Args:
+            message: The call.
+            expect: The kind of its reply.
+            control: The budget of what the call is a part of. Without a deadline, the process has `QUERY_NS` to answer.
+            packing: The memories that the message names.
+            fds: Descriptors that go along.
+            work: Whether the driver may be at work before it answers: then it has `WORK_NS`.
+
+        Raises:
+            NnhalError: What the service reports.
+            MissedDeadline: The deadline has passed.
+            Cancelled: Its owner cancelled it.
+            DeviceUnavailable: There is no deadline, and the process stays silent; the session has ended.
+            DeadObject: The session has ended.
+        """
+        reply, received = self.ask(message, control, packing, fds=fds, work=work)
+        return self.expected(message, reply, expect), received
+
+    def ask(
+        self,
+        message: wire.ClientCall,
+        control: Control,
+        packing: Packing | None = None,
+        *,
+        fds: Sequence[int] = (),
+        work: bool = False,
+    ) -> tuple[wire.Reply, Descriptors]:
+        """As `call`, with a reply of any kind, which may be that it failed."""
         given = (*fds, *packing.fds) if packing is not None else tuple(fds)
         made = message.object if isinstance(message, wire.MakingCall) else 0
-        name = wire.hal_name(message)
-        reply, received = self.answer_to(name, wire.encode(message), given, deadline, cancelled, made=made)
+        return self.answer_to(wire.hal_name(message), wire.encode(message), control, given, made=made, work=work)
+
+    def expected(self, message: wire.ClientCall, reply: wire.Reply, expect: type[T]) -> T:
+        """The reply to a call, of the kind that it must be; raises what the service reports."""
         if isinstance(reply, wire.Failed):
             raise self.error(reply)
         if not isinstance(reply, expect):
             raise self._died(DeadObject(f"{self.where}: answered {wire.hal_name(message)} with {type(reply).__name__}"))
-        return reply, received
+        return reply
 
     @trace.instead(_by_its_name)
     def answer_to(
         self,
         name: str,
         data: bytes,
+        control: Control,
         fds: Sequence[int] = (),
-        deadline: int | None = None,
-        cancelled: threading.Event | None = None,
         direct: bool = False,
         made: int = 0,
         lanes: int = MAX_LANES,
+        work: bool = False,
     ) -> tuple[wire.Reply, Descriptors]:
         """As `call`, with a call that is encoded already, and with an answer of any kind.
 
@@ -271,7 +304,12 @@ class Session:
         made: the number of what the call makes. lanes: it waits while so many calls are at it.
         """
         self.calls[name] = self.calls.get(name, 0) + 1
-        answer, received = self._transact(data, fds, deadline, cancelled, direct, made, lanes)
+        try:
+            answer, received = self._transact(data, fds, control, direct, made, lanes, WORK_NS if work else QUERY_NS)
+        except MissedDeadline:
+            if control.deadline is None:
+                raise self.silent(name, work=work) from None
+            raise
         if answer == wire.ENCODED_DONE:
             return wire.DONE, received
         try:
@@ -283,25 +321,25 @@ class Session:
         self,
         data: bytes,
         fds: Sequence[int],
-        deadline: int | None,
-        cancelled: threading.Event | None,
+        control: Control,
         direct: bool,
         made: int,
         lanes: int,
+        patience: int,
     ) -> Message:
         """Send bytes on a lane of this call's own and wait for the answer."""
         if self.dead is not None:
             raise again(self.dead)
         try:
             few = lanes == MAX_LANES or len(self._lanes) <= lanes
-            channel = self._free.pop() if few else self._lane(deadline, cancelled, lanes)
+            channel = self._free.pop() if few else self._lane(control, lanes)
         except IndexError:
-            channel = self._lane(deadline, cancelled, lanes)
+            channel = self._lane(control, lanes)
         blamed = False
         try:
-            if deadline is None and cancelled is None:
-                return channel.call(data, fds)
-            return self._patient_call(channel, data, fds, deadline, cancelled)
+            if control.deadline is None and control.cancelled is None:
+                return channel.call(data, fds, patience)
+            return self._patient_call(channel, data, fds, control, patience)
         except MissedDeadline:
             blamed = True
             raise
@@ -323,20 +361,29 @@ class Session:
         channel: Channel,
         data: bytes,
         fds: Sequence[int],
-        deadline: int | None,
-        cancelled: threading.Event | None,
+        control: Control,
+        patience: int,
     ) -> Message:
+        """As `Channel.call`, until the deadline, or for as long as the process may be silent, and while it is wanted."""
         channel.ask(data, fds)
+        deadline, cancelled = control.deadline, control.cancelled
+        end = time.monotonic_ns() + patience if deadline is None else deadline + GRACE_NS
         while True:
-            left = -1 if deadline is None else max(0, deadline + GRACE_NS - time.monotonic_ns())
-            slice_ = left if cancelled is None else CANCEL_SLICE_NS if left < 0 else min(left, CANCEL_SLICE_NS)
+            left = max(0, end - time.monotonic_ns())
             try:
-                return channel.receive(slice_)
+                return channel.receive(left if cancelled is None else min(left, CANCEL_SLICE_NS))
             except MissedDeadline:
                 if cancelled is not None and cancelled.is_set():
                     raise Cancelled("execution: cancelled by its owner") from None
-                if deadline is not None and time.monotonic_ns() >= deadline + GRACE_NS:
+                if time.monotonic_ns() >= end:
                     raise MissedDeadline(f"{self.where}: the deadline has passed without an answer") from None
+
+    def silent(self, name: str, *, work: bool) -> NnhalError:
+        """The error for a process that did not answer in time a call without a deadline; the session ends."""
+        seconds = (WORK_NS if work else QUERY_NS) // 10**9
+        text = f"device {self.welcome.name}: did not answer {name} within {seconds} s; it is dropped"
+        self.give_up(text)
+        return DeviceUnavailable(text)
 
     @trace.seam(
         *("ipc", "", "wait for the notification"),
@@ -347,9 +394,8 @@ class Session:
     def outcome_of(
         self,
         message: NotifiedCall,
-        packing: Packing | None,
-        deadline: int | None,
-        cancelled: threading.Event | None = None,
+        control: Control,
+        packing: Packing | None = None,
         late: str = "",
     ) -> tuple[Any, Descriptors]:
         """A call, and what its notification says: what the service does may begin before it has answered the call.
@@ -358,24 +404,24 @@ class Session:
         """
         pending = None
         try:
-            pending = self._notified(message, packing, deadline)
-            return self._outcome(pending, deadline, cancelled)
+            pending = self._notified(message, control, packing)
+            return self._outcome(pending, control)
         except MissedDeadline:
             if not late or (pending is not None and pending.came):  # an answer
                 raise
             raise MissedDeadline(late) from None
 
     @trace.seam("ipc", "", "launch", detail=lambda self: self.where)
-    def notified(self, message: NotifiedCall, packing: Packing | None = None, deadline: int | None = None) -> Pending:
+    def notified(self, message: NotifiedCall, control: Control) -> Pending:
         """A call and the notification that is to follow. MissedDeadline where not even the call is taken."""
         trace.hand_over((self.group, message.object))
-        return self._notified(message, packing, deadline)
+        return self._notified(message, control, None)
 
-    def _notified(self, message: NotifiedCall, packing: Packing | None, deadline: int | None) -> Pending:
+    def _notified(self, message: NotifiedCall, control: Control, packing: Packing | None) -> Pending:
         kind = wire.NotifyExecuted if isinstance(message, wire.Execute) else wire.NotifyPrepared
         pending = self._pending[message.object] = Pending(message.object, kind)
         try:
-            self.call(message, wire.Acknowledged, packing, deadline=deadline)
+            self.call(message, wire.Acknowledged, control, packing)
         except NnhalError:
             if not pending.given_up:
                 self._pending.pop(message.object, None)
@@ -393,22 +439,23 @@ class Session:
         key=lambda self, pending, *_: (self.group, pending.number),
         direction=trace.OUT,
     )
-    def outcome(
-        self, pending: Pending, deadline: int | None, cancelled: threading.Event | None = None
-    ) -> tuple[Any, Descriptors]:
+    def outcome(self, pending: Pending, control: Control) -> tuple[Any, Descriptors]:
         """Wait for a notification; where that is given up, the service is told."""
-        return self._outcome(pending, deadline, cancelled)
+        return self._outcome(pending, control)
 
-    def _outcome(
-        self, pending: Pending, deadline: int | None, cancelled: threading.Event | None
-    ) -> tuple[Any, Descriptors]:
+    def _outcome(self, pending: Pending, control: Control) -> tuple[Any, Descriptors]:
+        deadline = control.deadline
         try:
-            return pending.wait(deadline, cancelled, self.watch)
+            return pending.wait(
+                time.monotonic_ns() + WORK_NS if deadline is None else deadline, control.cancelled, self.watch
+            )
         except DeadObject as error:
             raise (error if pending.came else self._died(error)) from None
         except BaseException as error:
             if not pending.came:
                 if isinstance(error, MissedDeadline):
+                    if deadline is None:
+                        raise self.silent(pending.method, work=True) from None
                     self._late.append((pending, time.monotonic_ns()))
                 self._cancelled.append(pending.number)
                 self._rouse()
@@ -431,11 +478,14 @@ class Session:
             self._died(DeadObject(f"{self.where}: the process is replaced: {error}"), blame=False)
         return error
 
-    def _lane(self, deadline: int | None, cancelled: threading.Event | None, most: int) -> Channel:
+    def _lane(self, control: Control, most: int) -> Channel:
         """A lane when fewer calls are at it: one that is free, or a new one up to the limit.
 
-        MissedDeadline, Cancelled, and ResourceExhausted where none will be.
+        MissedDeadline, Cancelled, and ResourceExhausted where none will be. A process that has not given a new lane within
+        `QUERY_NS` is silent, which is a MissedDeadline too.
         """
+        deadline, cancelled = control.deadline, control.cancelled
+        asked = 0  # since when
         while True:
             if self.dead is not None:
                 raise again(self.dead)
@@ -453,6 +503,9 @@ class Session:
                     self._lanes.add(channel)
                     self._call_in()
                     return channel
+                asked = asked or time.monotonic_ns()
+                if deadline is None and time.monotonic_ns() - asked > QUERY_NS:
+                    raise MissedDeadline(f"{self.where}: gave no lane in time")
             else:
                 self._await_lane()
             if deadline is not None and time.monotonic_ns() > deadline + GRACE_NS:
@@ -563,7 +616,7 @@ class Session:
 
     def end_object(self, number: int) -> None:
         """Give back an object at once, and wait until the driver has ended it."""
-        self._transact(wire.encode(wire.Release((number,))), (), None, None, False, 0, MAX_LANES)
+        self.ask(wire.Release((number,)), UNLIMITED)
 
     def _settle(self, channel: Channel) -> None:
         """Wait until the service has ended a call that was given up: the driver may be writing to memory of the caller's.
