@@ -160,8 +160,8 @@ def run(  # noqa: PLR0915  # one order, that matters
             where = " and ".join([path, *(f"metrics at {place}" for place in places.values())])
             print(f"serving {driver} as {name} at {where}; stop with Ctrl-C", file=sys.stderr)
         watched = None if asked is None else partial(_watched, asked, device)
-        return serve_clients(device, sock, report, quota.QuotaTable(capacity, shared=True), watched)
-    serve_one(device, sock, report, quota.QuotaTable(capacity, shared=False))
+        return serve_clients(device, sock, report, quota.QuotaTable(capacity, shared=True), watched, driver)
+    serve_one(device, sock, report, quota.QuotaTable(capacity, shared=False), driver)
     with contextlib.suppress(OSError):  # nobody listens any more
         sys.stdout.flush()
         sys.stderr.flush()

@@ -82,7 +82,7 @@ class Client:
     def _work(self) -> None:
         while not self._ending.is_set():
             with contextlib.suppress(NnhalError), contextlib.ExitStack() as stack:
-                self._device.health.deaths.clear()  # a storm is no reason for a quarantine
+                self._device.health.deaths.clear()  # no pauses before the next start
                 self._session(stack)
             self.since, self.doing = time.monotonic(), "compile"
             self._ending.wait(0.02)

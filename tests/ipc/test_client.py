@@ -287,6 +287,7 @@ class Process:
 
     def __init__(self, session: Session) -> None:
         self.done: list[str] = []
+        self.ended_itself = False
         self._session = session
 
     def fate(self) -> str:
@@ -354,6 +355,32 @@ def test_a_notification_that_does_not_come_by_its_deadline_nor_later_is_that_of_
     service.callbacks.send(wire.encode(wire.NotifyExecuted(pending.number, wire.Executed())))
     wait_until(lambda: not session._late, "it came after all")
     assert pending.came and session.dead is None and not session._pending
+
+
+@pytest.mark.parametrize("others", ["a call", "a notification", "a burst", "a buffer", "who gave up"])
+def test_a_slow_process_that_has_something_of_others_is_ended_13_s_later(service: Service, others: str) -> None:
+    session, process, burst = service.session, Process(service.session), Burst()
+    session.process = process  # type: ignore[assignment]
+    limit = subject.HUNG_NS
+    channel = session._lane(None, None, 32)  # of another thread
+    if others == "a notification":
+        session.notified(wire.Execute(session.number(), 4, 1))
+    elif others == "a burst":
+        session.bursts[1], burst.busy = burst, True
+    elif others == "a buffer":
+        session.holders.add(burst)
+    elif others == "who gave up":
+        with pytest.raises(MissedDeadline):
+            session.outcome(session.notified(wire.Execute(session.number(), 4, 1)), soon())
+    if others != "a call":
+        session._keep(channel)
+    if others != "who gave up":
+        session._look_whether_hangs(limit + 1)
+        limit = 15_000_000_000
+    session._look_whether_hangs(limit)
+    assert session.dead is None
+    session._look_whether_hangs(limit + 1)
+    assert "hangs and was killed" in str(session.dead)
 
 
 # ------------------------------------------------------------------------------------------------------------- answers
@@ -488,7 +515,7 @@ def test_an_end_that_is_waited_for_is_answered(service: Service) -> None:
 
 class Burst:
     def __init__(self) -> None:
-        self.died = 0
+        self.died, self.busy = 0, False
 
     def session_died(self) -> None:
         self.died += 1
@@ -513,6 +540,56 @@ def test_a_death_is_told_to_all_who_wait_and_to_all_who_come(service: Service) -
     session._thread.join(LIMIT)
     assert not session._pending and not session._free and session._control.socket.fileno() < 0
     assert session._callbacks.socket.fileno() < 0
+
+
+@pytest.mark.parametrize(
+    ("what", "fault"),
+    [
+        ("another answer", True),
+        ("no message", True),
+        ("a notification of nothing", True),
+        ("it ended itself", True),
+        ("it was killed", False),
+        ("it hangs", False),
+        ("no answer to a query", False),
+        ("it asks to be replaced", False),
+    ],
+)
+def test_a_death_is_the_drivers_fault_where_there_is_evidence(
+    service: Service, what: str, fault: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/driver-process.md has the table. A client that kills the process does not take that for its own end."""
+    session, process = service.session, Process(service.session)
+    session.process = process  # type: ignore[assignment]
+    if what == "another answer":
+        service.says = wire.Names(())
+    elif what == "no message":
+        service._answer = lambda lane, _: lane.answer(b"\xc0")
+    elif what == "it asks to be replaced":
+        service.says = wire.Failed(7, "ResourceExhausted", "no memory", recycle=True)
+    if what == "a notification of nothing":
+        assert service.callbacks is not None
+        service.callbacks.send(wire.encode(wire.NotifyExecuted(99, wire.Executed())))
+    elif what == "it ended itself":
+        process.ended_itself = True
+        session._died(DeadObject("gone"))
+    elif what == "it was killed":
+        session._died(DeadObject("gone"))
+    elif what == "it hangs":
+        session._look_whether_hangs(subject.HUNG_NS + 1)
+    elif what == "no answer to a query":
+        monkeypatch.setattr(queries, "QUERY_NS", 2_000_000)
+        service.waits = lambda call: call == ASK
+        with pytest.raises(DeviceUnavailable):
+            query(session, ASK, wire.Word)
+    else:
+        with pytest.raises(NnhalError):
+            session.call(ASK, wire.Word)
+    wait_until(lambda: session.dead is not None, "the end")
+    assert session.dead is not None and session.dead.driver_fault == fault
+    with pytest.raises(DeadObject) as raised:
+        session.call(ASK, wire.Word)
+    assert raised.value.driver_fault == fault
 
 
 def test_a_closed_session_is_closed_and_who_comes_is_told(service: Service) -> None:

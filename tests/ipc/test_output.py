@@ -116,12 +116,17 @@ def test_a_process_that_cannot_be_started_leaves_nothing() -> None:
         ("pass", "ended with exit status 0"),
         ("os._exit(3)", "ended with exit status 3"),
         ("os.write(2, b'oh'); os.kill(os.getpid(), 9)", "was killed by SIGKILL; its last words: oh"),
+        ("os.kill(os.getpid(), 15)", "was killed by SIGTERM"),
+        ("os.kill(os.getpid(), 11)", "was killed by SIGSEGV"),
+        ("os.abort()", "was killed by SIGABRT"),
     ],
 )
 def test_how_a_process_ended_is_told_with_its_last_words(body: str, how: str) -> None:
+    """Signals that anybody may send, or the kernel where memory is short, are no evidence against it."""
     process = says(body)
     process.wait(LIMIT)
     assert process.fate() == f"the driver process {how}"
+    assert process.ended_itself == ("SIGKILL" not in how and "SIGTERM" not in how)
 
 
 def test_the_fate_of_who_has_ended_is_told_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +138,7 @@ def test_the_fate_of_who_has_ended_is_told_without_a_wait(monkeypatch: pytest.Mo
 
 def test_of_a_process_that_goes_on_there_is_no_fate_to_tell() -> None:
     process = says("time.sleep(60)")
-    assert process.fate() == "" and process.returncode is None
+    assert process.fate() == "" and process.returncode is None and not process.ended_itself
     process.kill()
     process.wait(LIMIT)
 

@@ -39,10 +39,10 @@ def device() -> Iterator[Resilient]:
     device.close()
 
 
-def kill(device: Resilient) -> None:
-    """Kill the process and wait until the client knows."""
+def kill(device: Resilient, how: signal.Signals = signal.SIGKILL) -> None:
+    """Kill the process and wait until the client knows. how: SIGABRT looks as if it did that itself."""
     deaths = device.health.total
-    os.kill(device.pid, signal.SIGKILL)
+    os.kill(device.pid, how)
     wait_until(lambda: device.health.total > deaths, "the death is noticed")
 
 
@@ -233,7 +233,7 @@ def test_a_device_that_comes_back_as_another_version_is_refused(tmp_path: os.Pat
     try:
         kill(device)
         write("2")
-        with pytest.raises(DeviceUnavailable, match=r"came back as version 2 .* was 1"):
+        with pytest.raises(DeviceUnavailable, match=r"another device came back in its place: version is '2', was '1'"):
             prepare(device)
     finally:
         device.close()
@@ -305,16 +305,26 @@ def test_a_device_in_quarantine_is_offline_and_not_started_until_forgiven(device
     prepared = prepare(device)
     for death in range(DEATHS):
         run(prepared, numbers())
-        kill(device)
+        kill(device, signal.SIGABRT)
         clock.now += SECOND
         assert device.restarts == death
     pid = device.pid
-    with pytest.raises(DeviceUnavailable, match=r"device probe: is quarantined for 59 s more.*SIGKILL"):
+    with pytest.raises(DeviceUnavailable, match=r"device probe: is quarantined for 59 s more.*SIGABRT"):
         run(prepared, numbers())
     assert device.status() == DeviceStatus.OFFLINE and device.pid == pid
     clock.now += WINDOW_NS
     assert np.array_equal(run(prepared, numbers()), 2 * numbers())
     assert device.status() == DeviceStatus.AVAILABLE and device.pid != pid
+
+
+def test_a_process_that_others_kill_is_started_again_each_time(device: Resilient) -> None:
+    clock, prepared = device.health.clock, prepare(device)
+    assert isinstance(clock, Clock)
+    for death in range(DEATHS + 1):
+        assert np.array_equal(run(prepared, numbers()), 2 * numbers()) and device.restarts == death
+        kill(device)
+        clock.now += SECOND
+    assert device.status() == DeviceStatus.AVAILABLE and not device.health.quarantined_ns
 
 
 def test_a_device_that_nobody_holds_is_ended_and_not_waited_for(monkeypatch):

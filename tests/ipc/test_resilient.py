@@ -1,5 +1,6 @@
 """A device that comes back after a death, with services in this process: health, pauses, models and bursts made again."""
 
+import errno
 import gc
 import socket
 import sys
@@ -14,11 +15,12 @@ import numpy as np
 import pytest
 
 from nnhal.base.codes import DeviceStatus, DeviceType
-from nnhal.base.errors import Closed, DeadObject, DeviceUnavailable
+from nnhal.base.errors import Closed, DeadObject, DeviceUnavailable, NnhalError, ResourceExhausted
 from nnhal.base.levels import FL8, V1_0, V1_2
 from nnhal.base.memory import Memory
+from nnhal.hal.cache.files import CacheFiles
 from nnhal.hal.claims import considered_by
-from nnhal.hal.device import Hints, prepared_by
+from nnhal.hal.device import Capabilities, Hints, prepared_by
 from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import UNLIMITED, Control
@@ -27,6 +29,7 @@ from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.process import Health, Resilient, ResilientPrepared, start
 from nnhal.ipc.client.session import Session
 from nnhal.ipc.service.connection import serve_one
+from nnhal.ipc.transport.channel import NoProtocol
 from tests.ipc.alone import Watched
 from tests.ipc.support import LIMIT, a_table, doubling, numbers, request_for, run, wait_until
 
@@ -76,6 +79,21 @@ def test_three_deaths_within_a_minute_are_a_quarantine_of_a_minute() -> None:
         DeviceUnavailable,
         match=r"device x: is quarantined for 60 s more: its process died 3 times within 2\.0 s, the last time: death 3",
     ):
+        health.check()
+
+
+def test_deaths_that_the_process_did_not_cause_delay_its_start_and_are_no_quarantine() -> None:
+    clock = Clock()
+    health = Health("x", clock)
+    pauses = []
+    for number in range(8):
+        health.died(f"death {number}", fault=number in (3, 5))
+        pauses.append(health.pause_ns() // 1_000_000)
+        health.check()
+    assert pauses == [20, 40, 80, 160, 320, 640, 1000, 1000] and health.total == 8
+    health.died("death 8")
+    health.died("death 9", fault=False)
+    with pytest.raises(DeviceUnavailable, match=r"died 3 times within 0\.0 s, the last time: death 8"):
         health.check()
 
 
@@ -134,11 +152,16 @@ def test_a_process_is_started_as_a_module_with_its_socket_and_options(monkeypatc
         assert driver == "mine"
         assert command == [sys.executable, "-P", "-m", "nnhal.serve", "mine", "--fd", str(fd), *words]
 
-    def pair(*_: object) -> Any:
-        raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(socket, "socketpair", pair)
-    with pytest.raises(DeviceUnavailable, match="device mine: its process cannot be started: Too many open files"):
+@pytest.mark.parametrize("lacks", ["socket.socketpair", "os.pipe2"])
+def test_a_client_without_descriptors_says_that_it_lacks_them(lacks: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the client lacks is no fact about the device."""
+
+    def none_left(*_: object) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(lacks, none_left)
+    with pytest.raises(ResourceExhausted, match="device mine: its process cannot be started: Too many open files"):
         start("mine")
 
 
@@ -152,21 +175,26 @@ class Connect:
         self.driver: Any = driver or Watched()
         self.sessions: list[Session] = []
         self.threads: list[threading.Thread] = []
-        self.refuses: Exception | None = None
+        self.refuses: NnhalError | None = None
+        self.origin = "/here/npu.py"
 
     def __call__(self) -> Session:
         if self.refuses is not None:
             raise self.refuses
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        confinement = {"seccomp": "applied"}
-        self.threads.append(threading.Thread(target=serve_one, args=(self.driver, theirs, confinement, a_table())))
+        given = self.driver, theirs, {"seccomp": "applied"}, a_table(), self.origin
+        self.threads.append(threading.Thread(target=serve_one, args=given))
         self.threads[-1].start()
         self.sessions.append(Session(ours, f"here {len(self.sessions)}"))
         return self.sessions[-1]
 
     def kill(self) -> None:
-        """The service dies."""
+        """The service dies, and nobody knows why."""
         self.sessions[-1].give_up("killed")
+
+    def break_the_protocol(self) -> None:
+        """The service answers with what is no answer, which ends it."""
+        self.sessions[-1]._died(NoProtocol("killed"))
 
     def end(self) -> None:
         for session in self.sessions:
@@ -239,12 +267,12 @@ def test_a_closed_connection_is_no_death(device: Resilient, connect: Connect) ->
     assert device.health.total == 0
 
 
-@pytest.mark.parametrize("own", [True, False])
-def test_an_own_process_that_does_not_start_again_has_died_once_more(
-    connect: Connect, own: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fault", [True, False])
+def test_a_process_that_ends_before_it_serves_has_died_once_more_and_a_client_that_starts_none_has_not(
+    connect: Connect, fault: bool
 ) -> None:
-    monkeypatch.setattr(Resilient, "isolated", own)
     connect.refuses = DeviceUnavailable("no such accelerator")
+    connect.refuses.driver_fault = fault
     with pytest.raises(DeviceUnavailable, match="no such accelerator"):
         Resilient("mine", connect)
     connect.refuses = None
@@ -253,9 +281,10 @@ def test_an_own_process_that_does_not_start_again_has_died_once_more(
     connect.kill()
     ready(device)
     connect.refuses = DeviceUnavailable("no such accelerator")
+    connect.refuses.driver_fault = fault
     with pytest.raises(DeviceUnavailable, match="no such accelerator"):
         device.status()
-    assert device.health.total == (2 if own else 1)
+    assert device.health.total == (2 if fault else 1)
     connect.refuses = None
     ready(device)
     assert device.status() == DeviceStatus.BUSY and device.restarts == 1
@@ -272,17 +301,52 @@ def test_a_driver_that_answers_nonsense_leaves_no_session(connect: Connect, monk
     assert isinstance(connect.sessions[0].dead, Closed)
 
 
-@pytest.mark.parametrize(("what", "other"), [("version", "8"), ("level", V1_2)])
-def test_a_driver_that_comes_back_as_another_one_is_refused(
-    device: Resilient, connect: Connect, what: str, other: Any
+@pytest.mark.parametrize(
+    ("what", "other", "says"),
+    [
+        ("name", "null", "name is 'null', was 'watched'"),
+        ("version", "8", "version is '8', was '7'"),
+        ("type", DeviceType.CPU, "type is CPU, was ACCELERATOR"),
+        ("level", V1_2, f"level is 1.2, was {FL8}"),
+        ("extensions", ("com.other",), r"extensions is \['com.other'\], was "),
+        ("relaxations", ("float16",), r"relaxations is \['float16'\], was \[\]"),
+        ("preferred_layout", "nhwc", "preferred layout is 'nhwc', was 'nchw'"),
+        ("capabilities", lambda _: Capabilities.uniform(0.5), "other capabilities"),
+        ("number_of_cache_files", lambda _: CacheFiles(2, 1), r"its cache files are \(2, 1\), were \(0, 0\)"),
+        ("origin", "/elsewhere/npu.py", "origin is '/elsewhere/npu.py', was '/here/npu.py'"),
+    ],
+)
+def test_another_device_in_the_place_of_one_that_died_is_refused_for_good(
+    device: Resilient, connect: Connect, what: str, other: Any, says: str
 ) -> None:
-    connect.driver = Watched()
-    setattr(connect.driver, what, other)
+    """Whatever it says otherwise; a model that was prepared before is not prepared on it."""
+    prepared = prepared_by(device, doubling(), Hints())
+    assert device.number_of_cache_files() == CacheFiles()
+    if what == "origin":
+        connect.origin = other
+    connect.driver = type("Other", (Watched,), {what: other})()
     connect.kill()
     ready(device)
-    with pytest.raises(DeviceUnavailable, match=rf"came back as version . at .*, was 7 at {FL8}; compile again"):
+    refusal = f"device mine: another device came back in its place: {says}.*; compile again"
+    with pytest.raises(DeviceUnavailable, match=refusal):
+        run(prepared, numbers())
+    assert connect.sessions[1].dead is not None and device.restarts == 0 and not connect.driver.models
+    assert device.unusable  # who asks for it by its name gets a new one
+    with pytest.raises(DeviceUnavailable, match=refusal):
         device.status()
-    assert connect.sessions[1].dead is not None and device.restarts == 0
+    assert len(connect.sessions) == 2 and device.health.total == 1
+
+
+def test_a_device_whose_names_come_back_in_another_order_is_the_same() -> None:
+    connect = Connect(Watched())
+    connect.driver.relaxations = ("float16", "infinities")
+    device = Resilient("mine", connect)
+    connect.driver = Watched()
+    connect.driver.relaxations = ("infinities", "float16")
+    connect.kill()
+    assert device.status() == DeviceStatus.BUSY and device.restarts == 1
+    device.close()
+    connect.end()
 
 
 def test_a_closed_device_is_closed_and_does_not_come_back(device: Resilient, connect: Connect) -> None:
@@ -329,12 +393,15 @@ def test_a_device_in_quarantine_is_offline(device: Resilient, connect: Connect) 
         assert device.status() == DeviceStatus.BUSY
         connect.kill()
         ready(device)
-    assert device.status() == DeviceStatus.OFFLINE and len(connect.sessions) == 3
+        assert device.status() == DeviceStatus.BUSY
+        connect.break_the_protocol()
+        ready(device)
+    assert device.status() == DeviceStatus.OFFLINE and len(connect.sessions) == 6
     with pytest.raises(DeviceUnavailable, match="device mine: is quarantined for 59 s more"):
         device.supports(doubling())
     assert isinstance(device.health.clock, Clock)
     device.health.clock.now += MINUTE
-    assert device.status() == DeviceStatus.BUSY and len(connect.sessions) == 4
+    assert device.status() == DeviceStatus.BUSY and len(connect.sessions) == 7
 
 
 def test_a_device_that_nobody_holds_ends_its_last_connection(connect: Connect) -> None:

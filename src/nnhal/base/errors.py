@@ -38,12 +38,14 @@ LONGEST = 18_000  # characters of a message, with escapes for what names of othe
 class NnhalError(Exception):
     """Base of all errors that nnhal raises on purpose.
 
-    stack: where a driver raised it, or what it was made of: the frames of the driver's own code, as text.
+    stack: where a driver raised it, or what it was made of: the frames of the driver's own code, as text. driver_fault: of
+    the end of a driver's process: whether it caused that itself, by a crash, an exit, or a message that breaks the protocol.
     """
 
     status = ErrorStatus.GENERAL_FAILURE
     code = ResultCode.OP_FAILED
     stack = ""
+    driver_fault = False
 
     def __str__(self) -> str:
         return printable(super().__str__()[:LONGEST], keep="\n\t")[:LONGEST]

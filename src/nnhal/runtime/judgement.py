@@ -40,7 +40,6 @@ PASSING = (
     Cancelled,
     DeviceUnavailable,
 )  # no fault of the device for good
-OWN_CRASH = "SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE"
 _log = logger("compilation")
 
 
@@ -103,7 +102,7 @@ class Judge(Record, frozen=True):
 
     def failed(self, model: Model, label: str, operations: Sequence[int], phase: str, error: BaseException) -> None:
         """Keep it against a device that it failed what it had said it would do; not what may pass, nor against the CPU."""
-        died = isinstance(error, DeadObject) and not any(name in str(error) for name in OWN_CRASH)
+        died = isinstance(error, DeadObject) and not error.driver_fault
         if died or isinstance(error, PASSING) or ran_short(error) or self.keys[label].name == discovery.CPU:
             return
         identity = self.identity(label)

@@ -638,6 +638,10 @@ class DriverProcess:
         self.process, self.pid = process, process.pid
         self.returncode: int | None = None
 
+    @property
+    def ended_itself(self) -> bool:
+        return self.process.dead
+
     def poll(self) -> int | None:
         if self.process.dead:
             self.returncode = -9

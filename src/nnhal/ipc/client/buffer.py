@@ -32,6 +32,7 @@ class RemoteBuffer(Buffer):
             inner.append((prepared.number, role.index, role.output, role.frequency))
         self._number = session.number()
         session.call(wire.Allocate(self._number, desc.dimensions, tuple(inner)), wire.Acknowledged, UNLIMITED)
+        session.holders.add(self)
 
     def of(self, session: Session) -> int:
         """Its number in a session; InvalidArgument where it lives in another, Closed after `close`."""
@@ -83,6 +84,7 @@ class RemoteBuffer(Buffer):
         """Let go of it."""
         number, self._number = self._number, -1
         if number >= 0:
+            self._session.holders.discard(self)
             self._session.release(number)
 
     def __del__(self) -> None:

@@ -49,6 +49,11 @@ class RemoteBurst(Burst):
         if self._session.dead is not None:  # it may have died between
             self.session_died()
 
+    @property
+    def busy(self) -> bool:
+        """Whether an execution waits for its result."""
+        return self._busy.locked()
+
     def session_died(self) -> None:
         """Wake whoever waits, where the kernel could not."""
         self.ended = True

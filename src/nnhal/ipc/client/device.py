@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+from nnhal.base.answers import shown
 from nnhal.base.codes import DeviceStatus, DeviceType
 from nnhal.base.errors import UnsupportedModel
 from nnhal.base.levels import V1_2, V1_3, Level
@@ -53,6 +54,35 @@ class KeptElsewhere:
             self.session.release(self.number)
 
 
+class Statement(NamedTuple):
+    """What a driver's process says of itself. It may change only with the driver, so another one is another device."""
+
+    name: str
+    origin: str
+    version: str
+    type: DeviceType
+    level: Level
+    extensions: frozenset[str]
+    relaxations: frozenset[str]
+    preferred_layout: str | None
+    capabilities: Capabilities
+
+    def difference(self, before: "Statement") -> str:
+        """What differs from an earlier statement, for a message; "" where nothing does."""
+        fields = zip(self._fields, self, before, strict=True)
+        return "; ".join(_changed(what.replace("_", " "), now, then) for what, now, then in fields if now != then)
+
+
+def _changed(what: str, now: object, then: object) -> str:
+    return f"other {what}" if isinstance(now, Capabilities) else f"{what} is {_told(now)}, was {_told(then)}"
+
+
+def _told(value: object) -> str:
+    if isinstance(value, DeviceType):
+        return value.name
+    return str(value) if isinstance(value, Level) else shown(sorted(value) if isinstance(value, frozenset) else value)
+
+
 class RemoteDevice(Device):
     """A device over one session. What it says of itself is asked once."""
 
@@ -72,6 +102,14 @@ class RemoteDevice(Device):
         self.relaxations = self._query(wire.GetRelaxations(), wire.Names).names
         form = self._form(wire.GetCapabilities)
         self._capabilities = capabilities_from_wire(self._query(wire.GetCapabilities(form), wire.Stated), form)
+
+    @property
+    def statement(self) -> Statement:
+        """What its process said of itself when the session began."""
+        origin, layout = self.session.welcome.origin, self.session.welcome.layout
+        extensions, relaxations = frozenset(self.extensions), frozenset(self.relaxations)
+        facts = self.name, origin, self.version, self.type, self.level, extensions, relaxations, layout or None
+        return Statement(*facts, self._capabilities)
 
     def _form(self, call: type[wire.ClientCall]) -> Level:
         form = wire.form_for(call, self.session.methods)

@@ -22,6 +22,12 @@ from nnhal.base.names import name_of
 
 KEPT, LINE, WORDS = 50, 400, 4000  # lines, bytes of one, characters of all that an error takes
 A_SECOND = 200  # lines logged; a driver that says more is read slowly, and what is left out is counted
+CRASHES = frozenset(
+    {
+        *(signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT),
+        *(signal.SIGTRAP, signal.SIGSYS, signal.SIGXFSZ),
+    }
+)
 _CHUNK = 1 << 16
 _BREATH = 0.01  # seconds
 _libc = ctypes.PyDLL(None, use_errno=True)  # calls keep the interpreter lock
@@ -58,6 +64,15 @@ class DriverProcess(subprocess.Popen[bytes]):
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
         words = self.output.last_words()
         return f"the driver process {how}" + (f"; its last words: {words}" if words else "")
+
+    @property
+    def ended_itself(self) -> bool:
+        """Whether it ended by its own doing: an exit, or a signal that its own fault brought.
+
+        Anybody may send the other signals, and the kernel sends SIGKILL where memory is short: they say nothing about it.
+        """
+        self._reap()
+        return self.returncode is not None and (self.returncode >= 0 or -self.returncode in CRASHES)
 
     def _reap(self) -> None:
         """Take over its exit status where it has ended; the interpreter is kept."""

@@ -21,7 +21,7 @@ _LONGEST_NS = 10**15  # 11 days: poll takes no more than 24
 class Pending:
     """A notification to come: exactly one. number: of what it will be about. kind: that it must be of.
 
-    given_up: nobody waited for the answer to its call, so it may still come.
+    given_up: nobody waits for it any more, or for the answer to its call, so it may still come.
     """
 
     def __init__(self, number: int, kind: type[wire.ServiceCall]) -> None:

@@ -342,6 +342,7 @@ class RemoteExecution(FencedExecution):
         waited = [owner.fds[0] for owner in sent]
         _, fds = self._session.call(message, wire.Acknowledged, control, fds=waited, work=True)
         self.fence = Fence.taken(fds.take) if fds else None
+        self._session.holders.add(self)
         self._session.watch_wish(self._number, control.cancelled)
 
     def get_execution_info(self) -> ExecutionInfo:
@@ -374,6 +375,7 @@ class RemoteExecution(FencedExecution):
         reply = self._session.expected(message, answer, wire.Info)
         info = ExecutionInfo(timing_from_wire(reply.launched) or Timing(), timing_from_wire(reply.fenced) or Timing())
         self._session.forget_wish(self._number)
+        self._session.holders.discard(self)
         error: NnhalError | None = None
         try:
             self._request.execute(partial(self._collect, reply.shapes), control)

@@ -2,7 +2,8 @@
 
 The process belongs to one client and ends with it. When it dies, every waiter gets DEAD_OBJECT; the next use starts it
 again, after a pause that doubles with every recent death, and compiled models are prepared again, once. A device whose
-process died three times within a minute is quarantined until a quiet minute has passed.
+process caused its own death three times within a minute is quarantined until a quiet minute has passed. A process that
+comes back as another device is not used.
 """
 
 import os
@@ -17,7 +18,7 @@ from typing import Any
 
 from nnhal.base import trace
 from nnhal.base.codes import DeviceStatus
-from nnhal.base.errors import Closed, DeviceUnavailable, again
+from nnhal.base.errors import Closed, DeviceUnavailable, NnhalError, ResourceExhausted, again, ran_short
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.base.names import name_of
@@ -38,22 +39,28 @@ from nnhal.ipc.client.prepared import RemotePrepared
 from nnhal.ipc.client.session import Session
 from nnhal.model.graph import Model
 
-DEATHS, WINDOW_NS = 3, 60_000_000_000  # so many within this time are a crash loop
+DEATHS, WINDOW_NS = 3, 60_000_000_000  # so many that a process caused itself within this time are a crash loop
 FIRST_PAUSE_NS, LONGEST_PAUSE_NS = 20_000_000, 1_000_000_000
 _log = logger("driver")
 
 
 class Health(Struct):
-    """Deaths of a driver's process, and what follows from them. clock: monotonic nanoseconds."""
+    """Deaths of a driver's process, and what follows from them. clock: monotonic nanoseconds.
+
+    deaths: the last ones, which delay the next start. faults: those that the process caused, which lead to quarantine.
+    """
 
     name: str
     clock: Callable[[], int] = time.monotonic_ns
-    deaths: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=DEATHS))
+    deaths: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=8))
+    faults: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=DEATHS))
     total: int = 0
 
-    def died(self, why: str) -> None:
-        """Note a death."""
+    def died(self, why: str, *, fault: bool = True) -> None:
+        """Note a death. fault: whether the process caused it, as of `NnhalError.driver_fault`."""
         self.deaths.append((self.clock(), why))
+        if fault:
+            self.faults.append(self.deaths[-1])
         self.total += 1
         trace.counter(f"deaths of {self.name}", self.total)
         trace.instant("ipc", "termination", f"the process of {self.name} died", why)
@@ -61,18 +68,18 @@ class Health(Struct):
     @property
     def quarantined_ns(self) -> int:
         """How long the device stays in quarantine; 0 where it is in none."""
-        if len(self.deaths) < DEATHS or self.deaths[-1][0] - self.deaths[0][0] > WINDOW_NS:
+        if len(self.faults) < DEATHS or self.faults[-1][0] - self.faults[0][0] > WINDOW_NS:
             return 0
-        return max(0, self.deaths[-1][0] + WINDOW_NS - self.clock())
+        return max(0, self.faults[-1][0] + WINDOW_NS - self.clock())
 
     def check(self) -> None:
         """DeviceUnavailable, with the reason, where the device is quarantined."""
         left = self.quarantined_ns
         if left:
-            span = (self.deaths[-1][0] - self.deaths[0][0]) / 1e9
+            span = (self.faults[-1][0] - self.faults[0][0]) / 1e9
             raise DeviceUnavailable(
                 f"device {self.name}: is quarantined for {left / 1e9:.0f} s more: its process died {DEATHS} times within "
-                f"{span:.1f} s, the last time: {self.deaths[-1][1]}"
+                f"{span:.1f} s, the last time: {self.faults[-1][1]}"
             )
 
     def pause_ns(self) -> int:
@@ -81,6 +88,7 @@ class Health(Struct):
         recent = [at for at, _ in self.deaths if now - at < WINDOW_NS]
         if not recent:
             self.deaths.clear()
+            self.faults.clear()
             return 0
         pause = min(LONGEST_PAUSE_NS, FIRST_PAUSE_NS << (len(recent) - 1))
         return int(max(0, recent[-1] + pause - now))
@@ -99,7 +107,7 @@ def start(driver: str, *, level: str = "", options: Sequence[str] = ()) -> Sessi
     try:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     except OSError as error:
-        raise DeviceUnavailable(f"device {driver}: its process cannot be started: {error.strerror}") from None
+        raise _not_started(driver, error) from None
     command = [sys.executable, "-P", "-m", "nnhal.serve", driver, "--fd", str(theirs.fileno()), *options]
     if level:
         command += ["--level", level]
@@ -108,8 +116,14 @@ def start(driver: str, *, level: str = "", options: Sequence[str] = ()) -> Sessi
             process = DriverProcess(driver, command, (theirs.fileno(),))
         except OSError as error:
             ours.close()
-            raise DeviceUnavailable(f"device {driver}: its process cannot be started: {error}") from None
+            raise _not_started(driver, error) from None
     return Session(ours, f"device {driver}", process)
+
+
+def _not_started(driver: str, error: OSError) -> NnhalError:
+    """Why this client starts no process. What the client lacks itself is no fact about the device."""
+    kind = ResourceExhausted if ran_short(error) else DeviceUnavailable
+    return kind(f"device {driver}: its process cannot be started: {error.strerror or error}")
 
 
 class Resilient(Device):
@@ -123,6 +137,8 @@ class Resilient(Device):
         self._lock = threading.Lock()
         self._closed = False
         self._forked = False
+        self._replaced: DeviceUnavailable | None = None  # why it is not used any more: another device took its place
+        self._cache_files: CacheFiles | None = None
         self._remote = self._fresh()
         self.restarts = 0
         remote = self._remote
@@ -134,8 +150,8 @@ class Resilient(Device):
 
     @property
     def unusable(self) -> bool:
-        """Whether it was closed, or belongs to the process that this one was forked from."""
-        return self._closed or self._forked
+        """Whether it was closed, was replaced by another device, or belongs to the process that this one was forked from."""
+        return self._closed or self._forked or self._replaced is not None
 
     @property
     def calls(self) -> dict[str, int]:
@@ -155,12 +171,17 @@ class Resilient(Device):
     def _fresh(self) -> RemoteDevice:
         try:
             session = self._connect()
-        except DeviceUnavailable as error:  # of its own process it is a death like any other
-            if hasattr(self, "_remote") and self.isolated:
+        except NnhalError as error:  # a process that ends before it serves has died like any other
+            if hasattr(self, "_remote") and error.driver_fault:
                 self.health.died(str(error))
             raise
         health = self.health
-        session.on_death(lambda error: None if isinstance(error, Closed) else health.died(str(error)))
+
+        def died(error: NnhalError) -> None:
+            if not isinstance(error, Closed):
+                health.died(str(error), fault=error.driver_fault)
+
+        session.on_death(died)
         try:
             remote = RemoteDevice(session)
         except BaseException:
@@ -173,7 +194,10 @@ class Resilient(Device):
         return remote
 
     def remote(self) -> RemoteDevice:
-        """The living remote device; connects again where the last one died. DeviceUnavailable in quarantine."""
+        """The living remote device; connects again where the last one died.
+
+        DeviceUnavailable in quarantine, and for good once another device has come back in its place.
+        """
         remote = self._remote
         if remote.session.dead is None:
             return remote
@@ -182,17 +206,18 @@ class Resilient(Device):
                 raise Closed(f"device {self.name}: was closed")
             if self._forked:
                 raise again(remote.session.dead)
+            if self._replaced is not None:
+                raise again(self._replaced)
             if self._remote.session.dead is None:
                 return self._remote
             self.health.check()
             time.sleep(self.health.pause_ns() / 1e9)
             fresh = self._fresh()
-            if fresh.version != self.version or fresh.level != self.level:
+            try:
+                self._require_the_same(fresh)
+            except BaseException:
                 fresh.close()
-                raise DeviceUnavailable(
-                    f"device {self.name}: came back as version {fresh.version} at {fresh.level}, was {self.version} at "
-                    f"{self.level}; compile again"
-                )
+                raise
             self._remote = fresh
             if self.unusable:  # was closed while it started: `close` may have met the one before
                 fresh.close()
@@ -200,6 +225,19 @@ class Resilient(Device):
             self.restarts += 1
             _log.info("device %s: started again, %s", self.name, self.health)
             return fresh
+
+    def _require_the_same(self, fresh: RemoteDevice) -> None:
+        """DeviceUnavailable where what came back says anything of itself that it did not say before."""
+        changed = fresh.statement.difference(self._remote.statement)
+        if not changed and self._cache_files is not None:
+            files = fresh.number_of_cache_files()
+            if files != self._cache_files:
+                changed = f"its cache files are {tuple(files)}, were {tuple(self._cache_files)}"
+        if changed:
+            self._replaced = DeviceUnavailable(
+                f"device {self.name}: another device came back in its place: {changed}; compile again"
+            )
+            raise again(self._replaced)
 
     def capabilities(self) -> Capabilities:
         """As stated at the first start: answers may not change while the device lives."""
@@ -222,8 +260,10 @@ class Resilient(Device):
         return ResilientPrepared(self, model, hints)
 
     def number_of_cache_files(self) -> CacheFiles:
-        """As the driver says."""
-        return self.remote().number_of_cache_files()
+        """As the driver says; asked once, as it may not change."""
+        if self._cache_files is None:
+            self._cache_files = self.remote().number_of_cache_files()
+        return self._cache_files
 
     def prepare_from_cache(self, outline: Model, hints: Hints) -> Prepared:
         """Restore in the driver's process."""

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from nnhal.base import trace
+from nnhal.base.codes import LOOP_TIMEOUT_MAXIMUM_NS
 from nnhal.base.descriptors import Owner
 from nnhal.base.errors import (
     Cancelled,
@@ -50,7 +51,8 @@ from nnhal.ipc.transport.fate import DYING_MS, ended, pidfd
 
 GREETING_NS = 30_000_000_000  # a driver may import a large engine first
 SETTLE_NS = 2_000_000_000  # after an interrupt, for a driver that writes to memory of the caller's to see it
-HUNG_NS = 2_000_000_000  # past a deadline without an answer: the process hangs
+HUNG_NS = 2_000_000_000  # past a deadline without an answer: the process hangs, or is too slow to wait for
+HUNG_BESIDE_OTHERS_NS = LOOP_TIMEOUT_MAXIMUM_NS  # the same where its end would take something from others
 MAX_LANES = 32  # for calls at once; as many may be given up and not have ended
 KEPT_LANES = 4  # of them, that executions of each lower priority leave to those of higher ones
 _PLACED = 60  # descriptors that go along with a message
@@ -76,16 +78,20 @@ def _by_its_name(answer_to: Any) -> Any:
 class OpenBurst(Protocol):
     """What a session needs of a burst."""
 
+    @property
+    def busy(self) -> bool:
+        """Whether an execution waits for its result."""
+
     def session_died(self) -> None:
         """Wake whoever waits."""
 
 
 class _GivenUp(NamedTuple):
-    """A lane whose call was given up, and when. blamed: for a missed deadline. made: what the call was to make, or 0."""
+    """A lane whose call was given up, and when. late: for a missed deadline. made: what the call was to make, or 0."""
 
     channel: Channel
     since: int
-    blamed: bool
+    late: bool
     made: int
 
 
@@ -120,6 +126,8 @@ class Session:
         self._numbers = itertools.count(1)
         self._pending: dict[int, Pending] = {}  # by the number it will be about; also one that nobody waits for
         self.bursts: weakref.WeakValueDictionary[int, OpenBurst] = weakref.WeakValueDictionary()
+        # What only the service holds: contents of buffers, results behind fences. They keep a slow process from being ended.
+        self.holders: weakref.WeakSet[object] = weakref.WeakSet()
         self._tidied = False  # what the thread that keeps house leaves behind is closed by whoever comes
         self._late: deque[tuple[Pending, int]] = deque()  # that missed their deadline, and since when
         self._released: deque[int] = deque()
@@ -151,7 +159,7 @@ class Session:
         self.level = Level(self.welcome.level)
         self.methods = min(self.level, V1_3)
         self.pools = ClientPools(shared=self.welcome.shared)
-        self.watch = pidfd(self.welcome.pid)
+        self.watch = pidfd(self.welcome.pid if self.process is None else self.process.pid)
         self._own.fds.extend([self.watch] * (self.watch >= 0))
         self._control.lane.watch = self.watch
         self._control.lane.peer_cpus = self.welcome.cpus
@@ -182,28 +190,33 @@ class Session:
         try:
             data, _ = self._control.call(wire.encode(wire.Hello(wire.VERSION, _native.cpus())), (), self._patience)
             reply = wire.decode_reply(data)
-        except NoProtocol as error:
-            raise DeviceUnavailable(f"{self.where}: is no driver service: {error}") from None
+        except (NoProtocol, wire.WireError) as error:
+            raise self._unfit(f"is no driver service: {error}") from None
         except (DeadObject, MissedDeadline) as error:
-            raise DeviceUnavailable(
-                f"{self.where}: the driver process did not start: {self._fate() or error}"
-            ) from None
-        except wire.WireError as error:
-            raise DeviceUnavailable(f"{self.where}: is no driver service: {error}") from None
+            how = self._fate()
+            itself = self.process is not None and self.process.ended_itself
+            raise self._unfit(f"the driver process did not start: {how or error}", fault=itself) from None
         if isinstance(reply, wire.Failed):
             raise self._refused(error_from_wire(reply))
         if not isinstance(reply, wire.Welcome) or reply.version != wire.VERSION:
-            raise DeviceUnavailable(f"{self.where}: answered the greeting with {type(reply).__name__}, must be Welcome")
+            raise self._unfit(f"answered the greeting with {type(reply).__name__}, must be Welcome")
         if reply.level not in Level.__members__.values():
-            raise DeviceUnavailable(f"{self.where}: is at level {reply.level}, must be 1 to {max(Level):d}")
+            raise self._unfit(f"is at level {reply.level}, must be 1 to {max(Level):d}")
         return reply
+
+    def _unfit(self, why: str, *, fault: bool = True) -> DeviceUnavailable:
+        """Why nobody is served. fault: whether the process caused it, where it is this client's own."""
+        error = DeviceUnavailable(f"{self.where}: {why}")
+        error.driver_fault = fault and self.process is not None
+        return error
 
     def _refused(self, error: NnhalError) -> NnhalError:
         """What a greeting that was answered by an error raises."""
         if isinstance(error, ResourceExhausted):
             return with_note(ResourceExhausted(f"{self.where}: {error}"), error.stack)
         what = "did not start" if self.process is not None else "refused the connection"
-        return with_note(DeviceUnavailable(f"{self.where}: the driver process {what}: {error}"), error.stack)
+        unfit = self._unfit(f"the driver process {what}: {error}", fault=not isinstance(error, MemoryError))
+        return with_note(unfit, error.stack)
 
     # --------------------------------------------------------------------------------------------------------- calls
 
@@ -283,7 +296,7 @@ class Session:
         if isinstance(reply, wire.Failed):
             raise self.error(reply)
         if not isinstance(reply, expect):
-            raise self._died(DeadObject(f"{self.where}: answered {wire.hal_name(message)} with {type(reply).__name__}"))
+            raise self._died(NoProtocol(f"{self.where}: answered {wire.hal_name(message)} with {type(reply).__name__}"))
         return reply
 
     @trace.instead(_by_its_name)
@@ -315,7 +328,7 @@ class Session:
         try:
             return wire.decode_reply(answer), received
         except wire.WireError as error:
-            raise self._died(DeadObject(f"{self.where}: answered {name} with what is no message: {error}")) from None
+            raise self._died(NoProtocol(f"{self.where}: answered {name} with what is no message: {error}")) from None
 
     def _transact(
         self,
@@ -335,19 +348,19 @@ class Session:
             channel = self._free.pop() if few else self._lane(control, lanes)
         except IndexError:
             channel = self._lane(control, lanes)
-        blamed = False
+        late = False
         try:
             if control.deadline is None and control.cancelled is None:
                 return channel.call(data, fds, patience)
             return self._patient_call(channel, data, fds, control, patience)
         except MissedDeadline:
-            blamed = True
+            late = True
             raise
         except DeadObject as error:
             raise self._died(error) from None
         finally:
             if channel.in_doubt:
-                self._give_up(_GivenUp(channel, time.monotonic_ns(), blamed, made))
+                self._give_up(_GivenUp(channel, time.monotonic_ns(), late, made))
                 if direct:
                     self._settle(channel)
             else:
@@ -453,6 +466,7 @@ class Session:
             raise (error if pending.came else self._died(error)) from None
         except BaseException as error:
             if not pending.came:
+                pending.given_up = True
                 if isinstance(error, MissedDeadline):
                     if deadline is None:
                         raise self.silent(pending.method, work=True) from None
@@ -475,7 +489,7 @@ class Session:
         """The error that the service reported; a process that asks to be replaced is."""
         error = error_from_wire(failed)
         if failed.recycle and self.process is not None:
-            self._died(DeadObject(f"{self.where}: the process is replaced: {error}"), blame=False)
+            self._died(DeadObject(f"{self.where}: the process is replaced: {error}"), fate=False)
         return error
 
     def _lane(self, control: Control, most: int) -> Channel:
@@ -552,12 +566,12 @@ class Session:
             except MissedDeadline:
                 return None
             except wire.WireError as error:
-                raise self._died(DeadObject(f"{self.where}: answered AttachLane with no message: {error}")) from None
+                raise self._died(NoProtocol(f"{self.where}: answered AttachLane with no message: {error}")) from None
             except DeadObject as error:
                 raise self._died(error) from None
         if isinstance(reply, wire.Failed):
             raise self.error(reply)
-        raise self._died(DeadObject(f"{self.where}: answered AttachLane with {type(reply).__name__}"))
+        raise self._died(NoProtocol(f"{self.where}: answered AttachLane with {type(reply).__name__}"))
 
     def _await_lane(self) -> None:
         """Until a lane is free, as far as this thread is first of those that wait for one; a moment at most."""
@@ -678,14 +692,14 @@ class Session:
         try:
             message = wire.decode_callback(data)
         except wire.WireError as error:
-            raise DeadObject(f"{self.where}: called back with what is no message: {error}") from None
+            raise NoProtocol(f"{self.where}: called back with what is no message: {error}") from None
         pending, came = self._pending.get(message.object), type(message).__name__
         if pending is None:
-            raise DeadObject(
+            raise NoProtocol(
                 f"{self.where}: notified by {came} of {message.object}, must be of what was asked for, once"
             )
         if type(message) is not pending.kind:
-            raise DeadObject(
+            raise NoProtocol(
                 f"{self.where}: notified by {came} of {message.object}, must be by {pending.kind.__name__}"
             )
         self._pending.pop(message.object, None)
@@ -723,8 +737,7 @@ class Session:
         for _ in range(len(self._late)):
             pending, since = self._late.popleft()
             if not pending.came:
-                if now - since > HUNG_NS:
-                    self._hangs()
+                self._look_whether_hangs(now - since)
                 self._late.append((pending, since))
         for _ in range(len(self._given_up)):
             try:
@@ -737,8 +750,8 @@ class Session:
                     self._cancelled.append(lane.made)
                     self.release(lane.made)
                 continue
-            if lane.blamed and now - lane.since > HUNG_NS:
-                self._hangs()
+            if lane.late:
+                self._look_whether_hangs(now - lane.since)
             self._given_up.append(lane)
 
     def _take_overdue(self, now: int) -> None:
@@ -749,8 +762,8 @@ class Session:
             if channel is not None:
                 self._lanes.add(channel)
                 self._keep(channel)
-            elif since and now - since > HUNG_NS:
-                self._hangs()
+            elif since:
+                self._look_whether_hangs(now - since)
 
     def _has_ended(self, lane: _GivenUp) -> bool:
         """Whether the service has ended a lane that was given up; what it still says is nobody's.
@@ -768,9 +781,18 @@ class Session:
             except NnhalError:  # an answer that is refused
                 continue
 
-    def _hangs(self) -> None:
-        if self.process is not None:
+    def _look_whether_hangs(self, late: int) -> None:
+        """End an own process where a call is so many nanoseconds past its deadline without an answer.
+
+        It may be slow: while it has something of others, it has longer.
+        """
+        if self.process is not None and late > HUNG_NS and (late > HUNG_BESIDE_OTHERS_NS or not self._has_others()):
             self._died(DeadObject(f"{self.where}: the driver process hangs and was killed"))
+
+    def _has_others(self) -> bool:
+        """Whether somebody waits for the process, or would lose what only it holds."""
+        calls = len(self._lanes) > len(self._free) or any(not each.given_up for each in list(self._pending.values()))
+        return calls or bool(self.holders) or any(burst.busy for burst in list(self.bursts.values()))
 
     def confirm_death(self, text: str) -> NnhalError:
         """The error for a lane or queue that ended by itself: the process's death where that is why."""
@@ -830,19 +852,26 @@ class Session:
             return ""
         return self.process.fate()
 
-    def _died(self, error: NnhalError, *, blame: bool = True) -> NnhalError:
-        """Note that nothing works any more, wake every waiter; returns the error to raise."""
+    def _died(self, error: NnhalError, *, fate: bool = True) -> NnhalError:
+        """Note that nothing works any more, wake every waiter; returns the error to raise.
+
+        fate: whether the message says how the process ended. The driver is at fault where its process broke the protocol, or
+        ended itself before this client ended it.
+        """
         with self._death_lock:
             if self.dead is not None:
                 return again(self.dead)
-            if not isinstance(error, DeadObject | Closed):
-                error = DeadObject(str(error))
-            if self.process is not None and not ended(self.watch) and self.process.poll() is None:
-                self.process.kill()
-            fate = self._fate() if blame else ""
-            if fate and fate not in str(error):
-                error = DeadObject(f"{self.where}: {fate}: {str(error).removeprefix(f'{self.where}: ')}")
-            self.dead = error = again(error)
+            text, fault = str(error), isinstance(error, NoProtocol)
+            if self.process is not None:
+                if not ended(self.watch) and self.process.poll() is None:
+                    self.process.kill()
+                how = self._fate() if fate else ""
+                if how and how not in text:
+                    text = f"{self.where}: {how}: {text.removeprefix(f'{self.where}: ')}"
+                fault = fault or self.process.ended_itself
+            error = again(error) if isinstance(error, Closed) else DeadObject(text)
+            error.driver_fault = fault
+            self.dead = error
         _log.debug("%s", error)
         while self._pending:
             self._pending.popitem()[1].set(error)

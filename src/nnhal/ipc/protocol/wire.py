@@ -512,7 +512,10 @@ class Failed(Reply, tag=1, frozen=True):
 
 
 class Welcome(Reply, tag=2, frozen=True):
-    """The answer to Hello. confinement: what of it was applied, and why not. layout: what models are to have, or ""."""
+    """The answer to Hello. confinement: what of it was applied, and why not. layout: what models are to have, or "".
+
+    origin: what the process loaded as its driver, a name or a whole path; "" where it does not say.
+    """
 
     version: U32
     level: U32
@@ -522,6 +525,7 @@ class Welcome(Reply, tag=2, frozen=True):
     shared: bool
     confinement: Annotated[dict[Text, Text], Meta(max_length=64)]
     layout: Text = ""
+    origin: Text = ""
 
 
 class Stated(Reply, tag=3, frozen=True):

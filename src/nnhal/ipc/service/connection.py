@@ -18,7 +18,7 @@ from logging import DEBUG
 from nnhal.base import trace
 from nnhal.base.codes import Priority
 from nnhal.base.descriptors import Owner
-from nnhal.base.errors import DeadObject, InvalidArgument, NnhalError, OperationFailed, ResourceExhausted
+from nnhal.base.errors import DeadObject, InvalidArgument, NnhalError, OperationFailed, ResourceExhausted, clipped
 from nnhal.base.levels import V1_3
 from nnhal.base.log import logger
 from nnhal.hal.device import Device, identity_of
@@ -72,7 +72,7 @@ class _LongMessage:
 class Connection:
     """One client. share: what it holds, until the connection has ended and all is given back.
 
-    metrics: of the service, where anybody wants to know.
+    metrics: of the service, where anybody wants to know. origin: as of `wire.Welcome`.
     """
 
     def __init__(
@@ -84,8 +84,9 @@ class Connection:
         shared: bool,
         confinement: Mapping[str, str],
         metrics: Metrics | None = None,
+        origin: str = "",
     ) -> None:
-        self._device, self._shared, self._confinement = device, shared, confinement
+        self._device, self._shared, self._confinement, self._origin = device, shared, confinement, origin
         self.share, self.scope = share, trace.Scope()
         self._own = identity_of(device)
         self._level = min(self._own.level, V1_3)
@@ -140,6 +141,7 @@ class Connection:
             self._shared,
             dict(self._confinement),
             self._own.preferred_layout or "",
+            clipped(self._origin),
         )
         self._control.answer(wire.encode(welcome))
         return True
@@ -321,10 +323,12 @@ def _has_ended(watch: int) -> bool:
     return bool(poll.poll(_DYING_MS))
 
 
-def serve_one(device: Device, sock: socket.socket, confinement: Mapping[str, str], table: QuotaTable) -> None:
-    """Serve the one client of a driver process that was started for it."""
+def serve_one(
+    device: Device, sock: socket.socket, confinement: Mapping[str, str], table: QuotaTable, origin: str = ""
+) -> None:
+    """Serve the one client of a driver process that was started for it. origin: as of `wire.Welcome`."""
     share = Quotas(table).connect(peer_of(sock)[0])
-    Connection(device, sock, share, shared=False, confinement=confinement).serve()
+    Connection(device, sock, share, shared=False, confinement=confinement, origin=origin).serve()
 
 
 def refuse(sock: socket.socket, error: BaseException) -> None:
@@ -343,10 +347,11 @@ def serve_clients(
     confinement: Mapping[str, str],
     table: QuotaTable,
     watched: Callable[[Quotas], Metrics] | None = None,
+    origin: str = "",
 ) -> int:
     """Serve whoever connects, of the same user, until the process is told to end; 0.
 
-    watched: gives what is to count what goes on, where anybody wants to know.
+    watched: gives what is to count what goes on, where anybody wants to know. origin: as of `wire.Welcome`.
     """
     quotas = Quotas(table)
     metrics = None if watched is None else watched(quotas)
@@ -359,7 +364,9 @@ def serve_clients(
 
     def serve(sock: socket.socket, share: Share) -> None:
         try:
-            Connection(device, sock, share, shared=True, confinement=confinement, metrics=metrics).serve()
+            Connection(
+                device, sock, share, shared=True, confinement=confinement, metrics=metrics, origin=origin
+            ).serve()
         finally:
             share.end()
 
