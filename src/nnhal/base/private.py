@@ -125,23 +125,24 @@ os.register_at_fork(after_in_child=_mutexes.clear)
 
 
 @contextmanager
-def alone(folder: int, name: str = "lock") -> Iterator[None]:
+def alone(folder: int, name: str = "lock", *, wait: float | None = None) -> Iterator[None]:
     """While no other thread or process holds the lock file of that name in a private folder.
 
-    OSError where another one holds it for long, or there can be no lock.
+    wait: seconds, LONGEST_WAIT by default. OSError where another one holds it longer, or there can be no lock.
     """
-    until = time.monotonic() + LONGEST_WAIT
+    wait = LONGEST_WAIT if wait is None else wait
+    until = time.monotonic() + wait
     facts, owner = os.fstat(folder), Owner()
     mutex = _mutexes.setdefault((facts.st_dev, facts.st_ino, name), threading.Lock())
     mine = False
     try:
-        mine = mutex.acquire(timeout=LONGEST_WAIT)
+        mine = mutex.acquire(timeout=min(wait, threading.TIMEOUT_MAX))
         if not mine:
-            raise _held("thread")
+            raise _held("thread", wait)
         fd = private_file(folder, name, os.O_RDWR | os.O_CREAT, owner)
         while not lock_at_once(fd):
             if time.monotonic() > until:
-                raise _held("process")
+                raise _held("process", wait)
             time.sleep(PAUSE)
         yield
     finally:
@@ -150,8 +151,8 @@ def alone(folder: int, name: str = "lock") -> Iterator[None]:
             mutex.release()
 
 
-def _held(by: str) -> OSError:
-    return OSError(errno.EAGAIN, f"was locked by another {by} for {LONGEST_WAIT:g} s")
+def _held(by: str, wait: float) -> OSError:
+    return OSError(errno.EAGAIN, f"was locked by another {by} for {wait:g} s")
 
 
 def lock_at_once(fd: int, *, shared: bool = False) -> bool:
