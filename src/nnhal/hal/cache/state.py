@@ -96,8 +96,8 @@ class StateFile:
 
     @property
     def gone(self) -> bool:
-        """Whether the file has no name any more: nobody will read what is appended."""
-        return os.fstat(self._fd).st_nlink == 0
+        """Whether the file was removed or cut off: nobody will read what is appended."""
+        return os.fstat(self._fd).st_nlink == 0 or os.pread(self._fd, HEAD.size, 0)[-KEY:] != self.key
 
     @property
     def size(self) -> int:
@@ -110,7 +110,7 @@ class StateFile:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         append(self._fd, record)
         if self.gone:
-            raise OSError(errno.ESTALE, "the file was removed")
+            raise OSError(errno.ESTALE, "the file was removed or cut off")
 
     def last(self, most: int) -> bytes:
         """The last bytes of its records, so many at most."""
