@@ -1,12 +1,18 @@
 """Folders and files of one user alone."""
 
+import errno
 import os
+import signal
 import stat
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from nnhal.base.private import NotPrivate, absolute, made_anew, private_file, private_folder
+from nnhal.base import private
+from nnhal.base.private import NotPrivate, absolute, alone, made_anew, private_file, private_folder
 
 pytestmark = pytest.mark.cache
 
@@ -116,6 +122,128 @@ def test_a_file_is_made_anew_in_the_place_of_what_has_its_name(tmp_path, there):
     assert file.read_bytes() == b"head, tail; end" and file.stat().st_mode & 0o777 == 0o600
     os.close(fd)
     os.close(folder)
+
+
+def test_a_file_that_cannot_be_written_whole_takes_no_files_place(tmp_path, monkeypatch):
+    folder, file = private_folder(tmp_path / "cache"), tmp_path / "cache" / "file"
+    os.close(made_anew(folder, "file", b"before"))
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, bytes(data)[:2]))  # as a full disk does
+    with pytest.raises(OSError, match="No space left on device"):
+        made_anew(folder, "file", b"after")
+    assert [each.name for each in file.parent.iterdir()] == ["file"] and file.read_bytes() == b"before"
+    os.close(folder)
+
+
+def test_a_folder_is_made_usable_by_its_descriptor_and_not_by_its_path(tmp_path, monkeypatch):
+    """Another process may put a link there after the folder was made: no other file gets its mode."""
+    victim, chmod = tmp_path / "victim", os.chmod
+    victim.mkdir(mode=0o755)
+    chmod(victim, 0o755)
+    mkdir = os.mkdir
+
+    def exchanged(path, mode):
+        mkdir(path, mode)
+        os.rmdir(path)
+        os.symlink(victim, path)
+
+    monkeypatch.setattr(os, "mkdir", exchanged)
+    before = os.umask(0o777)
+    try:
+        with pytest.raises(NotPrivate, match="is a link"):
+            private_folder(tmp_path / "cache")
+    finally:
+        os.umask(before)
+    assert mode(victim) == 0o755
+
+
+HOLD = """
+import os, sys
+from pathlib import Path
+from nnhal.base import private
+private.LONGEST_WAIT = 0.0
+folder = private.private_folder(Path(sys.argv[1]))
+try:
+    with private.alone(folder):
+        print("alone")
+except OSError as error:
+    print(error.strerror)
+"""
+
+
+def elsewhere(folder: Path) -> str:
+    run = subprocess.run([sys.executable, "-c", HOLD, folder], capture_output=True, text=True, check=True)
+    return run.stdout.strip()
+
+
+def test_a_lock_is_one_process_s_and_no_forked_child_inherits_it(tmp_path):
+    folder = private_folder(tmp_path / "cache")
+    until, end = os.pipe()
+    with alone(folder):
+        if not (child := os.fork()):  # it lives on, with all descriptors
+            os.read(until, 1)
+            os._exit(0)
+        assert elsewhere(tmp_path / "cache") == "was locked by another process for 0 s"
+    try:
+        assert elsewhere(tmp_path / "cache") == "alone"
+    finally:
+        os.close(end)
+        os.close(until)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(folder)
+
+
+def test_threads_hold_a_lock_one_at_a_time_and_another_name_is_another_lock(tmp_path, monkeypatch):
+    monkeypatch.setattr(private, "LONGEST_WAIT", 0.0)
+    folder, told = private_folder(tmp_path / "cache"), []
+
+    def other() -> None:
+        try:
+            with alone(folder, "other"):
+                told.append("alone with another name")
+            with alone(folder):
+                told.append("alone")
+        except OSError as error:
+            told.append((error.errno, error.strerror))
+
+    for held in (True, False):
+        thread = threading.Thread(target=other)
+        if held:
+            with alone(folder):
+                thread.start()
+                thread.join()
+        else:
+            thread.start()
+            thread.join()
+    refused = errno.EAGAIN, "was locked by another thread for 0 s"
+    assert told == ["alone with another name", refused, "alone with another name", "alone"]
+    os.close(folder)
+
+
+def test_a_child_forked_while_another_thread_holds_a_lock_can_have_it_when_that_is_over(tmp_path):
+    folder = private_folder(tmp_path / "cache")
+    held, go, there = threading.Event(), threading.Event(), os.pipe()
+
+    def hold() -> None:
+        with alone(folder):
+            held.set()
+            go.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    if not (child := os.fork()):
+        os.read(there[0], 1)
+        with alone(folder):
+            os._exit(7)
+        os._exit(1)
+    go.set()
+    thread.join()
+    os.write(there[1], b"x")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    for fd in (*there, folder):
+        os.close(fd)
 
 
 def test_a_path_is_from_here_and_a_tilde_the_home(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ from nnhal.drivers.reference import Reference
 from nnhal.hal import blobcache
 from nnhal.hal.blobcache import BlobCache, blobs_of
 from nnhal.hal.cache import tokens
+from nnhal.hal.cache.state import StateFile
 
 pytestmark = pytest.mark.cache
 
@@ -135,6 +136,61 @@ def test_a_full_file_keeps_its_newer_half_at_the_next_start(state: Path, monkeyp
     assert [again.get(b"%d" % n) for n in range(4)] == [None, None, bytes([2]) * 900, bytes([3]) * 900]
     assert file_in(state).stat().st_size <= 40 + 2048
     assert blobs.get(b"0") == bytes(900)  # whoever has the old one goes on with it
+
+
+FULL = """
+import sys
+from nnhal.hal import blobcache
+from tests.hal.test_blobcache import Mine
+blobcache.MOST = 4096
+print([blobcache.blobs_of(Mine()).get(b"%d" % n) is not None for n in range(4)])
+"""
+
+
+def test_a_full_file_stays_while_another_process_has_it_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What that process puts is found by the next one."""
+    monkeypatch.setattr(blobcache, "MOST", 4096)
+    blobs = blobs_of(Mine())
+    for n in range(3):
+        assert blobs.put(b"%d" % n, bytes([n]) * 900)
+    blobs.put(b"3", bytes(500))
+    for there in (True, False):
+        run = subprocess.run([sys.executable, "-c", FULL], capture_output=True, text=True, check=True)
+        assert run.stdout == ("[True, True, True, True]\n" if there else "[False, False, True, True]\n")
+        blobs = BlobCache(None, bytes(32))  # and let go of the file
+
+
+def test_what_is_put_when_the_file_was_removed_goes_to_the_new_one(state: Path) -> None:
+    blobs = blobs_of(Mine())
+    blobs.put(b"old", b"v")
+    file_in(state).unlink()
+    assert blobs.put(b"new", b"w") and blobs.get(b"new") == b"w" and blobs_of(Mine()).get(b"new") == b"w"
+    alone = BlobCache(StateFile.to_read(file_in(state).name), bytes(32))
+    file_in(state).unlink()
+    assert not alone.put(b"k", b"v")
+
+
+@pytest.mark.parametrize("length", [0, 10, 40, 100])
+def test_a_file_that_is_cut_off_ends_no_process(state: Path, length: int) -> None:
+    blobs = blobs_of(Mine())
+    blobs.put(b"k", b"x" * 100_000)
+    assert blobs.get(b"k") == b"x" * 100_000
+    os.truncate(file_in(state), length)
+    assert blobs.get(b"k") is None
+    assert blobs.put(b"k", b"y") and blobs.get(b"k") == b"y"
+    after = blobs_of(Mine())
+    assert after.get(b"k") == b"y" and after.put(b"k", b"z") and after.get(b"k") == b"z"
+
+
+def test_of_a_file_that_is_too_large_the_end_is_looked_at(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blobs = blobs_of(Mine())
+    blobs.put(b"old", b"v")
+    os.truncate(file_in(state), 1 << 40)  # sparse
+    with file_in(state).open("ab") as file:
+        file.write(b"blob")
+    assert blobs.get(b"old") is None and not blobs.put(b"new", b"w")
+    after = blobs_of(Mine())
+    assert after.put(b"new", b"w") and after.get(b"new") == b"w" and file_in(state).stat().st_size < 1000
 
 
 def test_a_file_that_is_none_begins_anew(state: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nnhal.base.errors import ContractBroken
 from nnhal.hal.cache import files as subject
-from nnhal.hal.cache.files import CacheContent, CacheFiles, Damaged, understood, written
+from nnhal.hal.cache.files import Cache, CacheContent, CacheFiles, Damaged, give_up, refusal, understood, written
 
 pytestmark = pytest.mark.cache
 
@@ -144,6 +144,50 @@ def test_a_file_larger_than_the_limit_is_neither_written_nor_read(monkeypatch):
             subject.read(there.fileno())
         monkeypatch.setattr(subject, "LARGEST", len(file))
         assert subject.read(there.fileno()) == file
+
+
+@pytest.mark.parametrize("size", [0, -1, 1, 1 << 30])
+def test_of_a_file_that_says_that_it_has_another_size_nothing_but_its_header_is_read(monkeypatch, size):
+    (file,), _ = made(CacheContent([{"a": bytes(100)}]))
+    with tempfile.TemporaryFile(buffering=0) as there:
+        there.write(file)
+        os.truncate(there.fileno(), len(file) + size)  # sparse
+        pread, read = os.pread, []
+        monkeypatch.setattr(os, "pread", lambda fd, size, at: read.append(size) or pread(fd, size, at))
+        if size:
+            with pytest.raises(Damaged, match=f"it has {len(file) + size} bytes, must be {len(file)}"):
+                subject.read(there.fileno())
+            assert len(read) == 1 and read[0] <= 112
+        else:
+            assert subject.read(there.fileno()) == file
+
+
+def test_a_file_that_does_not_fit_into_memory_is_damaged(monkeypatch):
+    with tempfile.TemporaryFile(buffering=0) as there:
+        there.write(b"of another form")
+        pread = os.pread
+
+        def full(fd: int, size: int, at: int) -> bytes:
+            if size == 15:
+                raise MemoryError
+            return pread(fd, size, at)
+
+        monkeypatch.setattr(os, "pread", full)
+        with pytest.raises(Damaged, match="its 15 bytes do not fit into memory"):
+            subject.read(there.fileno())
+
+
+@pytest.mark.parametrize("why", ["no room", "", "\x1b[31m", "x" * 5000])
+def test_why_nothing_is_kept_stands_in_the_first_file(tmp_path, why):
+    fds = [os.open(tmp_path / str(n), os.O_RDWR | os.O_CREAT) for n in range(2)]
+    for fd in fds:
+        os.write(fd, b"half of what was to be kept")
+    give_up(Cache(TOKEN, (fds[0],), (fds[1],)), why)
+    told = {"": "it does not say why", "\x1b[31m": r"\x1b[31m"}.get(why, why[:1000])
+    assert [refusal(fd) for fd in fds] == [told, ""]
+    assert os.fstat(fds[1]).st_size == 0
+    for fd in fds:
+        os.close(fd)
 
 
 def test_a_file_is_replaced_as_a_whole_wherever_its_position_is():

@@ -84,6 +84,74 @@ def test_half_a_record_is_none_and_the_next_is_whole(state):
         assert TokenStore.open("npu").knows(A, A, C)
 
 
+def test_half_a_record_hides_nothing_from_a_process_that_goes_on(state):
+    store = TokenStore.open("npu")
+    with file_of(state).open("ab") as file:
+        file.write(b"x" * 40)
+    store.remember(A, B, C)
+    assert store.knows(A, B, C) and TokenStore.open("npu").knows(A, B, C)
+
+
+def test_a_record_that_cannot_be_written_whole_is_an_error(monkeypatch):
+    store, write = TokenStore.open("npu"), os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:40]))  # as a full disk does
+    with pytest.raises(OSError, match="No space left on device"):
+        store.remember(A, B, C)
+
+
+@pytest.mark.parametrize("records", [0, 100])
+def test_a_look_reads_no_more_than_the_last_records(monkeypatch, state, records):
+    monkeypatch.setattr(tokens, "MOST", 10)
+    store, read = TokenStore.open("npu"), []
+    with file_of(state).open("ab") as file:
+        file.write(bytes(104 * records))
+    store.remember(A, B, C)
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, size, at: read.append(size) or pread(fd, size, at))
+    assert store.knows(A, B, C) and 104 <= sum(read) <= 104 * 20
+
+
+FULL = """
+import sys
+from nnhal.hal.cache import tokens
+tokens.MOST = 10
+store = tokens.TokenStore.open("npu")
+print(store.knows(b"a" * 32, bytes(32), b"c" * 32))
+"""
+
+
+def test_a_full_record_stays_while_another_process_has_it_open(monkeypatch, state):
+    """That process may be confined, and could not open a new one."""
+    monkeypatch.setattr(tokens, "MOST", 10)
+    store = TokenStore.open("npu")
+    store.remember(b"a" * 32, bytes(32), b"c" * 32)
+    for n in range(1, 12):
+        store.remember(b"a" * 32, bytes([n]) * 32, b"c" * 32)
+    run = subprocess.run([sys.executable, "-c", FULL], capture_output=True, text=True, check=True)
+    assert run.stdout == "True\n" and not store.gone
+    del store
+    run = subprocess.run([sys.executable, "-c", FULL], capture_output=True, text=True, check=True)
+    assert run.stdout == "False\n" and file_of(state).stat().st_size == 40 + 5 * 104
+
+
+OPEN = """
+import sys
+from nnhal.hal.cache.tokens import TokenStore
+store = TokenStore.open(sys.argv[1])
+if sys.argv[2:]:
+    store.remember(b"a" * 32, bytes(32), b"c" * 32)
+"""
+
+
+def test_records_of_drivers_that_kept_nothing_go_when_another_is_made(state):
+    for args in (["one"], ["two"], ["kept", "something"], ["three"]):
+        subprocess.run([sys.executable, "-c", OPEN, *args], check=True)
+    mine = TokenStore.open("mine")
+    subprocess.run([sys.executable, "-c", OPEN, "four"], check=True)
+    assert {each.name.partition("-")[0] for each in state.glob("*.tokens")} == {"kept", "mine", "four"}
+    assert not mine.gone
+
+
 @pytest.mark.parametrize("length", [0, 1, 39])
 def test_a_head_that_is_none_begins_anew(state, length):
     store = TokenStore.open("npu")
@@ -104,7 +172,7 @@ def test_beyond_the_limit_the_older_half_is_forgotten(monkeypatch, state):
     assert TokenStore.open("npu").key == store.key
     assert [TokenStore.open("npu").knows(A, name, C) for name in names] == [False] * 6 + [True] * 5
     assert store.gone and not TokenStore.open("npu").gone
-    assert len(list(state.iterdir())) == 1
+    assert len(list(state.glob("npu*"))) == 1
 
 
 def test_what_a_process_left_in_the_middle_of_that_is_in_nobodys_way(monkeypatch, state):
@@ -113,7 +181,7 @@ def test_what_a_process_left_in_the_middle_of_that_is_in_nobodys_way(monkeypatch
     file_of(state).with_name(file_of(state).name + ".new").write_bytes(b"half")
     file_of(state).write_bytes(b"")
     assert not TokenStore.open("npu").knows(A, B, C)
-    assert len(list(state.iterdir())) == 1
+    assert len(list(state.glob("npu*"))) == 1
 
 
 NOTING = """
@@ -155,12 +223,14 @@ def test_where_the_record_lies(monkeypatch, tmp_path):
     assert state_folder() == tmp_path / "home" / ".local" / "state" / "nnhal"
 
 
-def test_a_process_that_opened_its_record_ahead_uses_that_one(monkeypatch):
+def test_a_process_that_opened_its_record_ahead_uses_that_one(monkeypatch, state):
     monkeypatch.setattr(tokens, "_only", [])
     assert tokens.opened_ahead() is None
     tokens.open_ahead("npu")
     only = tokens.opened_ahead()
-    assert only is not None and os.fstat(only.fileno()).st_size == 40
+    assert only is not None and file_of(state).stat().st_size == 40
+    only.remember(A, B, C)
+    assert TokenStore.open("npu").knows(A, B, C)
 
 
 def test_where_there_can_be_no_record_none_is_opened_ahead(monkeypatch, tmp_path):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from nnhal.base import private
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument
 from nnhal.ipc import names
 from nnhal.ipc.client import session
@@ -76,6 +77,21 @@ def test_a_socket_is_the_users_own_and_listens_and_its_name_is_taken(runtime: Pa
         assert descriptors() <= before
     finally:
         os.umask(umask)
+
+
+def test_what_is_no_socket_is_no_service_and_its_name_cannot_be_had(runtime: Path) -> None:
+    names.directory()
+    (runtime / "mine.sock").mkdir()
+    assert names.running() == []
+    with pytest.raises(DeviceUnavailable, match=r"mine.sock: Is a directory; remove it"):
+        names.listen("mine")
+
+
+def test_a_lock_that_is_held_for_long_keeps_nobody(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private, "LONGEST_WAIT", 0.0)
+    monkeypatch.setattr(private.fcntl, "lockf", lambda *_: (_ for _ in ()).throw(BlockingIOError()))
+    with names.listen("mine"):
+        assert names.running() == ["mine"]
 
 
 def test_a_name_that_somebody_takes_meanwhile_or_that_cannot_be_bound_leaves_nothing(

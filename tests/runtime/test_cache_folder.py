@@ -12,7 +12,7 @@ import pytest
 
 from nnhal.hal.cache.files import CacheFiles
 from nnhal.runtime.cache import folder as subject
-from nnhal.runtime.cache.folder import CacheFolder, Manifest, Missing, NewEntry
+from nnhal.runtime.cache.folder import MAKING, CacheFolder, Manifest, Missing, NewEntry, NotKept
 
 pytestmark = pytest.mark.cache
 
@@ -26,12 +26,12 @@ def folder(tmp_path: Path) -> CacheFolder:
     return CacheFolder(tmp_path / "cache", 1 << 20)
 
 
-def publish(folder: CacheFolder, key: str = ONE, data: bytes = b"data", facts: dict | None = None) -> bool:
+def publish(folder: CacheFolder, key: str = ONE, data: bytes = b"data", facts: dict | None = None) -> None:
     entry = NewEntry(folder, key, PAIR)
     try:
         for fd in entry.files.cache(TOKEN).files:
             os.write(fd, data)
-        return entry.publish(TOKEN, facts or {})
+        entry.publish(TOKEN, facts or {})
     finally:
         entry.close()
 
@@ -46,8 +46,10 @@ def read(folder: CacheFolder, key: str = ONE) -> list[bytes]:
         files.close()
 
 
-def names(folder: CacheFolder) -> set[str]:
-    return {name.partition(".")[2] for name in os.listdir(folder.path)}
+def left(folder: CacheFolder) -> list[str]:
+    """Files of entries, finished or not; the marks of those that are being made."""
+    own = sorted(name for name in os.listdir(folder.path) if name not in ("uses", "written", "recent", MAKING))
+    return own + os.listdir(folder.path / MAKING)
 
 
 def test_an_entry_is_there_once_it_was_published_and_not_before(folder):
@@ -58,7 +60,7 @@ def test_an_entry_is_there_once_it_was_published_and_not_before(folder):
         os.write(fd, b"%d" % n)
     with pytest.raises(Missing, match="there is no entry"):
         folder.entry(ONE, PAIR)
-    assert entry.publish(TOKEN, {"model": "m"})
+    entry.publish(TOKEN, {"model": "m"})
     entry.close()
     assert read(folder) == [b"0", b"1"]
     (found,) = folder.entries()
@@ -77,8 +79,9 @@ def test_files_are_open_to_read_and_write_from_their_beginning(folder):
 
 
 def test_an_entry_in_which_nothing_was_written_is_none(folder):
-    assert not publish(folder, data=b"")
-    assert folder.entries() == [] and names(folder) <= {""}
+    with pytest.raises(NotKept, match="the device kept nothing of it"):
+        publish(folder, data=b"")
+    assert folder.entries() == [] and left(folder) == []
 
 
 def test_what_is_given_up_leaves_nothing_and_the_old_entry(folder):
@@ -87,7 +90,7 @@ def test_what_is_given_up_leaves_nothing_and_the_old_entry(folder):
     os.write(entry.files.cache(TOKEN).files[0], b"new")
     entry.close()
     assert read(folder) == [b"old", b"old"]
-    assert len(os.listdir(folder.path)) == 5  # lock, entry, used, two files
+    assert len(left(folder)) == 4  # entry, used, two files
 
 
 def test_a_reader_keeps_what_is_replaced_under_it(folder):
@@ -97,7 +100,7 @@ def test_a_reader_keeps_what_is_replaced_under_it(folder):
     assert [os.read(fd, 9) for fd in files.cache(TOKEN).files] == [b"old", b"old"]
     files.close()
     assert read(folder) == [b"new", b"new"]
-    assert len(os.listdir(folder.path)) == 5
+    assert len(left(folder)) == 4
 
 
 def test_another_number_of_files_is_a_miss(folder):
@@ -235,7 +238,7 @@ def test_the_order_of_uses_is_no_time(tmp_path, monkeypatch):
 
 def test_a_number_of_uses_at_its_end_begins_anew(folder):
     publish(folder)
-    (folder.path / "lock").write_bytes(b"\xff" * 8)
+    (folder.path / "uses").write_bytes(b"\xff" * 8)
     (folder.path / f"{ONE}.used").write_bytes(b"\xff" * 16)
     assert read(folder) == [b"data", b"data"]
     assert [(entry.last_use, entry.uses) for entry in folder.entries()] == [(0, 2**64 - 1)]
@@ -244,7 +247,7 @@ def test_a_number_of_uses_at_its_end_begins_anew(folder):
 def test_a_quota_that_is_too_small_for_one_entry_keeps_none(tmp_path):
     folder = CacheFolder(tmp_path / "cache", 7)
     publish(folder, ONE, b"1234")
-    assert folder.entries() == [] and os.listdir(folder.path) == ["lock"]
+    assert folder.entries() == [] and left(folder) == []
 
 
 def test_pruning_says_what_went(folder):
@@ -252,7 +255,7 @@ def test_pruning_says_what_went(folder):
         publish(folder, key, b"1234")
     assert folder.prune(17) == [ONE]
     assert folder.prune(0) == [TWO, THREE]
-    assert os.listdir(folder.path) == ["lock"]
+    assert left(folder) == []
 
 
 def test_taking_out_takes_the_files_too(folder):
@@ -263,29 +266,113 @@ def test_taking_out_takes_the_files_too(folder):
     assert not list(folder.path.glob(f"{ONE}*"))
 
 
-def test_a_damaged_entry_goes_when_the_next_is_published(folder):
+def test_a_damaged_entry_goes_when_the_folder_is_counted(folder):
     publish(folder, ONE)
     (folder.path / f"{ONE}.entry").write_bytes(b"{}")
     publish(folder, TWO)
+    folder.prune()
     assert [entry.key for entry in folder.entries()] == [TWO]
     assert not list(folder.path.glob(f"{ONE}*"))
 
 
-def test_what_is_being_made_is_not_tidied_away(folder):
+PRUNE = """
+import sys
+from pathlib import Path
+from nnhal.runtime.cache.folder import CacheFolder
+CacheFolder(Path(sys.argv[1]), 1 << 20).prune(0)
+"""
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "another process"])
+def test_what_is_being_made_is_not_tidied_away(folder, elsewhere):
     entry = NewEntry(folder, ONE, PAIR)
     os.write(entry.files.cache(TOKEN).files[0], b"x")
     publish(folder, TWO)
-    folder.prune(0)
-    assert entry.publish(TOKEN, {})
+    if elsewhere:
+        subprocess.run([sys.executable, "-c", PRUNE, folder.path], check=True)
+    else:
+        folder.prune(0)
+    assert [entry.key for entry in folder.entries()] == []
+    entry.publish(TOKEN, {})
     entry.close()
     assert read(folder)[0] == b"x"
+
+
+def test_a_forked_child_keeps_nothing_of_what_its_parent_was_making(folder):
+    entry = NewEntry(folder, ONE, PAIR)
+    os.write(entry.files.cache(TOKEN).files[0], b"x")
+    until, end = os.pipe()
+    if not (child := os.fork()):  # it lives on, with all descriptors, when its parent has died
+        os.read(until, 1)
+        os._exit(0)
+    try:
+        entry._mark.close()  # as the parent's death does
+        subprocess.run([sys.executable, "-c", PRUNE, folder.path], check=True)
+        assert left(folder) == []
+    finally:
+        os.close(end)
+        os.close(until)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_publishing_costs_the_same_whatever_the_folder_holds(folder, monkeypatch):
+    def calls() -> int:
+        count = 0
+
+        def counted(call):
+            def run(*a, **k):
+                nonlocal count
+                count += 1
+                return call(*a, **k)
+
+            return run
+
+        with monkeypatch.context() as patch:
+            for name in ("open", "stat", "fstat", "pread", "listdir", "unlink", "access"):
+                patch.setattr(os, name, counted(getattr(os, name)))
+            publish(folder, f"{os.urandom(32).hex()}")
+        return count
+
+    for n in range(20):
+        publish(folder, f"{n:064x}")
+    few = calls()
+    for n in range(20, 120):
+        publish(folder, f"{n:064x}")
+    assert calls() == few
+
+
+def test_what_a_driver_writes_to_published_files_counts(tmp_path):
+    folder = CacheFolder(tmp_path / "cache", 1 << 20)
+    for key in (ONE, TWO):
+        publish(folder, key)
+        files = folder.entry(key, PAIR)
+        os.pwrite(files.cache(TOKEN).files[0], bytes(700_000), 0)
+        files.close()
+    publish(folder, THREE)
+    assert [entry.key for entry in folder.entries()] == [THREE, TWO]
+
+
+def test_counting_makes_room_for_more_than_the_last_entry(tmp_path):
+    folder = CacheFolder(tmp_path / "cache", 160)
+    for n in range(21):
+        publish(folder, f"{n:064x}", b"1234")  # 8 bytes
+    assert [entry.key for entry in folder.entries()] == [f"{n:064x}" for n in range(20, 3, -1)]
+
+
+def test_a_folder_that_was_never_counted_is(folder):
+    publish(folder, ONE)
+    (folder.path / "written").unlink()
+    (folder.path / f"{TWO}.{16 * 'a'}.m0").write_bytes(b"of a process that died")
+    publish(folder, THREE)
+    assert (folder.path / "written").stat().st_size == 1 and len(left(folder)) == 8
 
 
 def test_other_files_in_the_folder_stay(folder):
     (folder.path / "notes.txt").write_text("mine")
     publish(folder)
     folder.prune(0)
-    assert sorted(os.listdir(folder.path)) == ["lock", "notes.txt"]
+    assert left(folder) == ["notes.txt"]
 
 
 # ------------------------------------------------------------------------------------------------------------- deaths
@@ -331,7 +418,7 @@ def test_a_writer_killed_at_any_call_leaves_the_old_entry_or_the_new(folder):
         assert ended == signal.SIGKILL
         publish(folder, TWO)  # tidies up
         publish(folder, data=b"old!")
-        assert len(os.listdir(folder.path)) == 9  # lock, and two entries with their numbers and two files each
+        assert len(left(folder)) == 8  # two entries with their numbers and two files each
     assert ended == 0 and seen == {b"old!", b"new!"}
 
 
@@ -368,7 +455,7 @@ def storm(path: Path, processes: int, rounds: int) -> None:
     folder = CacheFolder(path, 64)
     folder.prune()
     assert sum(entry.size for entry in folder.entries()) <= 64
-    assert len(os.listdir(path)) <= 1 + 4 * 4
+    assert len(left(folder)) <= 4 * 4
 
 
 def test_processes_that_read_and_write_the_same_keys_see_whole_entries(folder):

@@ -56,6 +56,7 @@ def test_a_lock_follows_no_link_and_truncates_nothing(tmp_path):
     with pytest.raises(OSError, match="symbolic link"), cache.locked(tmp_path, "one"):
         pass
     (tmp_path / ".two.lock").write_text("left by somebody")
+    (tmp_path / ".two.lock").chmod(0o600)
     with cache.locked(tmp_path, "two"):
         assert (tmp_path / ".two.lock").read_text() == "left by somebody"
     assert victim.read_text() == "precious"

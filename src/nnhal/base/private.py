@@ -1,16 +1,20 @@
 """Folders and files of one user alone, for what others must neither read nor exchange."""
 
+import errno
 import fcntl
 import os
 import stat
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 from nnhal.base.descriptors import Owner
 
 LONGEST_WAIT, PAUSE = 5.0, 0.002  # seconds for a lock, whose owner may have been stopped
+_FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class NotPrivate(OSError):
@@ -32,21 +36,30 @@ def private_folder(path: Path, into: Owner | None = None) -> int:
     """A descriptor of a folder that only this user may write and read, made where it is missing, mode 0700.
 
     into: has it from the moment it is open, also where it is refused.
-    NotPrivate for a link, another's folder, or one that others may use; OSError where it cannot be made. Whoever can write
-    above it can put another folder of this user's there, and no more.
+    NotPrivate for a link, another's folder, or one that others may use; OSError where it cannot be made. A process that can
+    write above it can put another folder of this user there, and no more.
     """
     owner = Owner() if into is None else into
     path.parent.mkdir(parents=True, exist_ok=True)
+    made = False
     with suppress(FileExistsError):
         os.mkdir(path, 0o700)
-        os.chmod(path, 0o700)  # whatever the umask
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        made = True
+    found = Owner()  # names the folder and needs no rights: a umask may have taken those of the user
     try:
-        owner.fds.extend(map(os.open, (path,), (flags,)))
+        found.fds.extend(map(os.open, (path,), (os.O_PATH | _FOLDER,)))
+        facts = os.fstat(found.fds[0])
+        _require_private(path, facts)
+        if made and facts.st_mode & 0o700 != 0o700:
+            os.chmod(
+                f"/proc/self/fd/{found.fds[0]}", 0o700
+            )  # fchmod refuses O_PATH; the path may be another folder by now
+        owner.fds.extend(map(partial(os.open, dir_fd=found.fds[0]), (".",), (os.O_RDONLY | _FOLDER,)))
     except NotADirectoryError:
         raise NotPrivate(path, "is a link or no folder, must be a folder") from None
+    finally:
+        found.close()
     fd = owner.fds[-1]
-    _require_private(path, os.fstat(fd))
     return fd if into is not None else owner.fds.pop()
 
 
@@ -80,28 +93,78 @@ def require_private_file(name: str, facts: os.stat_result) -> None:
 
 
 def made_anew(folder: int, name: str, data: bytes) -> int:
-    """The descriptor of a new file with these bytes, to write at its end, in the place of any that has the name."""
+    """The descriptor of a new file with these bytes, to write at its end, in the place of any that has the name.
+
+    OSError where they cannot all be written; the file of that name is what it was.
+    """
     new = f"{name}.new"
     with suppress(FileNotFoundError):
         os.unlink(new, dir_fd=folder)
     owner = Owner()
     private_file(folder, new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, owner)
-    os.write(owner.fds[0], data)
-    os.rename(new, name, src_dir_fd=folder, dst_dir_fd=folder)
+    try:
+        append(owner.fds[0], data)
+        os.rename(new, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(new, dir_fd=folder)
+        raise
     return owner.fds.pop()
 
 
-def locked(fd: int) -> None:
-    """Lock a file or folder for this descriptor alone, until it is closed. OSError where somebody holds it for long."""
-    until = time.monotonic() + LONGEST_WAIT
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError as error:
+def append(fd: int, data: bytes | bytearray | memoryview) -> None:
+    """Write bytes to the end of a file in one call. OSError where they are not all written."""
+    if os.write(fd, data) != len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+# POSIX locks belong to a process: a forked child inherits none. The process gives them back when it closes any descriptor of
+# the file, and its threads have them together: so each lock file is open once, by the thread that holds its mutex.
+_mutexes: dict[tuple[int, int, str], threading.Lock] = {}
+os.register_at_fork(after_in_child=_mutexes.clear)
+
+
+@contextmanager
+def alone(folder: int, name: str = "lock", *, wait: float | None = None) -> Iterator[None]:
+    """While no other thread or process holds the lock file of that name in a private folder.
+
+    wait: seconds, LONGEST_WAIT by default. OSError where another one holds it longer, or there can be no lock.
+    """
+    wait = LONGEST_WAIT if wait is None else wait
+    until = time.monotonic() + wait
+    facts, owner = os.fstat(folder), Owner()
+    mutex = _mutexes.setdefault((facts.st_dev, facts.st_ino, name), threading.Lock())
+    mine = False
+    try:
+        mine = mutex.acquire(timeout=min(wait, threading.TIMEOUT_MAX))
+        if not mine:
+            raise _held("thread", wait)
+        fd = private_file(folder, name, os.O_RDWR | os.O_CREAT, owner)
+        while not lock_at_once(fd):
             if time.monotonic() > until:
-                raise OSError(error.errno, f"was locked by another process for {LONGEST_WAIT:g} s") from None
-        time.sleep(PAUSE)
+                raise _held("process", wait)
+            time.sleep(PAUSE)
+        yield
+    finally:
+        owner.close()
+        if mine:
+            mutex.release()
+
+
+def _held(by: str, wait: float) -> OSError:
+    return OSError(errno.EAGAIN, f"was locked by another {by} for {wait:g} s")
+
+
+def lock_at_once(fd: int, *, shared: bool = False) -> bool:
+    """Lock a file for this process, until it closes a descriptor of that file; whether no other process holds it.
+
+    OSError where the file system has no locks.
+    """
+    try:
+        fcntl.lockf(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):  # POSIX has both
+        return False
+    return True
 
 
 def _require_private(path: str | Path, facts: os.stat_result) -> None:

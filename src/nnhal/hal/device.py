@@ -24,7 +24,7 @@ from nnhal.base.records import Record, field, replace
 from nnhal.base.time import is_number
 from nnhal.hal.background import ExecutionInfo, FencedExecution, Notify, run_fenced, run_in_background
 from nnhal.hal.burst import Burst, BurstExecutor
-from nnhal.hal.cache.files import MOST_FILES, Cache, CacheContent, CacheFiles, empty
+from nnhal.hal.cache.files import MOST_FILES, Cache, CacheContent, CacheFiles, give_up
 from nnhal.hal.choices import Proofs
 from nnhal.hal.fence import Fence
 from nnhal.hal.host import HostBuffer, LocalBurst
@@ -589,9 +589,9 @@ def _save(device: Device, prepared: Prepared, cache: Cache, model: Model, where:
         with answering(where, "save()"):
             if _member(bool, prepared.save(content), "what save() gave"):
                 keep(content, cache, *written_by(device))
-    except (NnhalError, OSError) as error:
+    except NnhalError as error:
         _log.warning("%s: its compilation is not kept: %s", where, error)
-        empty(cache)
+        give_up(cache, str(error).removeprefix(f"{where}: "))
 
 
 def _taken(

@@ -8,15 +8,14 @@ the driver's version and code, of nnhal's and of the processor. What is damaged,
 that is going to be confined reads it ahead and cannot write it.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 
 from nnhal.base.answers import shown
 from nnhal.base.descriptors import Owner
 from nnhal.base.errors import ContractBroken, OperationFailed
 from nnhal.base.log import logger
-from nnhal.base.private import locked, private_file, private_folder
-from nnhal.hal.cache.tokens import state_folder
+from nnhal.base.private import alone, private_folder
+from nnhal.hal.cache.state import StateFile, state_folder
 from nnhal.hal.choices import FormChoice, Proved
 from nnhal.hal.device import Device
 
@@ -66,7 +65,7 @@ def proved_of(device: Device, version: str) -> dict[tuple[str, int], Proved]:
     return {} if file is None else _found_in(file, identity_here(device, version))
 
 
-def _found_in(file: Owner, identity: bytes) -> dict[tuple[str, int], Proved]:
+def _found_in(file: StateFile, identity: bytes) -> dict[tuple[str, int], Proved]:
     from nnhal.hal.blobcache import BlobCache
 
     data = BlobCache(file, identity).get(KEY)
@@ -79,19 +78,24 @@ def remember(identity: bytes, found: Findings) -> None:
 
     from nnhal.hal.blobcache import BlobCache, opened
 
+    folder = Owner()
     try:
-        file = opened(FILE)
-        locked(file.fds[0])  # until it is closed: of two that prove other operations both stay
-        rows = [[*key, *proved] for key, proved in {**_found_in(file, identity), **found}.items()]
-        kept = BlobCache(file, identity).put(KEY, json.dumps(rows).encode())
+        with alone(
+            private_folder(state_folder(), folder), "proofs.lock"
+        ):  # of two that prove other operations both stay
+            file = opened(FILE)
+            rows = [[*key, *proved] for key, proved in {**_found_in(file, identity), **found}.items()]
+            kept = BlobCache(file, identity).put(KEY, json.dumps(rows).encode())
     except OSError as error:
         where = f" {error.filename}:" if error.filename else ""
         raise OperationFailed(f"what was proved is not kept:{where} {error.strerror or error}") from None
+    finally:
+        folder.close()
     if not kept:
         raise OperationFailed("what was proved is not kept: it cannot be written")
 
 
-_only: list[Owner | None] = []  # of a process that opens no files any more; None for none
+_only: list[StateFile | None] = []  # of a process that opens no files any more; None for none
 
 
 def open_ahead() -> None:
@@ -105,20 +109,9 @@ def open_ahead() -> None:
         _only.append(None)
 
 
-def _to_read() -> Owner | None:
+def _to_read() -> StateFile | None:
     """The record, open; None where there is none."""
-    if _only:
-        return _only[0]
-    if not (state_folder() / FILE).exists():
-        return None
-    folder, file = Owner(), Owner()
-    try:
-        private_file(private_folder(state_folder(), folder), FILE, os.O_RDONLY, file)
-        return file
-    except FileNotFoundError:
-        return None
-    finally:
-        folder.close()
+    return _only[0] if _only else StateFile.to_read(FILE)
 
 
 def _understood(data: bytes) -> dict[tuple[str, int], Proved]:

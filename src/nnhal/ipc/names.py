@@ -5,7 +5,6 @@ imported here but where an error is about to be raised.
 """
 
 import contextlib
-import fcntl
 import os
 import re
 import socket
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nnhal.base.descriptors import Owner
+from nnhal.base.private import alone, private_folder
 
 if TYPE_CHECKING:
     from nnhal.ipc.client.session import Session
@@ -92,12 +92,12 @@ def address(listener: socket.socket, name: str) -> str:
 
 def sweep(path: Path) -> bool:
     """Remove a socket that nobody listens on; whether it is gone. One at a time: the name may be another's by then."""
-    with _alone(), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+    with contextlib.suppress(OSError), _alone(), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
         probe.setblocking(False)  # who is behind with its clients is there all the same
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
-            path.unlink(missing_ok=True)
+            _remove(path)
             return True
         except FileNotFoundError:
             return True
@@ -106,15 +106,21 @@ def sweep(path: Path) -> bool:
     return False
 
 
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise _unavailable(f"socket {path}: {error.strerror}; remove it") from None
+
+
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    lock = Owner()
+    folder = Owner()
     try:
-        lock.fds.extend(map(os.open, (directory() / ".lock",), (os.O_RDWR | os.O_CREAT | os.O_CLOEXEC,), (0o600,)))
-        fcntl.flock(lock.fds[0], fcntl.LOCK_EX)
-        yield
+        with alone(private_folder(directory(), folder), ".lock"):
+            yield
     finally:
-        lock.close()
+        folder.close()
 
 
 def running() -> list[str]:
@@ -127,7 +133,7 @@ def running() -> list[str]:
     except DeviceUnavailable as error:
         logger("manager").info("none: %s", error)
         return []
-    return sorted(p.name.removesuffix(SUFFIX) for p in there.glob("*" + SUFFIX) if not sweep(p))
+    return sorted(p.name.removesuffix(SUFFIX) for p in there.glob("*" + SUFFIX) if not (p.is_dir() or sweep(p)))
 
 
 def connect(name: str, seconds: float = CONNECT_SECONDS) -> "Session":

@@ -1,7 +1,7 @@
 """The folder that models are kept in: the user's own. Files in it are known by their digests; no link is followed."""
 
-import fcntl
 import hashlib
+import math
 import os
 import stat
 import tempfile
@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
+
+from nnhal.base.private import alone
 
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
 READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -72,13 +74,10 @@ def sound(path: Path, sha256: str) -> bool:
 @contextmanager
 def locked(folder: Path, name: str) -> Iterator[None]:
     """One holder of a name at a time in a private folder, over threads and processes."""
-    path = folder / f".{name}.lock"
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    fd = os.open(folder, READ | os.O_DIRECTORY)
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise Foreign(f"{path} is no ordinary file")
-        fcntl.flock(fd, fcntl.LOCK_EX)  # given back when the file is closed, or the process dies
-        yield
+        with alone(fd, f".{name}.lock", wait=math.inf):
+            yield
     finally:
         os.close(fd)
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from nnhal.base.answers import shown
 from nnhal.base.errors import ContractBroken, OperationFailed
 from nnhal.base.memory import Memory, aligned
+from nnhal.base.names import printable
 from nnhal.base.records import PartlyCompared, Struct, field
 
 TOKEN_SIZE = 32  # bytes
@@ -27,6 +28,7 @@ MOST_FILES = 32  # of each kind
 LARGEST = 1 << 31  # bytes of one file
 MOST_SECTIONS, LONGEST_NAME = 4096, 255
 MAGIC, VERSION = b"NNHALcf\n", 1
+REFUSAL, MOST_REFUSAL = b"NNHALno\n", 1000  # bytes
 HASH = 32  # bytes
 _HEADER = struct.Struct("<8sIBBxxQI20x32s32s")
 _SECTION = struct.Struct("<QII")  # size, length of the name, 0
@@ -121,16 +123,25 @@ def written_by(file: Section) -> bytes | None:
 
 
 def read(fd: int) -> bytes:
-    """All that a file holds, copied. Damaged where that is too much; OSError."""
+    """All that a file holds, copied. OSError.
+
+    Damaged where the size is not that of its header, which is looked at first, or where it does not fit into memory.
+    """
     size = os.fstat(fd).st_size
     if size > LARGEST:
         raise Damaged(f"it has {size} bytes, must be at most {LARGEST}")
-    data = os.pread(fd, size, 0)
-    while len(data) < size:
-        more = os.pread(fd, size - len(data), len(data))
-        if not more:
-            raise Damaged(f"it ends at byte {len(data)}, was {size} bytes long")
-        data += more
+    head = os.pread(fd, _HEADER.size, 0)
+    if len(head) == _HEADER.size and head.startswith(MAGIC) and _HEADER.unpack(head)[4] != size:
+        raise Damaged(f"it has {size} bytes, must be {_HEADER.unpack(head)[4]}")
+    try:
+        data = os.pread(fd, size, 0)
+        while len(data) < size:
+            more = os.pread(fd, size - len(data), len(data))
+            if not more:
+                raise Damaged(f"it ends at byte {len(data)}, was {size} bytes long")
+            data += more
+    except MemoryError:
+        raise Damaged(f"its {size} bytes do not fit into memory") from None
     return data
 
 
@@ -142,11 +153,26 @@ def write(fd: int, data: Section) -> None:
         at += os.pwrite(fd, view[at : at + (1 << 26)], at)
 
 
-def empty(cache: Cache) -> None:
-    """Let the files hold nothing, as far as that can be done."""
+def why_of(error: OSError) -> str:
+    """What the system refused, in its words."""
+    return (error.strerror or str(error)).lower() if error.errno else str(error.strerror)
+
+
+def give_up(cache: Cache, why: str) -> None:
+    """Let the files hold nothing but the reason, which `refusal` reads, as far as that can be done."""
     for fd in cache.files:
         with suppress(OSError):
             os.ftruncate(fd, 0)
+    with suppress(OSError):
+        write(cache.files[0], REFUSAL + why.encode()[:MOST_REFUSAL])
+
+
+def refusal(fd: int) -> str:
+    """Why a driver kept nothing, out of its first file; "" where the file says no such thing. OSError."""
+    said = os.pread(fd, len(REFUSAL) + MOST_REFUSAL, 0)
+    if not said.startswith(REFUSAL):
+        return ""
+    return printable(said[len(REFUSAL) :].decode(errors="replace")) or "it does not say why"
 
 
 def _file(sections: Mapping[str, Any], kind: int, number: int, token: bytes, identity: bytes, key: bytes) -> bytearray:

@@ -14,7 +14,7 @@ from nnhal.base.errors import OperationFailed
 from nnhal.base.memory import Memory
 from nnhal.base.once import Once
 from nnhal.base.version import __version__
-from nnhal.hal.cache.files import Cache, CacheContent, Damaged, read, understood, write, written, written_by
+from nnhal.hal.cache.files import Cache, CacheContent, Damaged, read, understood, why_of, write, written, written_by
 from nnhal.hal.cache.tokens import TokenStore, opened_ahead, state_folder
 
 MOST_FILES = 2000  # of a driver's code
@@ -29,8 +29,12 @@ def _store(driver: str) -> TokenStore:
         place = state_folder(), driver
         return _stores.get(place, lambda: TokenStore.open(driver), stale=lambda store: store.gone)
     except OSError as error:
-        where = f" {error.filename}" if error.filename else ""
-        raise OperationFailed(f"no private record of what was cached:{where} {error.strerror or error}") from None
+        raise _no_record(error) from None
+
+
+def _no_record(error: OSError) -> OperationFailed:
+    where = f" {error.filename}" if error.filename else ""
+    return OperationFailed(f"no private record of what was cached:{where} {why_of(error)}")
 
 
 def identity(driver: str, its_version: str, module: str, *, processor: bool) -> bytes:
@@ -94,12 +98,18 @@ def features() -> str:
 
 
 def keep(content: CacheContent, cache: Cache, driver: str, identity: bytes) -> None:
-    """Write what was saved to the files, and note what it was first. OperationFailed, OSError: nothing is to be used."""
+    """Write what was saved to the files, and note what it was first. OperationFailed says why nothing is to be used."""
     store = _store(driver)
     files, digest = written(content, cache.token, identity, store.key)
-    store.remember(identity, cache.token, digest)
-    for fd, data in zip(cache.files, files, strict=True):
-        write(fd, data)
+    try:
+        store.remember(identity, cache.token, digest)
+    except OSError as error:
+        raise _no_record(error) from None
+    try:
+        for fd, data in zip(cache.files, files, strict=True):
+            write(fd, data)
+    except OSError as error:
+        raise OperationFailed(f"it cannot be written: {why_of(error)}") from None
 
 
 def recall(cache: Cache, pools: Sequence[Memory], driver: str, identity: bytes) -> CacheContent:

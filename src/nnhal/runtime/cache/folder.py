@@ -1,23 +1,27 @@
 """A cache folder: entries of several files each, published all at once, within a quota. Any number of processes share it.
 
-    lock                        number of the last use, 8 bytes; locked while entries come and go
-    digests                     see `runtime.cache.tokens`
     KEY.entry                   what the entry is: `Manifest`; it names the generation whose files are the entry's
     KEY.GENERATION.m0, .d0 …    the files, of the model and of data
-    KEY.used                    number of the last use, and how many uses: 8 bytes each
-    KEY.GENERATION.making       locked by who makes this generation, as long as it lives
+    KEY.used                    number of the last use, how many uses, and starts that did without: 8 bytes each
+    uses                        number of the last use of any entry, 8 bytes
+    making/KEY.GENERATION       a mark, locked by the process that makes this generation; its content is the one before
+    written, recent             what was published since the folder was last counted: see `CacheFolder._written`
+    digests                     see `runtime.cache.tokens`
 
-An entry comes to be when its manifest is renamed to its name: before that there is the old one, or none. What a process that
-died was making goes when somebody publishes or prunes next. Readers hold descriptors and no lock: nobody waits for them, and
-what is taken out under them stays until they let go. The order of uses is a number, no time: clocks may jump.
+An entry appears when its manifest is renamed to its name. Before that, there is the old entry or none. Nobody waits: readers
+hold descriptors, and entries come and go by calls that are atomic, so no process needs a lock of the folder. Files that a
+process leaves when it dies have a mark that no process has locked; the next one that publishes removes them.
+
+Publishing costs the same whatever the folder holds: it adds the size of the entry to a sum, and counts the entries only when
+the sum exceeds the quota. The order of uses is a number, not a time: clocks may jump.
 """
 
 import contextlib
-import fcntl
+import errno
 import os
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,16 +31,25 @@ from msgspec import Meta
 from nnhal.base.descriptors import Owner
 from nnhal.base.digests import blake2b
 from nnhal.base.memory import first_bytes
-from nnhal.base.private import locked, private_file, private_folder
+from nnhal.base.private import lock_at_once, private_file, private_folder
 from nnhal.base.records import Record
-from nnhal.hal.cache.files import MOST_FILES, Cache, CacheFiles, write
+from nnhal.hal.cache.files import MOST_FILES, Cache, CacheFiles, refusal, write
 
 FORMAT = 1
 MANIFEST_MOST = 1 << 20  # bytes
 NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
-_NUMBER, _USES = struct.Struct("<Q"), struct.Struct("<QQ")
+MAKING = "making"
+MOST_REFUSED = 1 << 10  # starts in a row that do without an entry on which its driver died
+BLOCK, RECENT = 4096, 16  # bytes; entries whose files are looked at again
+_NUMBER, _USES = struct.Struct("<Q"), struct.Struct("<QQQ")
+_RECENT = struct.Struct("<64s16sBB6xQ")  # key, generation, how many files, blocks
 _ENTRY = re.compile(r"([0-9a-f]{64})\.entry")
 _FILE = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{16})\.(making|new|[md][0-9]{1,2})")
+_MARK = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{16})")
+_KINDS = "new", *(f"{kind}{n}" for kind in "md" for n in range(MOST_FILES))
+
+_made_here: set[str] = set()  # marks of this process: it would end its own lock if it looked at one
+os.register_at_fork(after_in_child=_made_here.clear)
 
 
 class Missing(Exception):
@@ -44,13 +57,13 @@ class Missing(Exception):
 
 
 class Blamed(Missing):
-    """There is one, and it is not to be used, nor another made in its place."""
+    """There is one, and it is not to be used now, nor another made in its place."""
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an entry is. facts: of what, for people and for `nnhal cache`; nothing is looked for by them.
+    """What an entry is. facts: for people and for `nnhal cache`; nothing is looked for by them.
 
-    blamed: why it is not to be used, "" for one that may be.
+    deaths: how often in a row its driver's process ended when it restored the entry. blamed: how it ended last, or "".
     """
 
     key: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
@@ -61,6 +74,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: int = FORMAT
     check: str = ""
     blamed: str = ""
+    deaths: Annotated[int, Meta(ge=0)] = 0
 
     def packed(self) -> bytes:
         """As it lies in the folder, with a checksum."""
@@ -85,6 +99,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def files(self) -> tuple[str, ...]:
         """The names of its files, those of the model first."""
         return names(self.key, self.generation, CacheFiles(self.model_files, self.data_files))
+
+    @property
+    def pause(self) -> int:
+        """How many starts do without the entry before the next one tries it: none after one death, then 1, 3, 7 …"""
+        return min(2 ** max(self.deaths - 1, 0) - 1, MOST_REFUSED)
 
 
 _json = msgspec.json.Encoder(order="deterministic").encode
@@ -112,10 +131,10 @@ class Listed(Record, frozen=True):
 
 
 class OpenFiles:
-    """Descriptors of one entry's files, open until this is closed or dropped."""
+    """Descriptors of one entry's files, open until this is closed or dropped. deaths: as of `Manifest`."""
 
-    def __init__(self, count: CacheFiles) -> None:
-        self._owner, self._count = Owner(), count
+    def __init__(self, count: CacheFiles, deaths: int = 0) -> None:
+        self._owner, self._count, self.deaths = Owner(), count, deaths
 
     def open(self, folder: "CacheFolder", name: str, flags: int) -> None:
         """Open one more."""
@@ -131,53 +150,59 @@ class OpenFiles:
         self._owner.close()
 
 
+class NotKept(Exception):
+    """The driver kept nothing; the text says why."""
+
+
 class NewEntry:
     """An entry that is being made: its files are open and empty, and nobody else sees them before `publish`."""
 
     def __init__(self, folder: "CacheFolder", key: str, count: CacheFiles) -> None:
         """`close` ends it."""
         self._folder, self._key, self._count = folder, key, count
-        self._generation = os.urandom(8).hex()
+        self._mark = Owner()
+        self._generation = folder.mark(key, self._mark)
         self._names = names(key, self._generation, count)
         self.files = OpenFiles(count)
-        self._mark = Owner()
         self._published = False
         try:
-            with folder.alone():
-                folder.open(self._name("making"), NEW, self._mark)
-                fcntl.flock(self._mark.fds[0], fcntl.LOCK_EX)
             for name in self._names:
                 self.files.open(folder, name, NEW)
         except BaseException:
             self.close()
             raise
 
-    def _name(self, kind: str) -> str:
-        return f"{self._key}.{self._generation}.{kind}"
+    @property
+    def _new(self) -> str:
+        return f"{self._key}.{self._generation}.new"
 
-    def publish(self, token: bytes, facts: dict[str, Any]) -> bool:
-        """Make the entry what was written, if anything was; whether it is now. OSError: the entry is what it was."""
+    def publish(self, token: bytes, facts: dict[str, Any]) -> None:
+        """Make the entry what was written. OSError: the entry is what it was. NotKept: nothing was written, and why."""
         fds = self.files.cache(token).files
         if not any(os.fstat(fd).st_size for fd in fds):
-            return False
+            os.pwrite(fds[0], bytes(1), 0)  # a full disk is a better reason, if it is the one
+            raise NotKept("the device kept nothing of it")
+        if why := next(filter(None, map(refusal, fds)), ""):
+            raise NotKept(f"the device did not keep it: {why}")
         for fd in fds:
             os.fsync(fd)
         manifest = Manifest(self._key, self._generation, *self._count, facts, FORMAT)
-        self._folder.write(self._name("new"), manifest.packed())
-        with self._folder.alone():
-            self._folder.rename(self._name("new"), f"{self._key}.entry")
-            self._published = True
-            self._folder.used(self._key, uses=0)
-            self._folder.remove(self._name("making"))
-            self._folder.tidy(keep=self._key)
-        return True
+        self._folder.write(self._new, manifest.packed())
+        before = self._folder.manifest(self._key)
+        if before is not None:
+            os.pwrite(self._mark.fds[0], before.generation.encode(), 0)
+        self._folder.rename(self._new, f"{self._key}.entry")
+        self._published = True
+        with contextlib.suppress(OSError):  # it is published, whatever becomes of the books
+            self._folder.published(manifest, before)
 
     def close(self) -> None:
         """Let go of the files, and take away what was not published."""
-        left = () if self._published else (*self._names, self._name("new"))
-        for name in (*left, self._name("making")):
-            with contextlib.suppress(OSError):
-                self._folder.remove(name)
+        if not self._published:
+            for name in (*self._names, self._new):
+                with contextlib.suppress(OSError):
+                    self._folder.remove(name)
+        self._folder.unmark(self._key, self._generation)
         self._mark.close()
         self.files.close()
 
@@ -215,32 +240,29 @@ class CacheFolder:
         os.rename(old, new, src_dir_fd=self._fd, dst_dir_fd=self._fd)
         os.fsync(self._fd)
 
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """While nobody else publishes or prunes."""
-        own = Owner()
-        fd = self.open("lock", os.O_RDWR | os.O_CREAT, own)
-        try:
-            locked(fd)
-            yield
-        finally:
-            own.close()
-
     # ------------------------------------------------------------------------------------------------------ entries
 
     def entry(self, key: str, count: CacheFiles, *, used: bool = True) -> OpenFiles:
-        """The files of an entry. Missing says why there are none that could be used. used: whether that is a use."""
+        """The files of an entry. Missing says why there are none that could be used. used: whether that is a use.
+
+        They are open to read and write, or to read alone where the disk or the rights allow no more.
+        """
         for _ in range(3):  # it may be replaced between the two
-            manifest = self._manifest(key)
-            if manifest.blamed:
-                raise Blamed(manifest.blamed)
+            manifest = self._read(key)
             if (manifest.model_files, manifest.data_files) != count:
                 had = f"{manifest.model_files} model and {manifest.data_files} data files"
                 raise Missing(f"the entry has {had}, the device has {count.model} and {count.data} now")
-            files = OpenFiles(count)
+            if used and manifest.pause:
+                self._refuse_for_now(manifest)
+            files = OpenFiles(count, manifest.deaths)
             try:
                 for name in manifest.files:
-                    files.open(self, name, os.O_RDWR)
+                    try:
+                        files.open(self, name, os.O_RDWR)
+                    except OSError as error:
+                        if error.errno not in (errno.EROFS, errno.EACCES):
+                            raise
+                        files.open(self, name, os.O_RDONLY)
             except FileNotFoundError:
                 files.close()
                 continue
@@ -249,20 +271,38 @@ class CacheFolder:
                 raise
             if used:
                 with contextlib.suppress(OSError):
-                    self.used(key)
+                    _, uses, refused = self._uses(key)
+                    self._note_use(key, uses + 1, refused)
             return files
         raise Missing("damaged: a file of the entry is missing")
 
-    def blame(self, key: str, why: str) -> None:
-        """Let an entry, if there is one, not be used any more."""
-        with self.alone(), contextlib.suppress(Missing):
-            manifest = self._manifest(key)
-            new = f"{key}.{manifest.generation}.new"
-            self.remove(new)
-            self.write(new, msgspec.structs.replace(manifest, blamed=why).packed())
-            self.rename(new, f"{key}.entry")
+    def _refuse_for_now(self, manifest: Manifest) -> None:
+        """Blamed until as many starts have done without the entry as its deaths ask for."""
+        _, uses, refused = self._uses(manifest.key)
+        if refused < manifest.pause:
+            with contextlib.suppress(OSError):
+                self._note_use(manifest.key, uses, refused + 1)
+            raise Blamed(f"{manifest.blamed}; it is tried again after {manifest.pause - refused} starts")
 
-    def _manifest(self, key: str) -> Manifest:
+    def blame(self, key: str, why: str) -> None:
+        """Note that the driver's process ended when it restored an entry: the next starts may do without."""
+        with contextlib.suppress(Missing):
+            manifest = self._read(key)
+            self._judge(manifest, why, manifest.deaths + 1)
+
+    def absolve(self, key: str) -> None:
+        """Note that an entry was restored: earlier deaths count no more."""
+        with contextlib.suppress(Missing):
+            self._judge(self._read(key), "", 0)
+
+    def _judge(self, manifest: Manifest, why: str, deaths: int) -> None:
+        new = f"{manifest.key}.{manifest.generation}.new"
+        self.remove(new)
+        self.write(new, msgspec.structs.replace(manifest, blamed=why, deaths=deaths).packed())
+        self._note_use(manifest.key, self._uses(manifest.key)[1])
+        self.rename(new, f"{manifest.key}.entry")
+
+    def _read(self, key: str) -> Manifest:
         own = Owner()
         try:
             fd = self.open(f"{key}.entry", os.O_RDONLY, own)
@@ -273,24 +313,12 @@ class CacheFolder:
         finally:
             own.close()
 
-    def used(self, key: str, uses: int | None = None) -> None:
-        """Note that an entry was used now. uses: how often it was; once more than noted by default."""
-        own = Owner()
-        fd = self.open("lock", os.O_RDWR | os.O_CREAT, own)
+    def manifest(self, key: str) -> Manifest | None:
+        """What an entry is; None where there is none that can be read."""
         try:
-            (last,) = _NUMBER.unpack(first_bytes(fd, 8).ljust(8, b"\0"))
-            now = (last + 1) % (1 << 64)
-            os.pwrite(fd, _NUMBER.pack(now), 0)
-        finally:
-            own.close()
-        own = Owner()
-        fd = self.open(f"{key}.used", os.O_RDWR | os.O_CREAT, own)
-        try:
-            if uses is None:
-                uses = _USES.unpack(first_bytes(fd, 16).ljust(16, b"\0"))[1] + 1
-            os.pwrite(fd, _USES.pack(now, min(uses, (1 << 64) - 1)), 0)
-        finally:
-            own.close()
+            return self._read(key)
+        except (Missing, OSError):
+            return None
 
     def entries(self) -> list[Listed]:
         """Every entry, the one used last first."""
@@ -302,86 +330,205 @@ class CacheFolder:
         return sorted(found, key=lambda entry: (-entry.last_use, entry.key))
 
     def _listed(self, key: str) -> Listed:
-        last, uses = self._uses(key)
+        last, uses, _ = self._uses(key)
         try:
-            manifest = self._manifest(key)
+            manifest = self._read(key)
         except (Missing, OSError) as error:
             return Listed(key, 0, last, uses, None, str(error))
-        size, problem = 0, manifest.blamed
-        for name in manifest.files:
-            try:
-                size += os.stat(name, dir_fd=self._fd, follow_symlinks=False).st_size
-            except OSError:
-                problem = "damaged: a file of the entry is missing"
-        return Listed(key, size, last, uses, manifest, problem)
+        sizes = [self._size(name) for name in manifest.files]
+        problem = manifest.blamed if None not in sizes else "damaged: a file of the entry is missing"
+        return Listed(key, sum(filter(None, sizes)), last, uses, manifest, problem)
 
-    def _uses(self, key: str) -> tuple[int, int]:
+    def _size(self, name: str) -> int | None:
+        """The size of a file; None where there is none."""
+        try:
+            return os.stat(name, dir_fd=self._fd, follow_symlinks=False).st_size
+        except OSError:
+            return None
+
+    # --------------------------------------------------------------------------------------------------------- uses
+
+    def _note_use(self, key: str, uses: int, refused: int = 0) -> int:
+        """Note that an entry was used now: how often it was, how many starts did without it. The number of this use."""
+        now, own = 0, Owner()
+        try:
+            fd = self.open("uses", os.O_RDWR | os.O_CREAT, own)
+            now = (_NUMBER.unpack(first_bytes(fd, 8).ljust(8, b"\0"))[0] + 1) % (1 << 64)
+            os.pwrite(fd, _NUMBER.pack(now), 0)
+            fd = self.open(f"{key}.used", os.O_RDWR | os.O_CREAT, own)
+            os.pwrite(fd, _USES.pack(now, min(uses, (1 << 64) - 1), refused), 0)
+        finally:
+            own.close()
+        return now
+
+    def _uses(self, key: str) -> tuple[int, int, int]:
         own = Owner()
         try:
             fd = self.open(f"{key}.used", os.O_RDONLY, own)
+            last, uses, refused = _USES.unpack(first_bytes(fd, _USES.size).ljust(_USES.size, b"\0"))
+            return last, uses, refused
         except OSError:
-            return 0, 0
-        try:
-            last, uses = _USES.unpack(first_bytes(fd, 16).ljust(16, b"\0"))
-            return last, uses
+            return 0, 0, 0
         finally:
             own.close()
 
+    # -------------------------------------------------------------------------------------------------------- marks
+
+    def mark(self, key: str, into: Owner) -> str:
+        """Begin a new generation of an entry: make its mark, which this process has locked until `unmark`."""
+        folder = Owner()
+        try:
+            private_folder(self.path / MAKING, folder)
+            while True:
+                generation = os.urandom(8).hex()
+                _made_here.add(f"{key}.{generation}")
+                mark = private_file(folder.fds[0], f"{key}.{generation}", NEW, into)
+                if _is_ours(mark):
+                    return generation
+                into.close()  # another process took it for that of a dead one
+                _made_here.discard(f"{key}.{generation}")
+        finally:
+            folder.close()
+
+    def unmark(self, key: str, generation: str) -> None:
+        """End what `mark` began."""
+        with contextlib.suppress(OSError):
+            self.remove(f"{MAKING}/{key}.{generation}")
+        _made_here.discard(f"{key}.{generation}")
+
+    def _marks(self) -> list[str]:
+        with contextlib.suppress(FileNotFoundError):
+            return [name for name in os.listdir(self.path / MAKING) if _MARK.fullmatch(name)]
+        return []
+
+    def _sweep(self) -> None:
+        """Take away what processes left that died while they made an entry."""
+        for name in self._marks():
+            if name in _made_here:
+                continue
+            key, generation = name.split(".")
+            own = Owner()
+            try:
+                fd = self.open(f"{MAKING}/{name}", os.O_RDWR, own)
+                if lock_at_once(fd):
+                    before = first_bytes(fd, 16).decode("ascii", "replace")
+                    now = self.manifest(key)
+                    for each in {generation, before} - {now and now.generation}:
+                        if _MARK.fullmatch(f"{key}.{each}"):
+                            for kind in _KINDS:
+                                self.remove(f"{key}.{each}.{kind}")
+                    self.remove(f"{MAKING}/{name}")
+            except OSError:  # it went meanwhile, or there are no locks
+                continue
+            finally:
+                own.close()
+
     # ---------------------------------------------------------------------------------------------------- tidying up
+
+    def published(self, manifest: Manifest, before: Manifest | None) -> None:
+        """See to all that follows when an entry was published. before: the one in whose place it came."""
+        for name in () if before is None else before.files:
+            self.remove(name)
+        self.unmark(manifest.key, manifest.generation)
+        self._sweep()
+        use = self._note_use(manifest.key, 0)
+        if self._written(manifest, use) > self.most:
+            self._tidy(self.most, self.most * 7 // 8, manifest.key)
+
+    def _written(self, manifest: Manifest, use: int) -> int:
+        """Add an entry to what was written since the folder was counted; the bytes that all entries may have by now.
+
+        `written` has a byte for each block, so that processes add to it without a lock. A driver may write to files that are
+        published: `recent` has the last entries, whose sizes are looked at again.
+        """
+        own = Owner()
+        try:
+            recent = self.open("recent", os.O_RDWR | os.O_CREAT, own)
+            blocks = sum(self._grown(recent, place * _RECENT.size) for place in range(RECENT))
+            new = self._blocks(manifest.files)
+            facts = manifest.key.encode(), manifest.generation.encode(), manifest.model_files, manifest.data_files
+            os.pwrite(recent, _RECENT.pack(*facts, new), use % RECENT * _RECENT.size)
+            log = self.open("written", os.O_RDWR | os.O_APPEND, own)
+            os.write(log, bytes(blocks + new))
+            return os.fstat(log).st_size * BLOCK
+        except FileNotFoundError:  # never counted
+            return self.most + 1
+        finally:
+            own.close()
+
+    def _grown(self, recent: int, place: int) -> int:
+        """Blocks by which the files of one of the last entries have grown."""
+        row = os.pread(recent, _RECENT.size, place).ljust(_RECENT.size, b"\0")
+        *facts, model_files, data_files, counted = _RECENT.unpack(row)
+        key, generation = (fact.decode("latin1") for fact in facts)
+        if not _MARK.fullmatch(f"{key}.{generation}"):
+            return 0
+        more: int = self._blocks(names(key, generation, CacheFiles(model_files, data_files))) - counted
+        if more > 0:
+            os.pwrite(recent, _RECENT.pack(*facts, model_files, data_files, counted + more), place)
+        return max(more, 0)
+
+    def _blocks(self, files: Iterable[str]) -> int:
+        """Blocks that an entry's files and its description have."""
+        return 1 + sum(-(-(self._size(name) or 0) // BLOCK) for name in files)
 
     def take_out(self, keys: Sequence[str]) -> None:
         """Take entries away."""
-        with self.alone():
-            for key in keys:
-                self._take_out(key)
-            self.tidy()
+        for key in keys:
+            self._take_out(key)
+        self.prune()
 
     def prune(self, most: int | None = None) -> list[str]:
-        """Take out what was not used for longest until the rest is within the limit; the keys that went."""
-        with self.alone():
-            return self.tidy(most)
+        """Take out what was not used for longest until the rest is within the limit; the keys that went.
+
+        Damaged entries go, and what no entry has.
+        """
+        self._sweep()
+        most = self.most if most is None else most
+        return self._tidy(most, most)
 
     def _take_out(self, key: str) -> None:
         for name in (f"{key}.entry", f"{key}.used"):
             self.remove(name)
 
-    def tidy(self, most: int | None = None, keep: str = "") -> list[str]:
-        """As `prune`, for who holds the lock; also what nobody makes any more goes. keep: the entry that goes last."""
+    def _tidy(self, most: int, rest: int, keep: str = "") -> list[str]:
+        """Count the folder, and take out what was not used for longest until the others have at most `rest` bytes.
+
+        keep: the entry that goes last, and only where it has more than `most` alone.
+        """
+        listed = os.listdir(self._fd)
+        marks = set(
+            self._marks()
+        )  # after the files were listed, before manifests are read: what is published has no mark
         entries = self.entries()
         total, gone = sum(entry.size for entry in entries), []
         for entry in sorted(entries, key=lambda entry: (entry.key == keep, entry.last_use)):
-            if entry.manifest is not None and total <= (self.most if most is None else most):
+            if entry.manifest is not None and total <= (most if entry.key == keep else rest):
                 continue
             self._take_out(entry.key)
             total -= entry.size
             gone.append(entry.key)
-        self._sweep({e.key: e.manifest.generation for e in entries if e.manifest and e.key not in gone})
-        return gone
-
-    def _sweep(self, generations: dict[str, str]) -> None:
-        """Take away files of no entry that nobody makes."""
-        listed = os.listdir(self._fd)
-        found = [match for name in listed if (match := _FILE.fullmatch(name))]
-        made = {(m[1], m[2]) for m in found if m[3] == "making" and self._being_made(m[0])}
-        for match in found:
-            whose = match[1], match[2]
-            published = generations.get(match[1]) == match[2] and match[3] not in ("making", "new")
-            if whose not in made and not published:
+        alive = {f"{e.key}.{e.manifest.generation}" for e in entries if e.manifest and e.key not in gone}
+        for match in filter(None, map(_FILE.fullmatch, listed)):
+            generation = f"{match[1]}.{match[2]}"
+            if generation not in marks and (generation not in alive or match[3] in ("making", "new")):
                 self.remove(match[0])
+        keys = {entry.key for entry in entries} - set(gone)
         for name in listed:
-            if name.endswith(".used") and f"{name[:-5]}.entry" not in listed:
+            if name.endswith(".used") and name[:-5] not in keys:
                 self.remove(name)
-
-    def _being_made(self, name: str) -> bool:
         own = Owner()
         try:
-            fd = self.open(name, os.O_RDWR, own)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+            log = self.open("written", os.O_RDWR | os.O_CREAT, own)
+            os.ftruncate(log, -(-total // BLOCK))
         finally:
             own.close()
-        return False
+        return gone
+
+
+def _is_ours(mark: int) -> bool:
+    """Lock a new mark; whether no other process has it. Without locks nobody takes away what processes leave that died."""
+    try:
+        return lock_at_once(mark) and os.fstat(mark).st_nlink > 0
+    except OSError:
+        return True

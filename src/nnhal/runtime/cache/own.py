@@ -23,7 +23,7 @@ from nnhal.base.sealed import sealed
 from nnhal.base.version import __version__
 from nnhal.frontends.behind import Behind
 from nnhal.frontends.beside import BESIDE, read_beside
-from nnhal.hal.cache.files import CacheContent, CacheFiles
+from nnhal.hal.cache.files import CacheContent, CacheFiles, why_of
 from nnhal.hal.cache.keeper import identity, keep, recall
 from nnhal.hal.claims import Claims
 from nnhal.hal.device import Device, OperationGroup, Verdict, identity_of, written_by
@@ -31,7 +31,7 @@ from nnhal.model.graph import Model
 from nnhal.model.kept import kept, unkept
 from nnhal.runtime.cache.folder import CacheFolder, Missing, NewEntry
 from nnhal.runtime.cache.tokens import digest_of
-from nnhal.runtime.cache.wanted import CacheOutcome, why_of
+from nnhal.runtime.cache.wanted import CacheOutcome
 
 OWN = "nnhal runtime"  # in the place of a device
 IMPORTED = "imported"  # memo of a model whose import is kept
@@ -68,6 +68,8 @@ class OwnEntries(Record, frozen=True):
             return f"it cannot be kept: {why_of(error)}"
         except NnhalError as error:
             return f"it cannot be kept: {told(error)}"
+        except MemoryError:
+            return "it cannot be kept: it does not fit into memory"
         return ""
 
 

@@ -17,17 +17,17 @@ from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.base.records import Record, replace
 from nnhal.base.version import __version__
-from nnhal.hal.cache.files import TOKEN_SIZE, CacheFiles
+from nnhal.hal.cache.files import TOKEN_SIZE, CacheFiles, why_of
 from nnhal.hal.cache.keeper import code_of
 from nnhal.hal.claims import Claims
 from nnhal.hal.device import Device, Hints, cache_files_by, identity_of, prepared_by, restored_by
 from nnhal.model.graph import Model
 from nnhal.model.parts import outline
 from nnhal.model.stored import stored
-from nnhal.runtime.cache.folder import Blamed, CacheFolder, Missing, NewEntry
+from nnhal.runtime.cache.folder import Blamed, CacheFolder, Missing, NewEntry, NotKept
 from nnhal.runtime.cache.own import IMPORTED, OwnEntries, considered, imported
 from nnhal.runtime.cache.tokens import token_of
-from nnhal.runtime.cache.wanted import CacheOutcome, CacheState, Caching, why_of
+from nnhal.runtime.cache.wanted import CacheOutcome, CacheState, Caching
 from nnhal.runtime.lanes import Lane
 
 _log = logger("compilation")
@@ -199,7 +199,7 @@ class _Step(Record, frozen=True):
         except Missing as missing:
             return str(missing)
         except OSError as error:
-            return f"the entry {why_of(error)}"
+            return f"the entry cannot be opened: {why_of(error)}"
         try:
             hints = replace(self.hints, cache=files.cache(self.key), worked_out=None)
             lane.prepared = restored_by(self.device, self.seen, hints)
@@ -218,6 +218,9 @@ class _Step(Record, frozen=True):
             return told(error).removeprefix(f"device {name}: ")
         finally:
             files.close()
+        if files.deaths:
+            with suppress(OSError):
+                self.folder.absolve(self._name)
         return ""
 
     def prepare_in(self, lane: Lane, facts: Mapping[str, Any]) -> str:
@@ -242,9 +245,12 @@ class _Step(Record, frozen=True):
             self._plainly_in(lane)
             return f"the driver failed while it was to keep it: {told(error)}"
         try:
-            return "" if writing.publish(self.key, dict(facts)) else "the device kept nothing of it"
+            writing.publish(self.key, dict(facts))
+        except NotKept as error:
+            return str(error)
         except OSError as error:
             return f"it cannot be kept: {why_of(error)}"
+        return ""
 
     def _plainly_in(self, lane: Lane) -> None:
         lane.prepared = prepared_by(self.device, self.model, self.hints, as_is=True)

@@ -9,7 +9,7 @@ from nnhal.base.answers import shown
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.private import absolute
 from nnhal.base.records import Record
-from nnhal.hal.cache.files import TOKEN_SIZE
+from nnhal.hal.cache.files import TOKEN_SIZE, why_of
 from nnhal.hal.claims import Claims
 from nnhal.hal.device import Device, Hints, prepared_by
 from nnhal.model.graph import Model
@@ -43,7 +43,8 @@ class Caching(Record, frozen=True):
     @classmethod
     def wanted(cls, folder: Folder, token: Any) -> "Caching":
         """What `compile` was asked for; NNHAL_CACHE_DIR where it says nothing. InvalidArgument for what cannot be."""
-        if not (folder is None or folder is False or (isinstance(folder, str | os.PathLike) and os.fspath(folder))):
+        named = isinstance(folder, str | os.PathLike) and os.fsdecode(folder)
+        if not (folder is None or folder is False or (named and "\0" not in named)):
             raise InvalidArgument(f"cache_dir is {shown(folder)}, must be the path of a folder")
         if token is not None and not (isinstance(token, bytes) and len(token) == TOKEN_SIZE):
             raise InvalidArgument(f"token is {shown(token)}, must be {TOKEN_SIZE} bytes")
@@ -70,11 +71,6 @@ def user_folder() -> Path:
     """The user's own folder for compilations, that of the command line: `nnhal/compiled` below XDG_CACHE_HOME."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(os.path.expanduser(base), "nnhal", "compiled")
-
-
-def why_of(error: OSError) -> str:
-    """What the system refused, in its words."""
-    return (error.strerror or str(error)).lower() if error.errno else str(error.strerror)
 
 
 class CacheEntry(Protocol):

@@ -1,0 +1,189 @@
+"""Files in the user's state folder that many processes append records to.
+
+    0   8  magic          8  32  key of the hashes          40  records
+
+A record is one write to the end, so processes need no lock, and a confined process has none. A
+process holds a shared lock of each file that it has open. A process that opens a file that is too
+large, and that no other process has open, replaces it by one with the newer records. While another
+process has it open, the file stays: a confined process could not open the new one.
+"""
+
+import errno
+import fcntl
+import os
+import re
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from nnhal.base.descriptors import Owner
+from nnhal.base.digests import blake2b
+from nnhal.base.private import absolute, alone, append, lock_at_once, made_anew, private_file, private_folder
+
+KEY = 32  # bytes
+HEAD = struct.Struct(f"<8s{KEY}s")
+LOG_SUFFIXES = ".tokens", ".blobs"
+
+_opened_here: set[str] = set()  # names of files that this process may have open, and must not take for nobody's
+
+
+def state_folder() -> Path:
+    """Where what belongs to the user, and is no cache, lies: NNHAL_STATE_DIR, or `nnhal` below XDG_STATE_HOME.
+
+    OSError where there is no such place.
+    """
+    given = os.environ.get("NNHAL_STATE_DIR")
+    if given:
+        return Path(given).absolute()
+    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return absolute(base) / "nnhal"
+
+
+def state_file(driver: str, kind: str) -> str:
+    """The name of a file of a driver's there, which no other driver's has."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", driver)[:64]
+    return f"{name}-{blake2b(driver.encode(), digest_size=8).hexdigest()}.{kind}"
+
+
+class StateFile:
+    """One such file, open as long as this lives. Every method may raise OSError."""
+
+    def __init__(self, owner: Owner) -> None:
+        """owner: of the descriptor."""
+        self._owner, self._fd = owner, owner.fds[0]
+        self.key = os.pread(self._fd, HEAD.size, 0)[-KEY:]
+
+    @classmethod
+    def open(cls, name: str, magic: bytes, most: int, newer: Callable[[bytes], bytes]) -> "StateFile":
+        """The file of that name, made where it is missing or none. It may be for reading only, as its disk may be.
+
+        most: bytes. newer: the records that are left of a file that has more, from its last ones.
+        """
+        folder = Owner()
+        try:
+            private_folder(state_folder(), folder)
+            fd = folder.fds[0]
+            _opened_here.add(name)
+            with suppress(FileNotFoundError):
+                owner = _opened(fd, name)
+                if _whole(owner.fds[0], magic) and os.fstat(owner.fds[0]).st_size <= most:
+                    return cls(owner)
+                owner.close()
+            with alone(fd):
+                return cls(_replaced(fd, name, magic, most, newer))
+        finally:
+            folder.close()
+
+    @classmethod
+    def to_read(cls, name: str) -> "StateFile | None":
+        """The file of that name, to read; None where there is none, which makes no folder either."""
+        folder, owner = Owner(), Owner()
+        if not (state_folder() / name).exists():
+            return None
+        try:
+            private_file(private_folder(state_folder(), folder), name, os.O_RDONLY, owner)
+            return cls(owner)
+        except FileNotFoundError:
+            return None
+        finally:
+            folder.close()
+
+    @property
+    def fd(self) -> int:
+        """Its descriptor, for as long as this lives."""
+        return self._fd
+
+    @property
+    def gone(self) -> bool:
+        """Whether the file was removed or cut off: nobody will read what is appended."""
+        return os.fstat(self._fd).st_nlink == 0 or os.pread(self._fd, HEAD.size, 0)[-KEY:] != self.key
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole file."""
+        return os.fstat(self._fd).st_size
+
+    def append(self, record: bytes) -> None:
+        """Add a record. OSError where it is not all written, or nobody would read it."""
+        if fcntl.fcntl(self._fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        append(self._fd, record)
+        if self.gone:
+            raise OSError(errno.ESTALE, "the file was removed or cut off")
+
+    def last(self, most: int) -> bytes:
+        """The last bytes of its records, so many at most."""
+        return _last(self._fd, most)
+
+
+def _last(fd: int, most: int) -> bytes:
+    start, size = HEAD.size, os.fstat(fd).st_size
+    start = max(start, size - most)
+    data = b""
+    while start + len(data) < size and (more := os.pread(fd, size - start - len(data), start + len(data))):
+        data += more
+    return data
+
+
+def _opened(folder: int, name: str) -> Owner:
+    """The file, open to append, or to read where no more can be had, and locked against being replaced."""
+    while True:
+        owner = Owner()
+        try:
+            private_file(folder, name, os.O_RDWR | os.O_APPEND, owner)
+        except OSError as error:
+            if error.errno not in (errno.EROFS, errno.EACCES):
+                raise
+            owner = Owner()
+            private_file(folder, name, os.O_RDONLY, owner)
+        with suppress(OSError):  # without locks a confined process may lose what it appends
+            lock_at_once(owner.fds[0], shared=True)
+        if os.fstat(owner.fds[0]).st_nlink:
+            return owner
+
+
+def _whole(fd: int, magic: bytes) -> bool:
+    head = os.pread(fd, HEAD.size, 0)
+    return len(head) == HEAD.size and head.startswith(magic)
+
+
+def _replaced(folder: int, name: str, magic: bytes, most: int, newer: Callable[[bytes], bytes]) -> Owner:
+    """The file as it is to be, while nobody else replaces it."""
+    key, records, there = os.urandom(KEY), b"", False
+    with suppress(FileNotFoundError):
+        owner = _opened(folder, name)
+        fd = owner.fds[0]
+        there = _whole(fd, magic)
+        if there:
+            if os.fstat(fd).st_size <= most or not _nobody_elses(fd):
+                return owner
+            key, records = os.pread(fd, HEAD.size, 0)[-KEY:], newer(_last(fd, 2 * most))
+        owner.close()
+    _remove_unused(folder)
+    try:
+        os.close(made_anew(folder, name, HEAD.pack(magic, key) + records))
+    except OSError:
+        if not there:
+            raise
+    return _opened(folder, name)
+
+
+def _nobody_elses(fd: int) -> bool:
+    try:
+        return lock_at_once(fd)
+    except OSError:
+        return False
+
+
+def _remove_unused(folder: int) -> None:
+    """Remove files that hold no record and no process has open, such as those of drivers that are no more."""
+    for name in os.listdir(folder):
+        if name in _opened_here or not name.endswith(LOG_SUFFIXES):
+            continue
+        owner = Owner()
+        with suppress(OSError):
+            fd = private_file(folder, name, os.O_RDWR, owner)
+            if os.fstat(fd).st_size <= HEAD.size and lock_at_once(fd):
+                os.unlink(name, dir_fd=folder)
+        owner.close()
