@@ -578,17 +578,17 @@ def test_a_death_is_the_drivers_fault_where_there_is_evidence(
     elif what == "it hangs":
         session._look_whether_hangs(subject.HUNG_NS + 1)
     elif what == "no answer to a query":
-        monkeypatch.setattr(queries, "QUERY_NS", 2_000_000)
+        monkeypatch.setattr(subject, "QUERY_NS", 2_000_000)
         service.waits = lambda call: call == ASK
         with pytest.raises(DeviceUnavailable):
-            query(session, ASK, wire.Word)
+            session.call(ASK, wire.Word, UNLIMITED)
     else:
         with pytest.raises(NnhalError):
-            session.call(ASK, wire.Word)
+            session.call(ASK, wire.Word, UNLIMITED)
     wait_until(lambda: session.dead is not None, "the end")
     assert session.dead is not None and session.dead.driver_fault == fault
     with pytest.raises(DeadObject) as raised:
-        session.call(ASK, wire.Word)
+        session.call(ASK, wire.Word, UNLIMITED)
     assert raised.value.driver_fault == fault
 
 
