@@ -23,7 +23,7 @@ from nnhal.ipc import names
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import model_to_wire
-from nnhal.ipc.transport.channel import Channel
+from nnhal.ipc.transport.channel import Channel, end_of
 from nnhal.model.graph import Model
 from tests.ipc.support import LIMIT, doubling, made, numbers, run, wait_until
 
@@ -259,10 +259,10 @@ class Hostile:
 
     def lane(self, *, callbacks: bool = False) -> Channel:
         """One more lane."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            taken(self.make(wire.AttachLane, callbacks, fds=(theirs.fileno(),)))
-        return Channel(ours)
+        self.made += 1
+        data, fds = self.channel.call(wire.encode(wire.AttachLane(self.made, callbacks)), (), int(LIMIT * 1e9))
+        taken(wire.decode_reply(data))
+        return Channel(end_of(fds))
 
     def prepare(self, model: Model | None = None, **options: Any) -> int:
         """The number of a prepared model; RefusedError where there is none."""
