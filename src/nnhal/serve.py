@@ -108,7 +108,7 @@ def run(  # noqa: PLR0915  # one order, that matters
 
     metrics: where it is asked what it counts; None for nowhere.
     """
-    from nnhal.ipc import names, transport
+    from nnhal.ipc import environment, names, transport
     from nnhal.ipc.confinement.confine import Limits, confine
     from nnhal.ipc.confinement.kernel import end_pools
     from nnhal.ipc.confinement.limits import raise_descriptors
@@ -136,6 +136,7 @@ def run(  # noqa: PLR0915  # one order, that matters
             os.path.realpath(path) if os.path.isabs(path) else path for path in sys.path
         ]  # readlink is refused
         end_pools()
+        environment.forget()
         report = confine(readable, limits, allow, [Path(d).resolve() for d in devices])
     else:
         report = {"confinement": "not applied: the service was started with --unconfined"}

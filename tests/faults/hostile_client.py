@@ -30,7 +30,7 @@ from nnhal.ipc.transport.channel import Channel
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.parts import outline
 from tests.faults import broken
-from tests.faults.support import LIMIT, Hostile, X, doubling, wait_until
+from tests.faults.support import LIMIT, Hostile, X, doubling, next_number, wait_until
 
 ROOM = 4096
 LOG = trace.size_of(64)
@@ -79,7 +79,7 @@ TOKEN = bytes(range(32))
 # Calls that are right, as (call, what goes along); numbers of objects are put in when there are any.
 GOOD: list[tuple[wire.ClientCall, tuple[str, ...]]] = [
     (wire.Hello(wire.VERSION, 3), ()),
-    (wire.AttachLane(NEW, False), ("a lane",)),
+    (wire.AttachLane(NEW, False), ()),
     (wire.Release((NEVER,)), ()),
     (wire.Cancel((NEVER,)), ()),
     (wire.Hold(NEW, (pool(),)), ("a memory",)),
@@ -299,7 +299,6 @@ DESCRIPTORS: dict[str, Maker] = {
 FITS: dict[str, set[str]] = {  # what may stand for what, as far as the receiver can tell
     "a log": {"a log", "a memory of huge pages"},
     "a memory": {"a memory", "a log", "a memory with holes", "a memory of huge pages", "queues"},
-    "a lane": {"a lane", "a lane whose end is closed", "a listening socket"},
     "a fence": {"a fence", "the reading end of a pipe", "the reading end of a closed pipe"},
     "queues": {"queues"},
     "a file": {name for name in DESCRIPTORS if "memory" in name} | {"a file", "a log", "queues"},
@@ -390,7 +389,7 @@ def carried() -> Iterator[Case]:
             yield Case(f"{name} without descriptors", call, whole, (), "refused")
         for what in DESCRIPTORS if along else ():
             wanted = "either" if what in FITS[along[0]] else "refused"
-            slow = what == SLOWLY_CLOSED and not isinstance(call, wire.AttachLane | wire.Hold)
+            slow = what == SLOWLY_CLOSED and not isinstance(call, wire.Hold)
             if what != along[0] and not slow:
                 yield Case(f"{name} with {what}", call, whole, (what, *along[1:]), wanted)
 
@@ -425,10 +424,15 @@ def hear(lane: Channel) -> tuple[int, Any]:
 def asked(lane: Channel, data: bytes, fds: "list[int] | tuple[int, ...]" = (), given: Callable[[], None] = int) -> Any:
     """The reply to a call; its descriptors are closed. given: done in between."""
     if len(fds) > wire.MAX_DESCRIPTORS:
-        say(lane, 1, data, fds)
+        say(lane, next_number(lane), data, fds)
         return hear(lane)[1]
     lane.ask(data, fds)
     given()
+    return heard(lane)
+
+
+def heard(lane: Channel) -> Any:
+    """The reply to the call at hand; its descriptors are closed."""
     return wire.decode_reply(lane.receive(int(LIMIT * 1e9))[0])
 
 
@@ -725,31 +729,44 @@ def as_its_objects_go(m: Moment) -> None:
         other.close()
 
 
-def twice(m: Moment) -> None:
-    """The same call with the same numbers again, before the first was answered: each has its answer."""
+def under_a_number_again(m: Moment) -> None:
+    """The first is answered, and the lane ends."""
     with m.world() as (world, data, sent):
         for _ in range(2):
             say(world.lane, 7, data, sent)
+        number, reply = hear(world.lane)
+        assert number == 7
+        m.fits(reply)
+        with contextlib.suppress(DeadObject):
+            raise AssertionError(hear(world.lane))
+
+
+def twice(m: Moment) -> None:
+    """The same call of the same object again, before the first was answered: each has its answer."""
+    with m.world() as (world, data, sent):
+        for number in (7, 8):
+            say(world.lane, number, data, sent)
         for first in (True, False):
             number, reply = hear(world.lane)
-            assert number == 7
+            assert number == (7 if first else 8)
             if first or not isinstance(m.call, wire.MakingCall):
                 m.fits(reply)
             elif not isinstance(m.call, wire.Execute) or reply != wire.Acknowledged():  # the first may have ended
                 judge(m.call, reply, "refused", ("already", "must be a new"))
-        assert asked(world.lane, QUERY) == wire.Word("1")
+        say(world.lane, 9, QUERY)
+        assert hear(world.lane) == (9, wire.Word("1"))
 
 
 def as_its_number_is_released(m: Moment) -> None:
     """Whichever is first: the answer is right, and the number is free again once what went on under it has ended."""
     with m.world() as (world, data, sent):
         number = world.made if isinstance(m.call, wire.MakingCall) else NEVER
-        say(world.lane, 1, data, sent)
-        say(world.client.channel, 1, wire.encode(wire.Release((number,))))
-        _, reply = hear(world.lane)
+        world.lane.ask(data, sent)
+        world.client.channel.ask(wire.encode(wire.Release((number,))))
+        reply = heard(world.lane)
         between = isinstance(reply, wire.Failed) and "was released before it was made" in reply.message
         assert (between and number != NEVER) or m.fits(reply) or isinstance(m.call, wire.Hello)
-        assert hear(world.client.channel) == (1, wire.Acknowledged())
+        assert heard(world.client.channel) == wire.Acknowledged()
         if isinstance(m.call, PREPARATIONS):
             result = world.notification(wire.NotifyPrepared)
             assert isinstance(result, wire.PreparedTraits) or result.kind in ("Cancelled", "Closed"), result
@@ -764,9 +781,7 @@ def as_its_number_is_released(m: Moment) -> None:
                 m.call, reply, "refused", ("goes on already",)
             )
 
-        if isinstance(m.call, wire.AttachLane):  # it goes on
-            assert not again()
-        elif isinstance(m.call, wire.MakingCall):
+        if isinstance(m.call, wire.MakingCall):
             wait_until(again, "the end of what went on")
 
 
@@ -775,9 +790,7 @@ def in_parts(m: Moment) -> None:
     with m.world() as (world, data, sent):
         for cut in sorted({1, len(data) // 2, len(data) - 1} - {0, len(data)}):
             for part in (data[:cut], data[cut:]):
-                say(world.lane, 3, part, sent)
-                number, reply = hear(world.lane)
-                assert number == 3
+                reply = asked(world.lane, part, sent)
                 if not (part != data[:cut] and isinstance(reply, wire.Reply) and not isinstance(reply, wire.Failed)):
                     judge(m.call, reply, "refused", ("message",))
         m.done(world, asked(world.lane, data, sent), sent)
@@ -859,6 +872,7 @@ MOMENTS: dict[str, Callable[[Moment], None]] = {
         beside_an_execution,
         as_its_objects_go,
         as_its_number_is_released,
+        under_a_number_again,
         twice,
         in_parts,
         with_a_part_of_its_number,

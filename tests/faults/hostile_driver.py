@@ -97,16 +97,17 @@ ANSWERS: dict[str, tuple[type, Any, bool]] = {
     "GetShape": (wire.GetShape, wire.Shape((64,)), False),
     "GetMemoryUse": (wire.GetMemoryUse, wire.WireMemoryUse(1, 2, 3, 4), False),
     "Reconfigure": (wire.Reconfigure, wire.Acknowledged(), False),
-    "AttachLane": (wire.AttachLane, None, False),  # which nobody waits to have answered
+    "AttachLane": (wire.AttachLane, wire.Acknowledged(), True),
     FOR_CALLS: (wire.AttachLane, None, False),
     "Release": (wire.Release, None, False),
     "Cancel": (wire.Cancel, None, False),
     "WriteTrace": (wire.WriteTrace, None, False),
 }
-ONE_WAY = wire.AttachLane, wire.Release, wire.Cancel, wire.WriteTrace
+ONE_WAY = wire.Release, wire.Cancel, wire.WriteTrace
 CARRIES = {
     "ExecuteSynchronously provided by memory": "a memory",
     "ExecuteFenced": "a fence",
+    "AttachLane": "a lane",
 }  # that come with the answer
 
 Struck = Callable[["Hostile", bytes, Sequence[int]], None]  # sends what it likes in the place of a message
@@ -429,12 +430,12 @@ def serve(case: Case, sock: socket.socket, struck: int) -> None:
                 self._kind = type(wire.decode_call(data))
             except wire.WireError:
                 self._kind = type(None)
-            if self._kind in ONE_WAY and case.answer != FOR_CALLS and hostile.strikes(self._kind, data):
+            if self._kind in ONE_WAY and hostile.strikes(self._kind, data):
                 hostile.strike(self.socket, 0, data, ())
             return data, fds
 
         def answer(self, data: bytes, fds: Sequence[int] = ()) -> None:
-            if self._kind not in ONE_WAY and hostile.strikes(self._kind, data):
+            if self._kind not in ONE_WAY and case.answer != FOR_CALLS and hostile.strikes(self._kind, data):
                 hostile.strike(self.socket, self.lane.asked, data, fds)
             else:
                 super().answer(data, fds)

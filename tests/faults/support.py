@@ -23,7 +23,8 @@ from nnhal.ipc import names
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import model_to_wire
-from nnhal.ipc.transport.channel import Channel
+from nnhal.ipc.transport import _native
+from nnhal.ipc.transport.channel import Channel, end_of
 from nnhal.model.graph import Model
 from tests.ipc.support import LIMIT, doubling, made, numbers, run, wait_until
 
@@ -220,6 +221,12 @@ def taken(reply: Any) -> Any:
     return reply
 
 
+def next_number(lane: Channel) -> int:
+    """The number of the next call on a lane, for who sends it past every check."""
+    assert lane.lane.ask(b"x", (0,) * (wire.MAX_DESCRIPTORS + 1)) == _native.TOO_LARGE  # nothing is sent
+    return lane.lane.called
+
+
 class Hostile:
     """A client of its own making: a bare socket that speaks the wire, and whatever else it likes."""
 
@@ -239,9 +246,9 @@ class Hostile:
         self.channel.send(data if isinstance(data, bytes) else wire.encode(data), fds)
 
     def push(self, data: bytes, fds: Sequence[int] = ()) -> None:
-        """Send a call of number 1 past every check of a lane's."""
+        """Send a call past every check of a lane's."""
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds).tobytes())] if fds else []
-        self.socket.sendmsg([ONE + data], rights)
+        self.socket.sendmsg([next_number(self.channel).to_bytes(8, "little") + data], rights)
 
     def call(self, data: bytes | wire.ClientCall, fds: Sequence[int] = ()) -> Any:
         """Send a call, or bytes that are none, and wait for the reply; its descriptors are closed."""
@@ -259,10 +266,10 @@ class Hostile:
 
     def lane(self, *, callbacks: bool = False) -> Channel:
         """One more lane."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            taken(self.make(wire.AttachLane, callbacks, fds=(theirs.fileno(),)))
-        return Channel(ours)
+        self.made += 1
+        data, fds = self.channel.call(wire.encode(wire.AttachLane(self.made, callbacks)), (), int(LIMIT * 1e9))
+        taken(wire.decode_reply(data))
+        return Channel(end_of(fds))
 
     def prepare(self, model: Model | None = None, **options: Any) -> int:
         """The number of a prepared model; RefusedError where there is none."""

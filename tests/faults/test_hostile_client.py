@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +15,6 @@ from nnhal.base.errors import DeadObject
 from nnhal.base.levels import V1_3
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.service import connection
-from nnhal.ipc.transport.channel import Channel
 from tests.faults import hostile_client
 from tests.faults.hostile_client import (
     DESCRIPTORS,
@@ -30,7 +28,6 @@ from tests.faults.hostile_client import (
     Moment,
     World,
     asked,
-    hear,
     judge,
     table,
 )
@@ -285,15 +282,11 @@ def test_a_fenced_execution_under_a_number_that_is_held_does_not_begin(arena: Ar
             os.close(write)
 
 
-def test_a_lane_that_is_refused_gets_the_reason_and_ends(arena: Arena) -> None:
+def test_a_lane_under_a_number_that_is_taken_is_refused_and_none_is_given(arena: Arena) -> None:
     with World(arena.name) as world:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            world.client.send(wire.AttachLane(world.objects["lane"], False), (theirs.fileno(),))
-        lane = Channel(ours)
-        number, reply = hear(lane)
-        assert number == 1 and "is the number of what goes on already" in reply.message
-        with pytest.raises(DeadObject):
-            hear(lane)
-        lane.close()
+        before = held(arena.watcher)
+        data = wire.encode(wire.AttachLane(world.objects["lane"], False))
+        reply, fds = world.client.channel.call(data, (), int(hostile_client.LIMIT * 1e9))
+        assert "is the number of what goes on already" in wire.decode_reply(reply).message and not len(fds)
+        arena.back_to(before)
         world.computes()

@@ -26,7 +26,7 @@ from nnhal.ipc.service.burst import ServiceBurst
 from nnhal.ipc.service.connection import Connection
 from nnhal.ipc.service.exports import Export
 from nnhal.ipc.transport import _native
-from nnhal.ipc.transport.channel import Channel
+from nnhal.ipc.transport.channel import Channel, end_of
 from tests.faults.support import (
     LIMIT,
     WITNESS,
@@ -223,12 +223,13 @@ def test_no_lane_outlives_its_connection_whenever_it_is_attached(shared):
             client = Hostile(shared)
             side = client.lane()
             client.close()
-            for _ in range(n):
-                ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                strays.append(Channel(ours))
-                with theirs:
-                    if isinstance(attempt(lambda s=side, t=theirs: s.send(ATTACH, (t.fileno(),))), DeadObject):
-                        break
+            for number in range(n):
+                attach = wire.encode(wire.AttachLane(10**6 + number, False))
+                came = attempt(lambda s=side, a=attach: s.call(a, (), int(LIMIT * 1e9)))
+                if isinstance(came, DeadObject):
+                    break
+                if len(came[1]):  # else it was refused: the connection is ending
+                    strays.append(Channel(end_of(came[1])))
             side.close()
         for stray in strays:
             wait_until(lambda stray=stray: isinstance(attempt(lambda: stray.call(QUERY)), DeadObject), "a lane's end")
@@ -236,7 +237,7 @@ def test_no_lane_outlives_its_connection_whenever_it_is_attached(shared):
         back_to(before, watcher)
 
 
-ATTACH, QUERY = wire.encode(wire.AttachLane(10**6, False)), wire.encode(wire.GetVersionString())
+QUERY = wire.encode(wire.GetVersionString())
 
 
 def test_a_connection_that_is_ending_takes_no_lane():

@@ -379,12 +379,11 @@ def test_what_is_no_memory_is_refused_as_a_pool(shared: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["a pipe", "a file", "an eventfd"])
-def test_what_is_no_socket_is_refused_as_a_lane_and_what_is_no_fence_as_a_fence(shared: str, kind: str) -> None:
+def test_what_is_no_fence_is_refused_as_a_fence_and_what_are_no_queues_as_queues(shared: str, kind: str) -> None:
     """21: the same for the other descriptors that messages carry; none stays open."""
     with undisturbed(shared), client_of(shared) as watcher, Hostile(shared) as hostile:
         number, before, fd = hostile.prepare(), held(watcher), KINDS[kind]()
         for _ in range(5):
-            refused(hostile.make(wire.AttachLane, False, fds=(fd,)), "AttachLane", "SEQPACKET")
             if kind != "a pipe":  # the read end of a pipe is what a fence is made of
                 refused(hostile.make(wire.ExecuteFenced, number, 1, fds=(fd,)), "fence")
             refused(hostile.make(wire.ConfigureExecutionBurst, number, fds=(fd,)), "burst")

@@ -1,5 +1,6 @@
 """Faults of messages: lengths and descriptors past every limit, bytes that are none, peers that do not read (27, 28)."""
 
+import contextlib
 import fcntl
 import os
 import random
@@ -181,14 +182,18 @@ def test_a_message_shorter_than_its_number_ends_its_connection_and_no_other(
         back_to(before, watcher)
 
 
-def test_numbers_of_calls_may_be_anything_and_their_answers_bear_them(shared: str) -> None:
-    """27: the service keeps no account of them: also of one that comes twice."""
+@pytest.mark.parametrize("last", [1, 7, 2**64 - 1])
+def test_numbers_of_calls_grow_and_their_answers_bear_them_or_their_lane_ends(shared: str, last: int) -> None:
+    """27: so an answer that is sent back to the service is answered by nobody."""
     with undisturbed(shared), Hostile(shared) as hostile:
-        answer = wire.encode(wire.Word("1"))
-        for number in (1, 1, 7, 2, 2**32, 2**64 - 1, 1):
+        answer, lane = wire.encode(wire.Word("1")), hostile.lane()
+        for number in (1, 7, 2**32, 2**64 - 1):
             head = struct.pack("<Q", number)
-            hostile.socket.send(head + QUERY)
-            assert hostile.socket.recv(1 << 16) == head + answer
+            lane.socket.send(head + QUERY)
+            assert lane.socket.recv(1 << 16) == head + answer
+        lane.socket.send(struct.pack("<Q", last) + QUERY)
+        with contextlib.suppress(ConnectionResetError):
+            assert lane.socket.recv(1 << 16) == b""
         alive(hostile)
 
 
@@ -338,22 +343,3 @@ def test_an_engine_is_not_told_to_use_more_threads_than_a_process_can_have(threa
         whole = model_to_wire(doubling(64), lambda _: wire.Pool("ashmem", 1, 0, True))
         reply = attempt(lambda: hostile.call(wire.PrepareModel(1, V1_3, whole, threads=threads)))
         assert isinstance(reply, wire.Failed) and "threads" in reply.message, reply
-
-
-def test_lanes_that_are_joined_to_one_another_harm_nobody_else_and_end_with_their_client(shared: str) -> None:
-    """27: both ends of a pair of sockets as lanes: the answer of one is the question of the other."""
-    with undisturbed(shared) as neighbour, client_of(shared) as watcher:
-        before = held(watcher)
-        hostile = Hostile(shared)
-        for data in (b"\xc0", QUERY, wire.encode(wire.Release((1,)))):
-            a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            for side in (a, b):
-                reply = hostile.make(wire.AttachLane, False, fds=(side.fileno(),))
-                assert isinstance(reply, wire.Acknowledged), reply
-            a.send(ONE + data)
-            a.close()
-            b.close()
-        neighbour.still_served()
-        alive(hostile)
-        hostile.close()
-        back_to(before, watcher)

@@ -107,6 +107,11 @@ FILES = _table("""
 EACCES | a file of the system                   | open("/etc/passwd").read(4)
 EACCES | a file of the user                     | open("{place}/own").read()
 EACCES | by way of its own root                 | open("/proc/self/root/etc/passwd").read(4)
+EACCES | its environment                        | open("/proc/self/environ").read(4)
+EACCES | its environment, by a thread           | open(f"/proc/self/task/{{me}}/environ").read(4)
+EACCES | the sockets of the machine             | open("/proc/self/net/unix").read(4)
+EACCES | what is mounted                        | open("/proc/self/mountinfo").read(4)
+EFBIG  | a memory past the limit                | os.ftruncate(os.memfd_create("x"), (4 << 30) + 1)
 EACCES | by way of a path's descriptor          | path_only("/etc/passwd")[:4]
 EACCES | the names in a folder                  | os.listdir("{place}")
 EACCES | the names in the root                  | len(os.listdir("/"))
@@ -210,8 +215,8 @@ HARMLESS = [
         "it reads what it wrote itself; a terminal cannot be opened so, as landlock knows its path",
     ),
     Escape(
-        "memory without a limit",
-        'os.ftruncate(os.memfd_create("x"), 1 << 50)',
+        "memory up to a limit",
+        'os.ftruncate(os.memfd_create("x"), 4 << 30)',
         "done None",
         "pools are made so; pages count once they are touched, against the control group, and shared memory is not private",
     ),

@@ -205,6 +205,7 @@ class Socket:
     def __init__(self) -> None:
         self._ours, self.peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.lane = _native.Lane(self._ours.fileno())
+        self._heard = 0
 
     def close(self) -> None:
         """End it."""
@@ -226,12 +227,14 @@ class Socket:
         self.peer.sendmsg([datagram], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)] if count else [])
         got = self.lane.receive(0)
         lost = len(body) > _LONGEST or count > _MOST
-        if len(datagram) <= 8 or (awaited and number != awaited):
+        stale = not awaited and 0 < number <= self._heard
+        if len(datagram) <= 8 or (awaited and number != awaited) or stale:
             wanted: object = _native.CORRUPT
         else:
             wanted = _native.TOO_LARGE if lost else (body, count)
         found = got if isinstance(got, int) else (got[0], len(got[1]))
-        asked = 0 if awaited or len(datagram) <= 8 else number
+        asked = 0 if awaited or len(datagram) <= 8 or stale else number
+        self._heard = max(self._heard, asked)
         if found != wanted or self.lane.asked != asked or (self.lane.awaited and found != _native.CORRUPT):
             raise AssertionError(f"lane: number {number}, {len(datagram)} bytes, {count} descriptors gave {found}")
         if isinstance(got, int):

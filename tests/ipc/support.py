@@ -194,20 +194,26 @@ class Peer:
     def _serve(self, channel: Channel) -> None:
         with contextlib.suppress(DeadObject, OSError):
             while True:
-                data, fds = channel.receive()
+                data, _ = channel.receive()
                 call = wire.decode_call(data)
                 if isinstance(call, wire.Hello):
                     welcome = wire.Welcome(wire.VERSION, self._level, "peer", os.getpid(), 0, True, {})
                     channel.answer(wire.encode(welcome))
                 elif isinstance(call, wire.AttachLane):
-                    lane = Channel(socket.socket(fileno=fds.take()))
-                    self._lanes.append(lane)
-                    if call.callbacks:
-                        self.callbacks = lane
-                    else:
-                        self._start(lane)
+                    self._attach(channel, call)
                 else:
                     self._answer(channel, call)
+
+    def _attach(self, channel: Channel, call: wire.AttachLane) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        lane = Channel(ours)
+        self._lanes.append(lane)
+        if call.callbacks:
+            self.callbacks = lane
+        else:
+            self._start(lane)
+        with theirs:
+            channel.answer(wire.ENCODED_DONE, (theirs.fileno(),))
 
     def __enter__(self) -> Session:
         return self.session

@@ -268,13 +268,10 @@ def test_a_lane_hangs_up_is_closed_and_says_whose_it_is(lanes: tuple[Channel, Ch
     ours.close()
     ours.hang_up()  # of no use, and no error
     a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    a.setblocking(False)
     named = Channel(a, 0, 0b11, 7)
-    assert (named.number, named.lane.watch, named.lane.peer_cpus, a.getblocking()) == (7, 0, 0b11, True)
+    assert (named.number, named.lane.watch, named.lane.peer_cpus) == (7, 0, 0b11)
     plain = Channel(b)
     assert (plain.number, plain.lane.watch, plain.lane.peer_cpus) == (0, -1, 0)
-    timeout = struct.unpack("ll", a.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16))
-    assert timeout == (1, 0)  # looks at signals once a second
     del named
     assert a.fileno() < 0  # closed with its lane
     plain.close()

@@ -233,6 +233,7 @@ def test_after_32_calls_that_were_given_up_no_more_are_made_until_one_has_ended(
     session = service.session
     service.waits = lambda call: call == ASK
     for _ in range(32):
+        session.call(wire.GetType(), wire.Word, UNLIMITED)  # leaves a lane free
         with pytest.raises(MissedDeadline, match="peer: the deadline has passed without an answer"):
             session.call(ASK, wire.Word, Control(soon()))
     assert len(session._given_up) == 32 and not session._lanes and session.dead is None
@@ -249,6 +250,7 @@ def test_an_own_process_in_which_32_calls_do_not_end_is_replaced(service: Servic
     session.process = process  # type: ignore[assignment]
     service.waits = lambda call: call == ASK
     for _ in range(32):
+        session.call(wire.GetType(), wire.Word, UNLIMITED)  # leaves a lane free
         with pytest.raises(MissedDeadline):
             session.call(ASK, wire.Word, Control(soon()))
     with pytest.raises(DeadObject, match="peer: 32 calls were given up and do not end; it is replaced"):
@@ -260,6 +262,7 @@ def test_a_call_that_was_given_up_is_told_and_what_it_made_is_given_back(service
     session = service.session
     service.waits = lambda call: isinstance(call, wire.Bind)
     number = session.number()
+    session.call(wire.GetType(), wire.Word, UNLIMITED)  # leaves a lane free
     with pytest.raises(MissedDeadline):
         session.call(wire.Bind(number, 1, wire.WireRequest((), (), ())), wire.Acknowledged, Control(soon()))
     wait_until(lambda: bool(service.all(wire.Cancel)), "the service is told")
@@ -637,27 +640,91 @@ def test_a_service_that_hangs_up_is_dead_for_who_calls_and_its_process_for_who_c
     assert "gone" in str(session.confirm_death("another"))
 
 
-def test_lanes_that_the_service_does_not_take_are_errors_of_their_calls(service: Service) -> None:
-    """It leaves the reason on the lane, as an answer to its first call, or hangs up on it."""
-    session = service.session
-    reason = wire.encode(wire.Failed(7, "ResourceExhausted", "lanes: no more"))
-    serve = service._serve
-
-    def refuse(channel: Channel) -> None:
-        channel.ask(reason)
-        channel.close()
-
-    service._serve = refuse  # type: ignore[method-assign]
-    for _ in range(3):
-        with pytest.raises(ResourceExhausted, match="lanes: no more"):
-            session.call(ASK, wire.Word, UNLIMITED)
-        assert not session._lanes and not session._free and session.dead is None
-    service._serve = serve  # type: ignore[method-assign]
-    assert session.call(ASK, wire.Word, UNLIMITED)[0] == ONE
-    session._free.pop().close()
-    service._serve = lambda channel: channel.close()  # type: ignore[method-assign]
-    with pytest.raises(DeadObject):
+@pytest.mark.parametrize(
+    ("answer", "kind", "says"),
+    [
+        (wire.encode(wire.Failed(7, "ResourceExhausted", "lanes: no more")), ResourceExhausted, "lanes: no more"),
+        (wire.encode(ONE), DeadObject, "peer: answered AttachLane with Word"),
+        (b"\xc1", InvalidArgument, "long message"),
+        (b"\xc0", DeadObject, "peer: answered AttachLane with no message"),
+        (wire.ENCODED_DONE, DeadObject, "sent no end of a lane, must be a SEQPACKET socket of the Unix family"),
+    ],
+    ids=["refused", "word", "long", "garbage", "nothing along"],
+)
+def test_a_lane_that_the_service_does_not_give_is_an_error_of_the_call(
+    service: Service, answer: bytes, kind: type[NnhalError], says: str
+) -> None:
+    session, attach = service.session, service._attach
+    service._attach = lambda channel, _: channel.answer(answer)  # type: ignore[method-assign]
+    with pytest.raises(kind, match=says):
         session.call(ASK, wire.Word, UNLIMITED)
+    assert not session._lanes and not session._free and (session.dead is None) == (kind is not DeadObject)
+    if session.dead is None:
+        service._attach = attach  # type: ignore[method-assign]
+        assert session.call(ASK, wire.Word, UNLIMITED)[0] == ONE
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: os.eventfd(0),
+        lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM).detach(),
+        lambda: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM).detach(),
+        lambda: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).detach(),
+    ],
+    ids=["eventfd", "internet", "stream", "datagrams"],
+)
+def test_what_comes_in_the_place_of_a_lane_ends_the_session_and_is_closed(
+    service: Service, make: Callable[[], int]
+) -> None:
+    read, write = os.pipe()
+    fd = make()
+
+    def attach(channel: Channel, _: wire.AttachLane) -> None:
+        channel.answer(wire.ENCODED_DONE, (fd, write))
+        os.close(write)
+
+    service._attach = attach  # type: ignore[method-assign]
+    with pytest.raises(DeadObject, match="sent no end of a lane"):
+        service.session.call(ASK, wire.Word, UNLIMITED)
+    os.close(fd)
+    assert os.read(read, 1) == b""  # nobody holds the other end any more
+    os.close(read)
+
+
+def test_a_lane_that_comes_after_the_deadline_of_who_asked_for_it_is_for_the_next_call(service: Service) -> None:
+    session, attach, gate = service.session, service._attach, threading.Event()
+
+    def late(channel: Channel, call: wire.AttachLane) -> None:
+        assert gate.wait(LIMIT)
+        attach(channel, call)
+
+    service._attach = late  # type: ignore[method-assign]
+    with pytest.raises(MissedDeadline, match="peer: the deadline has passed without an answer"):
+        session.call(ASK, wire.Word, Control(soon()))
+    cancelled = threading.Event()
+    cancelled.set()
+    with pytest.raises(Cancelled):
+        session.call(ASK, wire.Word, cancelled=cancelled)
+    assert session._control.in_doubt and not session._lanes and session.dead is None
+    gate.set()
+    assert session.call(ASK, wire.Word, UNLIMITED)[0] == ONE
+    assert len(session._lanes) == 1 and len(service.all(wire.GetVersionString)) == 1 and not session._overdue
+
+
+def test_an_own_process_that_gives_no_lane_by_a_deadline_and_long_after_it_is_ended(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, gate = service.session, threading.Event()
+    monkeypatch.setattr(subject, "HUNG_NS", 1)
+    process = session.process = Process(session)  # type: ignore[assignment]
+    service._attach = lambda *_: gate.wait(LIMIT)  # type: ignore[method-assign, assignment]
+    try:
+        with pytest.raises(MissedDeadline):
+            session.call(ASK, wire.Word, Control(soon()))
+        wait_until(lambda: "kill" in process.done, "its end")  # type: ignore[union-attr]
+    finally:
+        gate.set()
 
 
 def test_what_a_lane_brings_with_its_answer_is_for_who_called(service: Service) -> None:

@@ -124,7 +124,9 @@ def test_places_are_read_the_null_device_is_written_and_a_given_device_controlle
     assert asked.rules[Path("/dev/null")] == (READ_FILE | WRITE_FILE | TRUNCATE) & known
     assert asked.rules[Path("/dev/full")] == (READ_FILE | WRITE_FILE | TRUNCATE | IOCTL_DEV) & known
     assert asked.rules[Path("/dev/urandom")] == READ_FILE
-    assert asked.rules[Path(f"/proc/{os.getpid()}")] == READ_FILE | READ_DIR
+    own = {place.name: rights for place, rights in asked.rules.items() if place.parent == Path(f"/proc/{os.getpid()}")}
+    assert (own["status"], own["fd"], own["task"]) == (READ_FILE, READ_FILE | READ_DIR, READ_DIR)
+    assert not own.keys() & {"environ", "net", "mountinfo", "mem", "root", "cwd"}
     assert not any(rights & EXECUTE for rights in asked.rules.values())
 
 
@@ -286,8 +288,8 @@ def test_arguments_are_judged_by_the_kernels_numbers() -> None:
         *(0xC0383E04, 0x40187542),  # SYNC_IOC_FILE_INFO, UDMABUF_CREATE
     }
     assert set(allowed.PRCTL) == {3, 15, 16, 51, 64, 0x53564D41}
-    sockets = socket.SOL_SOCKET, socket.SO_RCVTIMEO, socket.SO_SNDTIMEO
-    assert sockets == (allowed.SOL_SOCKET, allowed.SO_RCVTIMEO, allowed.SO_SNDTIMEO)
+    sockets = socket.AF_UNIX, socket.SOCK_SEQPACKET, socket.SOCK_CLOEXEC
+    assert sockets == (allowed.AF_UNIX, allowed.SOCK_SEQPACKET, allowed.SOCK_CLOEXEC)
     assert set(allowed.NO_DEVICE) == {
         *(0x00, 0x12, 0x58, 0x66, 0x76, 0x94),  # what files and block devices have: FIBMAP, BLK, FS_IOC, FICLONE
         *(0x21, 0x93, 0xB7, 0xFF),  # seccomp, autofs, namespaces, pidfds
@@ -369,7 +371,7 @@ class Kernel:
     """Takes the place of the kernel's limits."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **held: tuple[int, int]) -> None:
-        names = {name: getattr(resource, f"RLIMIT_{name.upper()}") for name in ("data", "nofile", "core", "nproc")}
+        names = {name: getattr(resource, f"RLIMIT_{name.upper()}") for name in ("data", "nofile", "fsize", "core", "nproc")}
         self.held = {which: held.get(name, (NONE, NONE)) for name, which in names.items()}
         self.set: list[tuple[int, tuple[int, int]]] = []
         monkeypatch.setattr(resource, "getrlimit", self.held.__getitem__)
@@ -377,20 +379,22 @@ class Kernel:
 
 
 def test_limits_are_those_that_are_wanted_and_never_above_those_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = limits.Limits(memory=1000, descriptors=50, processes=7)
+    wanted = limits.Limits(memory=1000, descriptors=50, file=800, processes=7)
     free = Kernel(monkeypatch)
-    assert limits.limit(wanted) == "data 1000, descriptors 50, core 0, processes 7"
-    kinds = resource.RLIMIT_DATA, resource.RLIMIT_NOFILE, resource.RLIMIT_CORE, resource.RLIMIT_NPROC
-    assert free.set == list(zip(kinds, [(1000, 1000), (50, 50), (0, 0), (7, 7)], strict=True))
+    assert limits.limit(wanted) == "data 1000, descriptors 50, file 800, core 0, processes 7"
+    names = "DATA", "NOFILE", "FSIZE", "CORE", "NPROC"
+    kinds = [getattr(resource, f"RLIMIT_{name}") for name in names]
+    assert free.set == list(zip(kinds, [(1000, 1000), (50, 50), (800, 800), (0, 0), (7, 7)], strict=True))
     # The soft limit of descriptors may rise to the hard one; the others may not.
-    bound = Kernel(monkeypatch, data=(600, 900), nofile=(10, 40), core=(5, 5), nproc=(3, NONE))
-    assert limits.limit(wanted) == "data 600, descriptors 40, core 0, processes 3"
-    assert bound.set == list(zip(kinds, [(600, 600), (40, 40), (0, 0), (3, 3)], strict=True))
-    assert limits.limit(limits.Limits(memory=1, descriptors=1)) == "data 1, descriptors 1, core 0"
+    bound = Kernel(monkeypatch, data=(600, 900), nofile=(10, 40), fsize=(70, 90), core=(5, 5), nproc=(3, NONE))
+    assert limits.limit(wanted) == "data 600, descriptors 40, file 70, core 0, processes 3"
+    assert bound.set == list(zip(kinds, [(600, 600), (40, 40), (70, 70), (0, 0), (3, 3)], strict=True))
+    assert limits.limit(limits.Limits(memory=1, descriptors=1, file=1)) == "data 1, descriptors 1, file 1, core 0"
 
 
-def test_unless_it_is_said_descriptors_are_1024_and_processes_as_they_are() -> None:
-    assert (limits.Limits().descriptors, limits.Limits().processes) == (1024, None)
+def test_unless_it_is_said_descriptors_are_1024_a_file_has_4_gib_and_processes_are_as_they_are() -> None:
+    given = limits.Limits()
+    assert (given.descriptors, given.file, given.processes) == (1024, 4 << 30, None)
     for least_and_most in (1, (1 << 63) - 1):
         assert limits.Limits(least_and_most, least_and_most, least_and_most).memory == least_and_most
     with pytest.raises(InvalidArgument, match="the rule"):

@@ -31,7 +31,7 @@ from nnhal.ipc.service.connection import Connection, refuse, serve_clients
 from nnhal.ipc.service.quota import Quotas, Share
 from nnhal.ipc.service.scope import Ends
 from nnhal.ipc.transport import _native
-from nnhal.ipc.transport.channel import Channel
+from nnhal.ipc.transport.channel import Channel, end_of
 from nnhal.model.graph import Model
 from tests import requests
 from tests.ipc.support import LIMIT, a_share, a_table, doubling, numbers, request_for, run, served_here, wait_until
@@ -97,11 +97,10 @@ class Client:
         return reply.message
 
     def attached(self, number: int, callbacks: bool = False) -> Channel:
-        """One more lane, whether it is taken or not."""
-        ours, theirs = pair()
-        with theirs:
-            self.ask(wire.AttachLane(number, callbacks), (theirs.fileno(),))
-        return Channel(ours)
+        """One more lane."""
+        reply, fds = self.lane.call(wire.encode(wire.AttachLane(number, callbacks)), (), int(LIMIT * SECONDS))
+        assert reply == wire.ENCODED_DONE
+        return Channel(end_of(fds))
 
     def ended(self) -> None:
         """The connection ends by itself."""
@@ -191,20 +190,33 @@ def test_greetings_are_waited_for_10_s_and_ends_for_5(monkeypatch: pytest.Monkey
 # --------------------------------------------------------------------------------------------------------------- lanes
 
 
-def test_what_is_no_lane_is_refused_and_its_descriptor_closed(client: Client) -> None:
-    before = descriptors()
-    for make, says in (
-        (lambda: os.memfd_create("test"), "the descriptor is no socket, must be a SEQPACKET one"),
-        (lambda: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM).detach(), "no SEQPACKET socket of the Unix"),
-        (lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM).detach(), "no SEQPACKET socket of the Unix"),
-        (lambda: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).detach(), "no SEQPACKET socket of the Unix"),
-    ):
-        fd = make()
-        assert says in client.says(wire.AttachLane(3, False), (fd,))
-        os.close(fd)
-        assert descriptors() <= before
-    assert "no descriptor came along, must be one end of a socket pair" in client.says(wire.AttachLane(3, False))
+def test_a_lane_of_the_clients_own_making_is_no_lane_and_is_closed(client: Client) -> None:
+    """The service answers on what it made itself alone: nobody else has that end, its flags and options."""
+    ours, theirs = pair()
+    with theirs:
+        reply, fds = client.lane.call(wire.encode(wire.AttachLane(3, False)), (theirs.fileno(),), int(LIMIT * SECONDS))
+    lane = Channel(end_of(fds))
+    assert reply == wire.ENCODED_DONE and client.ask(wire.GetVersionString(), lane=lane) == wire.Word("1")
+    with ours:
+        assert ours.recv(1) == b""  # the other end was closed
+    lane.close()
+
+
+def test_a_lane_that_nobody_can_be_given_ends(client: Client) -> None:
+    client.lane.send(wire.encode(wire.AttachLane(3, False)))  # it wants no answer
     assert client.ask(wire.GetVersionString()) == wire.Word("1")
+    wait_until(lambda: client.used()["lanes"] == 0 and not client.connection._lanes, "its end")
+
+
+def test_a_lane_for_which_there_are_no_descriptors_is_refused(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    held = client.used()
+    with monkeypatch.context() as patched:
+        patched.setattr(socket, "socketpair", none)
+        assert client.says(wire.AttachLane(3, False)) == "lane: cannot be opened: Too many open files"
+    assert client.used() == held and client.ask(wire.GetVersionString(), lane=client.attached(3)) == wire.Word("1")
 
 
 def test_lanes_answer_beside_one_another_and_end_by_themselves(client: Client) -> None:
@@ -229,15 +241,7 @@ def test_a_lane_that_is_refused_says_why_and_counts_for_nothing(client: Client) 
         ((3, False), "3 is the number of what goes on already"),
         ((5, True), "there is a callback lane already, must be one"),
     ):
-        ours, theirs = pair()
-        with theirs:
-            assert says in client.says(wire.AttachLane(*fields), (theirs.fileno(),))
-        refused = Channel(ours)
-        left = wire.decode_reply(refused.receive(int(LIMIT * SECONDS))[0])  # for whoever called on it already
-        assert isinstance(left, wire.Failed) and says in left.message
-        with pytest.raises(DeadObject):
-            refused.receive(int(LIMIT * SECONDS))
-        refused.close()
+        assert says in client.says(wire.AttachLane(*fields))
     assert client.used() == held and len(client.connection._lanes) == 1 and descriptors() <= before
     assert client.ask(wire.GetVersionString(), lane=lane) == wire.Word("1")
     callbacks.close()
@@ -256,9 +260,7 @@ def test_a_lane_that_gets_no_thread_is_refused_and_its_number_is_free(
     held = client.used()
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", start)
-        ours, theirs = pair()
-        with ours, theirs:
-            assert "no thread for another lane" in client.says(wire.AttachLane(3, False), (theirs.fileno(),))
+        assert "no thread for another lane" in client.says(wire.AttachLane(3, False))
     assert client.used() == held and not client.connection._lanes
     assert client.ask(wire.GetVersionString(), lane=client.attached(3)) == wire.Word("1")
 

@@ -427,20 +427,99 @@ def test_what_is_no_question_is_told_so() -> None:
             assert b"400" in sock.recv(4096)
 
 
-def test_many_questions_take_a_share_of_the_time_only() -> None:
-    spent: list[float] = []
+class Asked:
+    """A server of metrics that a test turns by hand, on a clock of its own. collected: in which form, each time."""
 
-    def app(environ: object, start_response: object) -> list[bytes]:
-        began = time.monotonic()
-        time.sleep(0.02)
-        spent.append(time.monotonic() - began)
-        return []
+    def __init__(self, path: Path) -> None:
+        self.now, self.collected = 100.0, list[str]()
+        listener = scrapes.listen(f"unix:{path}")
+        self._path = path
+        self._sockets = contextlib.ExitStack()
+        self._sockets.enter_context(listener)
+        self.server = scrapes.Server(listener, self._collect, lambda: self.now)
 
-    sparing = scrapes._Sparing(app)
-    began = time.monotonic()
-    for _ in range(4):
-        sparing({}, lambda *_: None)
-    assert time.monotonic() - began >= 9 * sum(spent[:3])
+    def _collect(self, form: str) -> bytes:
+        self.collected.append(form)
+        self.now += 0.02
+        return b"told"
+
+    def connect(self, question: bytes = b"") -> socket.socket:
+        sock = self._sockets.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        sock.connect(str(self._path))
+        sock.sendall(question)
+        self.server.turn()
+        sock.setblocking(False)
+        return sock
+
+    def close(self) -> None:
+        self._sockets.close()
+        for caller in self.server._callers.values():
+            caller.sock.close()
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Iterator[Asked]:
+    made = Asked(tmp_path / "metrics")
+    yield made
+    made.close()
+
+
+GET = b"GET /metrics HTTP/1.1\r\nHost: nnhal\r\n\r\n"
+
+
+@pytest.mark.parametrize("slow", [b"", GET[:30]], ids=["silent", "slow"])
+def test_who_asks_at_once_is_answered_at_once_beside_any_number_of_those_who_do_not(asked: Asked, slow: bytes) -> None:
+    others = [asked.connect(slow) for _ in range(3 * scrapes.MOST)]
+    assert len(asked.server._callers) == scrapes.MOST
+    honest = asked.connect(GET)
+    assert honest.recv(4096).endswith(b"\r\n\r\ntold") and honest.recv(1) == b""
+    assert others[0].recv(1) == b""  # who was longest at it gave way
+    with pytest.raises(BlockingIOError):
+        others[-1].recv(1)
+
+
+def test_who_does_not_take_his_answer_gives_way_to_who_comes(asked: Asked) -> None:
+    asked.server._collect = lambda _: bytes(8 << 20)
+    others = []
+    for _ in range(scrapes.MOST):
+        others.append(asked.connect(GET))
+        asked.now += 10e-6
+    assert len(asked.server._callers) == scrapes.MOST
+    asked.server._collect = lambda _: b"told"
+    assert asked.connect(GET).recv(4096).endswith(b"told")
+
+
+def test_all_that_ask_are_told_of_one_collection_which_takes_a_tenth_of_the_time(asked: Asked) -> None:
+    assert asked.connect(GET).recv(4096).endswith(b"told")
+    askers = [asked.connect(GET) for _ in range(scrapes.MOST)]
+    assert len(asked.collected) == 1 and asked.server._pause() == pytest.approx(180, abs=1)
+    assert not asked.server._has_room()  # who has asked does not give way
+    asked.now += 0.179
+    for sock in askers:
+        with pytest.raises(BlockingIOError):
+            sock.recv(1)
+    asked.now += 0.002
+    asked.server.turn()
+    assert all(sock.recv(4096).endswith(b"told") for sock in askers) and len(asked.collected) == 2
+
+
+def test_a_connection_has_so_long_for_its_question_and_no_longer(asked: Asked) -> None:
+    silent = asked.connect()
+    asked.now += scrapes.SECONDS - 0.001
+    assert 0 < (asked.server._pause() or 0) <= 2
+    asked.now += 0.001
+    asked.server.turn()
+    assert silent.recv(1) == b"" and not asked.server._callers
+
+
+def test_a_question_is_answered_in_the_form_that_it_asks_for(asked: Asked) -> None:
+    plain, opened = scrapes.FORMS
+    assert plain.encode() in asked.connect(GET).recv(4096)
+    asked.now += 1
+    accepting = GET.replace(b"Host", b"Accept: application/openmetrics-text;version=1.0.0\r\nHost")
+    assert opened.encode() in asked.connect(accepting).recv(4096) and asked.collected == [plain, opened]
+    for question, status in ((b"\x00\xff\r\n\r\n", b"400"), (b"x" * 9000, b"400"), (b"PUT / HTTP/1.1\r\n\r\n", b"405")):
+        assert status in asked.connect(question).recv(4096)
 
 
 # ---------------------------------------------------------------------------------------------------------------- where

@@ -27,12 +27,13 @@ import pytest
 
 from nnhal.ipc.transport import _native
 from tests.ipc.fuzz_queue import fuzz
-from tests.ipc.support import lingering
+from tests.ipc.support import lingering, wait_until
 
 HANG_NS = 30_000_000_000  # a wait that takes this long hangs
 REQUEST, RESULT = 64, 320  # where a queue's words start: write index, +64 read index, +128 event, +192 waiter
 LIVENESS, CLOSED, AFFINITY = (576, 640), 704, (768, 832)
 PAGE = 4096
+PPOLL = {"x86_64": 271, "aarch64": 73}[os.uname().machine]
 SEALS = 0x0001 | 0x0002 | 0x0004  # seal, shrink, grow
 NASTY = (0, 1, 5, 17, 2**16, 2**31, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 17, 2**64 - 1)
 
@@ -468,6 +469,86 @@ def test_signal_handler_interrupts_a_wait_on_a_lane(lanes, interrupts, spin):
     lanes[0].spin = spin
     with interrupts.expected(0.05):
         lanes[0].receive()
+
+
+ON_AN_END_THAT_IS_SHARED = {
+    "does not block": "shared.setblocking(False)",
+    "times out at once": "shared.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack('ll', 0, 1))",
+}
+
+
+@pytest.mark.parametrize("how", ON_AN_END_THAT_IS_SHARED)
+def test_a_wait_sleeps_in_the_kernel_whatever_the_peer_sets_on_the_open_file_that_it_shares(how):
+    a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    code = """
+from nnhal.ipc.transport.channel import Channel
+c = Channel(socket.socket(fileno=fd)); c.lane.spin = False; print('ready', flush=True)
+try:
+    while True: c.receive()
+except Exception as error: print(error)
+"""
+    with a, b:
+        process = peer(code, b.fileno())
+        shared, asleep = b, Path(f"/proc/{process.pid}/syscall")
+        exec(ON_AN_END_THAT_IS_SHARED[how], {"shared": shared, "socket": socket, "struct": struct})
+        assert _native.Lane(a.fileno()).send(b"one") == 0
+        wait_until(lambda: asleep.read_text().split()[0] == str(PPOLL), "the thread is in ppoll")
+        a.shutdown(socket.SHUT_RDWR)
+        assert "closed the connection" in ended(process)
+
+
+def test_what_the_kernel_opens_by_itself_with_a_message_is_closed_and_ends_the_lane():
+    """In a process alone: its descriptors are counted."""
+    code = """
+import os, socket
+from nnhal.ipc.transport import _native as n
+a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+try: b.setsockopt(socket.SOL_SOCKET, 76, 1)  # SO_PASSPIDFD, Linux 6.5
+except OSError: print([n.CORRUPT, n.CORRUPT, n.TOO_LARGE, n.CORRUPT], 0); raise SystemExit
+one, other, before = n.Lane(a.fileno()), n.Lane(b.fileno()), len(os.listdir("/proc/self/fd"))
+got = []
+for fds in ((), (a.fileno(),) * 3, (a.fileno(),) * 63):
+    one.send(b"x", fds)
+    got.append(other.receive())
+other.ask(b"call"); one.receive(); one.answer(b"answer")
+got.append(other.receive())
+print(got, len(os.listdir("/proc/self/fd")) - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    corrupt, no_room = _native.CORRUPT, _native.TOO_LARGE
+    assert done.stdout == f"{[corrupt, corrupt, no_room, corrupt]} 0\n"
+
+
+def test_who_sent_a_message_may_be_told_along_with_it(lanes):
+    a, b, _, sock = lanes
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # of a listener that systemd made, PassCredentials=yes
+    assert a.send(b"x", (sock.fileno(),)) == 0
+    data, fds = b.receive(HANG_NS)
+    assert data == b"x" and len(fds) == 1
+
+
+def test_a_call_is_refused_whose_number_is_not_greater_than_those_before(lanes):
+    """So what a lane's answers are led back to it for, two lanes that answer each other, ends at once."""
+    a, b, one, other = lanes
+
+    def push(number, *fds):
+        socket.send_fds(other, [struct.pack("<Q", number) + b"x"], fds)
+
+    for number, status in ((5, 0), (5, _native.CORRUPT), (4, _native.CORRUPT), (0, 0), (2**64 - 1, 0), (6, -4)):
+        push(number, one.fileno())
+        got = a.receive(HANG_NS)
+        assert (got if isinstance(got, int) else 0) == status
+        assert a.asked == (number if status == 0 else 0)
+    assert b.send(b"x") == 0 and a.receive(HANG_NS)[0] == b"x"
+
+
+def test_two_lanes_that_answer_each_other_come_to_an_end(lanes):
+    a, b, one, _ = lanes
+    one.send(struct.pack("<Q", 1) + b"x")  # to b
+    for lane in (b, a):
+        assert lane.receive(HANG_NS)[0] == b"x"
+        lane.answer(b"x")
+    assert b.receive(HANG_NS) == _native.CORRUPT
 
 
 def test_ctrl_c_ends_a_process_that_waits(pair):

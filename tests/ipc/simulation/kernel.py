@@ -253,6 +253,10 @@ class Socket:
         if fd >= 0:
             close(fd)
 
+    def detach(self) -> int:
+        fd, self._fd = self._fd, -1
+        return fd
+
     def __enter__(self) -> "Socket":
         return self
 
@@ -542,7 +546,12 @@ os = _Constants(
 )
 fcntl = _Constants(real_fcntl, fcntl=fcntl_, ioctl=ioctl)
 mmap = _Constants(real_mmap, mmap=lambda fd, size, **how: real_mmap.mmap(_memory(fd, "mmap").fd, size, **how))
-socket = _Constants(real_socket, socket=Socket, socketpair=socketpair)
+socket = _Constants(
+    real_socket,
+    socket=Socket,
+    SocketType=lambda family, type, proto, fileno: Socket(fileno=fileno),
+    socketpair=socketpair,
+)
 
 
 class _Instances(type):

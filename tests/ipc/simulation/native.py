@@ -61,7 +61,7 @@ class Lane:
 
     def __init__(self, fd: int, watch: int = -1) -> None:
         self.fd, self.watch, self.peer_cpus, self.spin, self.hold_ns = fd, watch, 0, True, 5000
-        self.called = self.awaited = self.asked = 0
+        self.called = self.awaited = self.asked = self._heard = 0
         self._busy = False
 
     def _socket(self) -> SocketFile | None:
@@ -147,7 +147,11 @@ class Lane:
                 return real.CORRUPT
             self.awaited = 0
         else:
-            self.asked = number
+            if 0 < number <= self._heard:
+                owner.close()
+                self.asked = 0
+                return real.CORRUPT
+            self.asked, self._heard = number, max(number, self._heard)
         return (data, owner) if data else real.CORRUPT if data is None else real.TOO_LARGE
 
     # ------------------------------------------------------------------------------------------------------------- send

@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from logging import INFO, WARNING, Logger
 
 from nnhal.base.log import logger
@@ -34,9 +34,16 @@ _libc = ctypes.PyDLL(None, use_errno=True)  # calls keep the interpreter lock
 
 
 class DriverProcess(subprocess.Popen[bytes]):
-    """A driver's process. `output` is what it said. driver: its name or path."""
+    """A driver's process. `output` is what it said."""
 
-    def __init__(self, driver: str, command: Sequence[str], pass_fds: Sequence[int]) -> None:
+    def __init__(
+        self,
+        driver: str,
+        command: Sequence[str],
+        pass_fds: Sequence[int],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """driver: its name or path. environment: None for that of this process."""
         self.output = Output(logger("driver").getChild(name_of(driver)))
         try:
             super().__init__(
@@ -46,6 +53,7 @@ class DriverProcess(subprocess.Popen[bytes]):
                 stderr=self.output.ends[1],
                 pass_fds=pass_fds,
                 start_new_session=True,
+                env=environment,
             )
         except BaseException:
             self.output.close()

@@ -37,6 +37,7 @@ from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.output import DriverProcess
 from nnhal.ipc.client.prepared import RemotePrepared
 from nnhal.ipc.client.session import Session
+from nnhal.ipc.environment import allowed
 from nnhal.model.graph import Model
 
 DEATHS, WINDOW_NS = 3, 60_000_000_000  # so many that a process caused itself within this time are a crash loop
@@ -113,7 +114,8 @@ def start(driver: str, *, level: str = "", options: Sequence[str] = ()) -> Sessi
         command += ["--level", level]
     with theirs:
         try:
-            process = DriverProcess(driver, command, (theirs.fileno(),))
+            given = None if "--unconfined" in options else allowed(os.environ)
+            process = DriverProcess(driver, command, (theirs.fileno(),), given)
         except OSError as error:
             ours.close()
             raise _not_started(driver, error) from None

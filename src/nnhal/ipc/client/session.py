@@ -121,7 +121,7 @@ class Session:
         self._free: deque[Channel] = deque()
         # All but those given up; one that nobody holds is closed.
         self._lanes: weakref.WeakSet[Channel] = weakref.WeakSet()
-        self._in_want: deque[threading.Lock] = deque()  # of those who wait for a lane
+        self._in_want: deque[threading.Event] = deque()  # of those who wait for a lane
         self._given_up: deque[_GivenUp] = deque()
         self._numbers = itertools.count(1)
         self._pending: dict[int, Pending] = {}  # by the number it will be about; also one that nobody waits for
@@ -523,10 +523,11 @@ class Session:
             else:
                 self._await_lane()
             if deadline is not None and time.monotonic_ns() > deadline + GRACE_NS:
-                if few:
-                    self._overdue = self._overdue or time.monotonic_ns()
-                    self._rouse()
-                raise MissedDeadline(f"{self.where}: no lane was free by the deadline")
+                if not few:
+                    raise MissedDeadline(f"{self.where}: no lane was free by the deadline")
+                self._overdue = self._overdue or time.monotonic_ns()
+                self._rouse()
+                raise MissedDeadline(f"{self.where}: the deadline has passed without an answer")
             if cancelled is not None and cancelled.is_set():
                 raise Cancelled("execution: cancelled by its owner")
 
@@ -575,10 +576,9 @@ class Session:
 
     def _await_lane(self) -> None:
         """Until a lane is free, as far as this thread is first of those that wait for one; a moment at most."""
-        gate = threading.Lock()
-        gate.acquire()
+        gate = threading.Event()
         self._in_want.append(gate)
-        if not gate.acquire(timeout=_WANT):
+        if not gate.wait(_WANT):
             with contextlib.suppress(ValueError):
                 self._in_want.remove(gate)
 
@@ -592,7 +592,7 @@ class Session:
         """Have whoever waits for a lane first look again."""
         if self._in_want:
             with contextlib.suppress(IndexError):
-                self._in_want.popleft().release()
+                self._in_want.popleft().set()
 
     def _give_up(self, lane: _GivenUp) -> None:
         """Nobody waits for the answer on this lane any more."""

@@ -65,7 +65,7 @@ def available() -> dict[str, str]:
     offers = {
         "stdio": lambda: "input, output and errors",
         "no_new_privs": lambda: f"prctl, now {kernel.prctl('PR_GET_NO_NEW_PRIVS', kernel.PR_GET_NO_NEW_PRIVS)}",
-        "rlimits": lambda: "data, descriptors, core",
+        "rlimits": lambda: "data, descriptors, file, core",
         "landlock": lambda: f"ABI {landlock.version()}",
         "seccomp": calls.offer,
     }

@@ -20,10 +20,17 @@ READ, WRITE = READ_FILE | READ_DIR, WRITE_FILE | TRUNCATE
 TCP_BIND_CONNECT, SCOPE_ABSTRACT_SIGNAL = 0b11, 0b11
 RESTRICT_ALL_THREADS = 1 << 3
 SINCE = {3: "truncation", 4: "TCP", 5: "ioctl of devices", 6: "abstract sockets and signals to others"}
+# Of /proc/self without `environ`, `net` and the like, also beneath `task`: of that the names alone.
+ITSELF = (
+    *("auxv", "cgroup", "cmdline", "comm", "fd", "fdinfo", "limits"),
+    *("maps", "smaps", "smaps_rollup", "stat", "statm", "status"),
+)
 SYSTEM = (
     *("/etc/ld.so.cache", "/dev/zero", "/dev/urandom"),
-    *("/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/sys/devices/system/cpu"),
+    *("/proc/cpuinfo", "/proc/meminfo", "/sys/devices/system/cpu"),
+    *(f"/proc/self/{name}" for name in ITSELF),
 )
+THREADS = "/proc/self/task"
 LIBRARIES = "lib", "lib32", "lib64"
 
 
@@ -66,6 +73,7 @@ def import_paths() -> tuple[set[Path], set[Path]]:
 def _rules(readable: Iterable[Path], devices: Iterable[Path]) -> dict[Path, int]:
     """Every place that may be opened, with its rights; symbolic links resolved, places that do not exist left out."""
     rules = {_real(x): READ for x in [*readable, *map(Path, SYSTEM)]}
+    rules |= {_real(THREADS): READ_DIR}
     rules |= {Path("/dev/null"): READ | WRITE, Path("/dev/udmabuf"): READ | WRITE | IOCTL_DEV}
     rules |= {_real(x): READ | WRITE | IOCTL_DEV for x in devices}
     return {place: rights for place, rights in rules.items() if os.path.exists(place)}

@@ -5,6 +5,8 @@ import resource
 
 from nnhal.base.records import Record, field
 
+FILE = 4 << 30  # bytes of one file or memory
+
 
 def _three_quarters_of_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 3 // 4
@@ -16,16 +18,18 @@ class Limits(Record, frozen=True):
 
     memory: bytes of private writable memory (RLIMIT_DATA: heaps, stacks, arenas; shared pools do not count).
     descriptors: one more than the highest descriptor (RLIMIT_NOFILE).
+    file: bytes that one file, or memory that can be sent, may grow to (RLIMIT_FSIZE).
     processes: processes and threads of the *user*, all of them, not of this process alone (RLIMIT_NPROC); None leaves it.
     Core dumps are always off.
     """
 
     memory: int = field(default_factory=_three_quarters_of_memory)
     descriptors: int = 1024
+    file: int = FILE
     processes: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("memory", "descriptors", "processes"):
+        for name in ("memory", "descriptors", "file", "processes"):
             value = getattr(self, name)
             fits = value is None or 1 <= value < 1 << 63
             require(fits, f"Limits: {name} = {value}, must be at least 1 and below 1 << 63")
@@ -44,6 +48,7 @@ def limit(limits: Limits) -> str:
     wanted = {
         "data": (resource.RLIMIT_DATA, limits.memory),
         "descriptors": (resource.RLIMIT_NOFILE, limits.descriptors),
+        "file": (resource.RLIMIT_FSIZE, limits.file),
         "core": (resource.RLIMIT_CORE, 0),
         "processes": (resource.RLIMIT_NPROC, limits.processes),
     }

@@ -111,6 +111,7 @@ def end_of(fds: Descriptors) -> socket.socket:
             raise ResourceExhausted(f"lane: no descriptor: {error.strerror}") from None
         if (sock.family, sock.type) == (socket.AF_UNIX, socket.SOCK_SEQPACKET):
             return sock
+        sock.close()
     raise NoProtocol("driver process: it sent no end of a lane, must be a SEQPACKET socket of the Unix family")
 
 

@@ -1,0 +1,36 @@
+"""Which environment variables a confined driver gets: those that libraries are set up by, and none besides.
+
+An application's environment has tokens and passwords in it, which are none of a driver's business.
+"""
+
+import os
+from collections.abc import Mapping
+
+MORE = "NNHAL_ENVIRONMENT"  # names that a driver gets besides: NAME,NAME
+NAMES = frozenset(
+    (
+        *("HOME", "LANG", "LANGUAGE", "LOGNAME", "PATH", "TMPDIR", "TZ", "TZDIR", "USER", "VIRTUAL_ENV"),
+        *("COVERAGE_PROCESS_START", "GLIBC_TUNABLES", "LISTEN_FDNAMES", "LISTEN_FDS", "LISTEN_PID"),
+    )
+)
+PREFIXES = (
+    *("LC_", "LD_", "MALLOC_", "NNHAL_", "PYTHON", "XDG_"),  # the system, Python, nnhal
+    *("ASAN_", "LSAN_", "TSAN_", "UBSAN_", "COV_"),  # what finds faults
+    *("BLIS_", "GOMP_", "GOTO_", "KMP_", "MKL_", "NUMEXPR_", "OMP_", "OPENBLAS_", "TBB_"),  # threads and kernels
+    *("DNNL_", "ONEDNN_", "ONNXRUNTIME_", "OPENVINO_", "ORT_", "OV_", "TF_", "TFLITE_", "XNNPACK_"),  # engines
+    *("CUDA_", "GPU_", "HIP_", "HSA_", "NVIDIA_", "OCL_", "ROCR_", "VK_", "ZE_", "ZES_"),  # accelerators
+)
+
+
+def allowed(environment: Mapping[str, str]) -> dict[str, str]:
+    """What of an environment a driver gets."""
+    more = environment.get(MORE, "").split(",")
+    return {
+        name: value for name, value in environment.items() if name in NAMES or name in more or name.startswith(PREFIXES)
+    }
+
+
+def forget() -> None:
+    """Have this process's own environment be no more than that."""
+    for name in os.environ.keys() - allowed(os.environ).keys():
+        del os.environ[name]
