@@ -20,6 +20,7 @@ from nnhal.hal.wrappers import AtLevel
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import State
 from nnhal.runtime import discovery
+from nnhal.runtime.allocation import Allocation, PoolBuffer
 from tests.runtime.devices import Fake, failing, for_nothing, to_be_killed
 from tests.runtime.graphs import FLOATS, SHAPE, counter, sums
 
@@ -397,6 +398,55 @@ def test_asking_again_for_a_fenced_execution_that_failed_spoils_nothing_that_was
     with pytest.raises(nnhal.NnhalError):
         fenced.result()
     assert (a.read() == X * 7).all()
+
+
+@pytest.mark.parametrize("dead", [0, 1])
+def test_a_stream_of_which_one_buffer_has_died_is_reset_as_a_whole(monkeypatch, dead):
+    """The other one may lie in a pool, as one that was allocated while the process was away."""
+    from nnhal.runtime import stream as streams
+
+    compiled = nnhal.compile(counter(), devices=[to_be_killed()])
+    allocated, made, one = streams.allocate_for, [], np.ones(SHAPE, np.float32)
+
+    def in_turns(uses):
+        made.append(allocated(uses))
+        if len(made) - 1 != dead:
+            desc = BufferDesc()
+            made[-1] = Allocation(
+                PoolBuffer(desc, made[-1]._buffer.roles), made[-1]._roles, None, "the process was away"
+            )
+        return made[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(streams, "allocate_for", in_turns)
+        stream = compiled.stream()
+    first = stream(one)
+    device = compiled._caller.plan.steps[0].device
+    device._remote.session.give_up("the test ends it")
+    with pytest.raises(DeadObject):
+        for _ in range(2):
+            stream(one)
+    stream.reset()
+    steps = [stream(one) for _ in range(3)]
+    assert np.array_equal(steps[0], first) and (steps[2] > steps[1]).all()
+    assert all(t.read[1].device for t in stream._turns)
+
+
+def test_the_first_to_notice_a_death_allocates_in_the_next_process(monkeypatch):
+    compiled = nnhal.compile(counter(), devices=[to_be_killed()])
+    device = compiled._caller.plan.steps[0].device
+    allocate, died = device.allocate, []
+
+    def dying(desc, roles):
+        if not died:
+            died.append(True)
+            device._remote.session.give_up("the test ends it")
+            raise DeadObject("the test ends it")
+        return allocate(desc, roles)
+
+    monkeypatch.setattr(device, "allocate", dying)
+    stream = compiled.stream()
+    assert died and [place.device for place in stream.state_placement] == [device.name]
 
 
 def test_a_reset_of_a_stream_that_is_interrupted_can_be_done_again(monkeypatch):

@@ -11,9 +11,13 @@ import numpy as np
 import pytest
 
 import nnhal
-from nnhal.base.errors import OperationFailed
+from nnhal.base.errors import DeviceUnavailable, OperationFailed
+from nnhal.hal.background import ExecutionInfo, Untold
+from nnhal.hal.request import Timing
 from nnhal.hal.wrappers import AtLevel, Limited
 from nnhal.runtime import discovery
+from nnhal.runtime import fenced as fenced_
+from nnhal.runtime.fenced import Fenced
 from nnhal.runtime.isolation import isolated
 from tests.runtime.devices import Fake, failing, for_nothing, to_be_killed
 from tests.runtime.graphs import counter, sums
@@ -326,3 +330,37 @@ def test_closing_does_not_wait_for_fences_that_the_caller_has_to_signal():
     assert device.prepared[0].closed
     with pytest.raises(nnhal.Closed):
         compiled.execute_fenced(X, B)
+
+
+def test_a_process_that_does_not_tell_in_time_what_an_execution_came_to_may_be_asked_again():
+    asked, ready = [], []
+
+    def info(until):
+        asked.append(until)
+        if not ready:
+            raise Untold("it does not tell")
+        return ExecutionInfo(Timing(), Timing())
+
+    ended = Fenced([info], None, lambda well: "outputs" if well else None, "way")
+    before = time.monotonic_ns()
+    with pytest.raises(nnhal.MissedDeadline, match="it does not tell") as missed:
+        ended.result(LONG)
+    assert type(missed.value) is nnhal.MissedDeadline
+    assert before + LONG * 10**9 <= asked[0] <= time.monotonic_ns() + LONG * 10**9
+    ready.append(True)
+    assert ended.result() == "outputs"
+    assert asked[1:] == [None]
+
+
+def test_steps_without_a_deadline_have_their_time_from_the_fences_on_and_then_nobody_waits(monkeypatch):
+    monkeypatch.setattr(fenced_, "WORK_NS", 0)
+    monkeypatch.setattr(fenced_, "_LOOK", 0.001)
+    (before, signal_), (fence, _signal), ended = nnhal.fence_pair(), nnhal.fence_pair(), []
+    patience = fenced_._Patience([before], 1)
+    for _ in range(3):  # however often: it waits for the fence
+        patience.check()
+    signal_.set()
+    launched = Fenced([], fence, ended.append, "way", patience=patience.check)
+    with pytest.raises(DeviceUnavailable, match="fenced execution: its driver's process did not end it within 0 s"):
+        launched.result()
+    assert ended == [False]

@@ -55,8 +55,8 @@ class RemoteBuffer(Buffer):
 
     @property
     def in_doubt(self) -> bool:
-        """Whether who began last to write it has no answer: then it has no contents."""
-        return self._writer is not None
+        """Whether the last writer has no answer from a service that lives: then the buffer has no contents."""
+        return self._writer is not None and self._session.dead is None
 
     def require_contents(self) -> None:
         """OperationFailed where it is known here already that it has none."""
