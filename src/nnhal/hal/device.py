@@ -12,7 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from nnhal.base import trace
-from nnhal.base.answers import answering, let_go, shown
+from nnhal.base.answers import answering, let_go, raise_own, shown
 from nnhal.base.codes import DeviceStatus, DeviceType, OperandType, Preference, Priority, type_name
 from nnhal.base.cores import usable_cores
 from nnhal.base.errors import ContractBroken, InvalidArgument, InvalidModel, NnhalError, OperationFailed
@@ -590,6 +590,7 @@ def _save(device: Device, prepared: Prepared, cache: Cache, model: Model, where:
             if _member(bool, prepared.save(content), "what save() gave"):
                 keep(content, cache, *written_by(device))
     except (NnhalError, OSError) as error:
+        raise_own(error)
         _log.warning("%s: its compilation is not kept: %s", where, error)
         empty(cache)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nnhal.base import trace
+from nnhal.base.answers import raise_own
 from nnhal.base.codes import OperationType, Preference, Priority
 from nnhal.base.errors import (
     DeadObject,
@@ -387,6 +388,7 @@ def _asked(
         what = f"compilation: device {label}: what it supports"
         claims = by(wishes.deadline, what, ask, late=Claims.let_go)
     except Exception as error:
+        raise_own(error)
         if (wishes.deadline is not None and isinstance(error, MissedDeadline)) or (stated and is_callers(error)):
             raise
         failed = as_error(error, f"device {key.name}")
@@ -459,6 +461,7 @@ def _attempt(
         except MissedDeadline:
             raise
         except Exception as error:
+            raise_own(error)
             if is_callers(error):
                 raise
             undo.close()
@@ -530,6 +533,7 @@ def _asked_again(device: Device, label: str, part: Part, wishes: Wishes) -> dict
         claims.let_go()
         return claims.refused()
     except Exception as error:
+        raise_own(error)
         if wishes.deadline is not None and isinstance(error, MissedDeadline):
             raise
         why = f"the driver failed to say: {told(as_error(error, f'device {label}'))}"
