@@ -288,7 +288,7 @@ class Process:
 
     def __init__(self, session: Session) -> None:
         self.done: list[str] = []
-        self.ended_itself = False
+        self.own_end = ""
         self._session = session
 
     def fate(self) -> str:
@@ -546,18 +546,19 @@ def test_a_death_is_told_to_all_who_wait_and_to_all_who_come(service: Service) -
 @pytest.mark.parametrize(
     ("what", "fault"),
     [
-        ("another answer", True),
-        ("no message", True),
-        ("a notification of nothing", True),
-        ("it ended itself", True),
-        ("it was killed", False),
-        ("it hangs", False),
-        ("no answer to a query", False),
-        ("it asks to be replaced", False),
+        ("another answer", "protocol"),
+        ("no message", "protocol"),
+        ("a notification of nothing", "protocol"),
+        ("it ended itself: crash", "crash"),
+        ("it ended itself: exit", "exit"),
+        ("it was killed", ""),
+        ("it hangs", ""),
+        ("no answer to a query", ""),
+        ("it asks to be replaced", ""),
     ],
 )
 def test_a_death_is_the_drivers_fault_where_there_is_evidence(
-    service: Service, what: str, fault: bool, monkeypatch: pytest.MonkeyPatch
+    service: Service, what: str, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """docs/driver-process.md has the table. A client that kills the process does not take that for its own end."""
     session, process = service.session, Process(service.session)
@@ -569,10 +570,11 @@ def test_a_death_is_the_drivers_fault_where_there_is_evidence(
     elif what == "it asks to be replaced":
         service.says = wire.Failed(7, "ResourceExhausted", "no memory", recycle=True)
     if what == "a notification of nothing":
+        wait_until(lambda: service.callbacks is not None, "the lane for notifications")
         assert service.callbacks is not None
         service.callbacks.send(wire.encode(wire.NotifyExecuted(99, wire.Executed())))
-    elif what == "it ended itself":
-        process.ended_itself = True
+    elif what.startswith("it ended itself"):
+        process.own_end = what.removeprefix("it ended itself: ")
         session._died(DeadObject("gone"))
     elif what == "it was killed":
         session._died(DeadObject("gone"))

@@ -181,7 +181,7 @@ class Resilient(Device):
 
         def died(error: NnhalError) -> None:
             if not isinstance(error, Closed):
-                health.died(str(error), fault=error.driver_fault)
+                health.died(str(error), fault=bool(error.driver_fault))
 
         session.on_death(died)
         try:
