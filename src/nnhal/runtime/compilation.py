@@ -20,6 +20,7 @@ from nnhal.base.errors import (
     InvalidModel,
     MissedDeadline,
     NnhalError,
+    ResourceExhausted,
     UnsupportedModel,
     as_error,
     told,
@@ -57,6 +58,7 @@ from nnhal.runtime.strategies import Strategy, by_hand, tell_whole
 
 Fallback = Literal["allow", "warn", "forbid"]
 CONTROL_FLOW = frozenset((OperationType.IF, OperationType.WHILE))
+GONE = DeviceUnavailable, DeadObject, ResourceExhausted  # says why nobody could ask the driver
 ROUNDS = 4  # of placing parts anew by single verdicts; then a refusal counts for the part that it is in
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _log = logger("compilation")
@@ -256,7 +258,7 @@ def compiled_on(
     except UnsupportedModel as refused:
         failures = [c.failed for c in candidates if c.failed is not None]
         for failed in failures:
-            if isinstance(failed, DeviceUnavailable | DeadObject):  # that is why
+            if isinstance(failed, GONE):  # that is why
                 raise failed from None
         if not failures:
             raise
@@ -392,7 +394,7 @@ def _asked(
         if (wishes.deadline is not None and isinstance(error, MissedDeadline)) or (stated and is_callers(error)):
             raise
         failed = as_error(error, f"device {key.name}")
-        gone = isinstance(error, DeviceUnavailable | DeadObject)
+        gone = isinstance(error, GONE)
         why = str(error) if gone else f"the driver failed to say: {told(error).removeprefix(f'device {key.name}: ')}"
         _note(wishes, events, f"{label} takes nothing: {why}")
         stated, claims = None, Claims(model, [Verdict(False, why)] * len(model.main.operations))
