@@ -1,8 +1,11 @@
 """What drivers raise and what becomes of it: the class, the words, the stack."""
 
+import signal
+import time
 import traceback
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -78,6 +81,60 @@ def test_an_interrupt_is_the_applications_on_the_main_thread_and_the_drivers_els
             found = elsewhere.submit(asked, error).result()
         assert type(found) is DriverFailed and type(error).__name__ in str(found)
     assert not may_be_own(ValueError())
+
+
+class Alarm(Exception):
+    """What a signal handler of the application raises."""
+
+
+def _raise(*_: object) -> None:
+    raise Alarm
+
+
+class Handlers:
+    def method(self, number: int, frame: object) -> None:
+        raise Alarm
+
+    def __call__(self, number: int, frame: object) -> None:
+        _raise()
+
+
+HANDLERS = {
+    "function": lambda number, frame: _raise(),
+    "of any arguments": _raise,
+    "method": Handlers().method,
+    "object": Handlers(),
+    "partial": partial(lambda more, number, frame: _raise(), "more"),
+}
+
+
+def driver_in_which_the_signal_comes(wraps: str = "") -> None:
+    try:
+        signal.raise_signal(signal.SIGUSR2)
+        time.sleep(0)
+    except Alarm as error:
+        if wraps == "cause":
+            raise RuntimeError("the engine was stopped") from error
+        if wraps == "context":
+            raise RuntimeError("the engine was stopped")  # noqa: B904 (a driver need not)
+        raise
+
+
+@pytest.mark.parametrize("wraps", ["", "cause", "context"])
+@pytest.mark.parametrize("handler", HANDLERS)
+def test_what_a_signal_handler_raises_is_the_applications_whatever_the_driver_makes_of_it(
+    handler: str, wraps: str
+) -> None:
+    before = signal.signal(signal.SIGUSR2, HANDLERS[handler])  # type: ignore[arg-type]
+    try:
+        with pytest.raises(Alarm), answering("device d", "run()"):
+            driver_in_which_the_signal_comes(wraps)
+        try:
+            driver_in_which_the_signal_comes()
+        except Alarm:  # what a driver raises while the application handles that is the driver's
+            assert type(asked(KeyError("weights"))) is DriverFailed
+    finally:
+        signal.signal(signal.SIGUSR2, before)
 
 
 def test_what_is_raised_when_something_ends_is_logged_with_its_cause(caplog: pytest.LogCaptureFixture) -> None:

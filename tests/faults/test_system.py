@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+import nnhal
 from nnhal.base.errors import DeadObject, DeviceUnavailable, NnhalError, OutOfMemory, ResourceExhausted
 from nnhal.base.memory import Memory
 from nnhal.hal.request import Control
@@ -20,6 +21,7 @@ from tests.faults.support import (
     X,
     attempt,
     client_of,
+    doubling,
     limited,
     most,
     prepared,
@@ -214,6 +216,19 @@ def test_a_service_killed_and_restarted_under_its_name_serves_the_same_clients_a
         with client_of("killed") as another:
             assert works(another)
         device.close()
+
+
+def test_a_service_of_another_driver_under_the_same_name_is_never_taken_for_the_first() -> None:
+    """What was compiled on the first says so, or falls back to the CPU where it may; compiled again, it is on the second."""
+    with service("reference", "swapped"):
+        ways = {how: nnhal.compile(doubling(64), devices=["swapped"], fallback=how) for how in ("forbid", "allow")}
+        assert all(compiled(X).tobytes() == EXPECTED for compiled in ways.values())
+    with service("null", "swapped"):
+        with pytest.raises(DeviceUnavailable, match=r"name is 'null', was 'reference'.*compile again"):
+            ways["forbid"](X)
+        assert ways["allow"](X).tobytes() == EXPECTED
+        with nnhal.compile(doubling(64), devices=["swapped"], fallback="forbid") as again:
+            assert not again(X).any()  # that driver's zeros
 
 
 def test_a_service_restarts_over_the_socket_that_a_killed_one_left() -> None:

@@ -290,7 +290,7 @@ class Process:
 
     def __init__(self, session: Session) -> None:
         self.done: list[str] = []
-        self.ended_itself = False
+        self.own_end = ""
         self._session = session
 
     def fate(self) -> str:
@@ -548,18 +548,19 @@ def test_a_death_is_told_to_all_who_wait_and_to_all_who_come(service: Service) -
 @pytest.mark.parametrize(
     ("what", "fault"),
     [
-        ("another answer", True),
-        ("no message", True),
-        ("a notification of nothing", True),
-        ("it ended itself", True),
-        ("it was killed", False),
-        ("it hangs", False),
-        ("no answer to a query", False),
-        ("it asks to be replaced", False),
+        ("another answer", "protocol"),
+        ("no message", "protocol"),
+        ("a notification of nothing", "protocol"),
+        ("it ended itself: crash", "crash"),
+        ("it ended itself: exit", "exit"),
+        ("it was killed", ""),
+        ("it hangs", ""),
+        ("no answer to a query", ""),
+        ("it asks to be replaced", ""),
     ],
 )
 def test_a_death_is_the_drivers_fault_where_there_is_evidence(
-    service: Service, what: str, fault: bool, monkeypatch: pytest.MonkeyPatch
+    service: Service, what: str, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """docs/driver-process.md has the table. A client that kills the process does not take that for its own end."""
     session, process = service.session, Process(service.session)
@@ -571,10 +572,11 @@ def test_a_death_is_the_drivers_fault_where_there_is_evidence(
     elif what == "it asks to be replaced":
         service.says = wire.Failed(7, "ResourceExhausted", "no memory", recycle=True)
     if what == "a notification of nothing":
+        wait_until(lambda: service.callbacks is not None, "the lane for notifications")
         assert service.callbacks is not None
         service.callbacks.send(wire.encode(wire.NotifyExecuted(99, wire.Executed())))
-    elif what == "it ended itself":
-        process.ended_itself = True
+    elif what.startswith("it ended itself"):
+        process.own_end = what.removeprefix("it ended itself: ")
         session._died(DeadObject("gone"))
     elif what == "it was killed":
         session._died(DeadObject("gone"))
@@ -705,7 +707,7 @@ def test_a_lane_that_comes_after_the_deadline_of_who_asked_for_it_is_for_the_nex
     cancelled = threading.Event()
     cancelled.set()
     with pytest.raises(Cancelled):
-        session.call(ASK, wire.Word, cancelled=cancelled)
+        session.call(ASK, wire.Word, Control(cancelled=cancelled))
     assert session._control.in_doubt and not session._lanes and session.dead is None
     gate.set()
     assert session.call(ASK, wire.Word, UNLIMITED)[0] == ONE

@@ -111,22 +111,22 @@ def test_a_process_that_cannot_be_started_leaves_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "how"),
+    ("body", "how", "end"),
     [
-        ("pass", "ended with exit status 0"),
-        ("os._exit(3)", "ended with exit status 3"),
-        ("os.write(2, b'oh'); os.kill(os.getpid(), 9)", "was killed by SIGKILL; its last words: oh"),
-        ("os.kill(os.getpid(), 15)", "was killed by SIGTERM"),
-        ("os.kill(os.getpid(), 11)", "was killed by SIGSEGV"),
-        ("os.abort()", "was killed by SIGABRT"),
+        ("pass", "ended with exit status 0", "exit"),
+        ("os._exit(3)", "ended with exit status 3", "exit"),
+        ("os.write(2, b'oh'); os.kill(os.getpid(), 9)", "was killed by SIGKILL; its last words: oh", ""),
+        ("os.kill(os.getpid(), 15)", "was killed by SIGTERM", ""),
+        ("os.kill(os.getpid(), 11)", "was killed by SIGSEGV", "crash"),
+        ("os.abort()", "was killed by SIGABRT", "crash"),
     ],
 )
-def test_how_a_process_ended_is_told_with_its_last_words(body: str, how: str) -> None:
+def test_how_a_process_ended_is_told_with_its_last_words(body: str, how: str, end: str) -> None:
     """Signals that anybody may send, or the kernel where memory is short, are no evidence against it."""
     process = says(body)
     process.wait(LIMIT)
     assert process.fate() == f"the driver process {how}"
-    assert process.ended_itself == ("SIGKILL" not in how and "SIGTERM" not in how)
+    assert process.own_end == end
 
 
 def test_the_fate_of_who_has_ended_is_told_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +138,7 @@ def test_the_fate_of_who_has_ended_is_told_without_a_wait(monkeypatch: pytest.Mo
 
 def test_of_a_process_that_goes_on_there_is_no_fate_to_tell() -> None:
     process = says("time.sleep(60)")
-    assert process.fate() == "" and process.returncode is None and not process.ended_itself
+    assert process.fate() == "" and process.returncode is None and process.own_end == ""
     process.kill()
     process.wait(LIMIT)
 

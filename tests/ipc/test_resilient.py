@@ -267,9 +267,9 @@ def test_a_closed_connection_is_no_death(device: Resilient, connect: Connect) ->
     assert device.health.total == 0
 
 
-@pytest.mark.parametrize("fault", [True, False])
+@pytest.mark.parametrize("fault", ["exit", ""])
 def test_a_process_that_ends_before_it_serves_has_died_once_more_and_a_client_that_starts_none_has_not(
-    connect: Connect, fault: bool
+    connect: Connect, fault: Any
 ) -> None:
     connect.refuses = DeviceUnavailable("no such accelerator")
     connect.refuses.driver_fault = fault
@@ -491,6 +491,25 @@ def test_a_buffer_lives_in_the_process_that_made_it(device: Resilient, connect: 
     with pytest.raises(DeadObject, match="killed"):
         _ = buffer.shape
     buffer.close()
+
+
+def test_buffers_and_results_behind_fences_are_what_a_slow_process_is_kept_for(
+    device: Resilient, connect: Connect
+) -> None:
+    prepared, session = prepared_by(device, doubling(), Hints()), connect.sessions[0]
+    run(prepared, numbers())
+    assert not session._has_others()
+    buffer = device.allocate(BufferDesc((4,)), [BufferRole(prepared, 0)])
+    assert session._has_others()
+    buffer.close()
+    assert not session._has_others()
+    request = request_for(prepared, numbers())
+    execution = prepared.execute_fenced(request, UNLIMITED)
+    assert execution.fence is not None
+    execution.fence.wait(LIMIT)
+    assert session._has_others()
+    execution.get_execution_info()
+    assert not session._has_others() and np.array_equal(request.results[0], 2 * numbers())
 
 
 # -------------------------------------------------------------------------------------------------------------- bursts

@@ -458,10 +458,11 @@ def test_the_cpu_takes_over_only_where_something_may_fall_back():
     assert list(compiled.placement.keys) == ["fake", "reference"]  # it is there once
 
 
-def test_a_device_that_cannot_be_had_is_the_reason_where_nobody_else_takes_a_model():
-    gone = saying("gone", supports=failing_with(nnhal.DeviceUnavailable("was unplugged")))
+@pytest.mark.parametrize("why", [nnhal.DeviceUnavailable, nnhal.ResourceExhausted])
+def test_a_device_that_cannot_be_had_is_the_reason_where_nobody_else_takes_a_model(why):
+    gone = saying("gone", supports=failing_with(why("was unplugged")))
     odd = saying("odd", supports=failing_with(RuntimeError("no answer")))
-    with pytest.raises(nnhal.DeviceUnavailable, match="was unplugged"):
+    with pytest.raises(why, match="was unplugged"):
         nnhal.compile(sums(), devices=[odd, gone])
     with pytest.raises(UnsupportedModel, match="odd: the driver failed to say") as caught:
         nnhal.compile(sums(), devices=[odd])

@@ -2,9 +2,10 @@
 
 import gc
 import random
+import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -15,8 +16,10 @@ import pytest
 import nnhal
 from nnhal.hal.background import _idle, start
 from nnhal.hal.wrappers import Limited
+from nnhal.runtime.judgement import Judge
 from tests.hal.devices import descriptors
 from tests.interrupts import interrupted_at, interrupted_in
+from tests.ipc.support import served_here
 from tests.runtime.graphs import sums
 from tests.runtime.test_execution import LONG, Own, add, wait_until
 
@@ -145,3 +148,108 @@ def test_what_was_opened_is_closed_wherever_the_interrupt_comes(name):
     assert found > 1
     compiled.close()
     assert descriptors() == before
+
+
+class Alarm(TimeoutError):
+    """What a signal handler of the application raises, as a program bounds its own waits."""
+
+
+@pytest.fixture
+def alarm() -> Iterator[Callable[[], None]]:
+    """Runs the application's signal handler in the main thread, whatever that is at."""
+
+    def handler(*_: object) -> None:
+        raise Alarm
+
+    main, before = threading.main_thread().ident, signal.signal(signal.SIGUSR2, handler)
+    assert main is not None
+    yield partial(signal.pthread_kill, main, signal.SIGUSR2)
+    signal.signal(signal.SIGUSR2, before)
+
+
+class Struck(Own):
+    """A device during whose `at` the signal comes, once. wraps: its driver makes an error of its own of what it sees."""
+
+    def __init__(self, strike: Callable[[], None], at: str, wraps: bool = False) -> None:
+        super().__init__(lambda request, control: (self.stand("run"), add(request, control)))
+        self.strike, self.at, self.wraps = strike, at, wraps
+
+    def stand(self, at: str) -> None:
+        if at != self.at:
+            return
+        self.at = ""
+        try:
+            self.strike()
+            while True:  # until the handler has run
+                time.sleep(0.001)
+        except Alarm:
+            if self.wraps:
+                raise RuntimeError("the engine was stopped")  # noqa: B904 (a driver need not)
+            raise
+
+    def supports(self, model: nnhal.Model) -> Any:
+        self.stand("supports")
+        return super().supports(model)
+
+    def prepare(self, model: nnhal.Model, hints: Any) -> Any:
+        self.stand("prepare")
+        return super().prepare(model, hints)
+
+
+@pytest.fixture
+def blamed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What is kept against devices."""
+    found: list[Any] = []
+    monkeypatch.setattr(Judge, "failed", lambda *given: found.append(given))
+    return found
+
+
+@pytest.mark.parametrize("wraps", [False, True])
+@pytest.mark.parametrize("fallback", ["forbid", "allow"])
+@pytest.mark.parametrize("at", ["supports", "prepare", "run"])
+def test_what_a_signal_handler_raises_in_a_driver_reaches_the_application(alarm, blamed, at, fallback, wraps):
+    device = Struck(alarm, at, wraps)
+
+    def use() -> np.ndarray:
+        with nnhal.compile(sums(), devices=[device], fallback=fallback) as compiled:
+            if at == "run":
+                with pytest.raises(Alarm):
+                    compiled(X, B)
+            return compiled(X, B)
+
+    if at != "run":
+        with pytest.raises(Alarm):
+            use()
+    assert (use() == X + 1).all() and device.prepared and not blamed
+
+
+@pytest.mark.parametrize("fallback", ["forbid", "allow"])
+def test_what_a_signal_handler_raises_while_a_driver_elsewhere_executes_reaches_the_application(
+    alarm, blamed, fallback
+):
+    ended = threading.Event()
+
+    def run(request: Any, control: Any) -> None:
+        if not ended.is_set():
+            alarm()
+            assert ended.wait(LONG)
+        add(request, control)
+
+    with (
+        served_here(Own(run)) as device,
+        nnhal.compile(sums(), devices=[device], fallback=fallback) as compiled,
+    ):
+        with pytest.raises(Alarm):
+            compiled(X, B)
+        ended.set()
+        assert (compiled(X, B) == X + 1).all() and not blamed
+
+
+def test_what_a_signal_handler_raises_while_a_deadline_is_waited_for_reaches_the_application(alarm, blamed):
+    ended = threading.Event()
+    device = Own(lambda request, control: (alarm(), ended.wait(LONG), add(request, control)))
+    with nnhal.compile(sums(), devices=[device], fallback="allow") as compiled:
+        with pytest.raises(Alarm):
+            compiled.run(X, B, deadline=LONG)
+        ended.set()
+    assert not blamed

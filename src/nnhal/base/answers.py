@@ -1,8 +1,11 @@
 """What code of somebody else's gives and raises: it can always be told, and is always one of nnhal's errors."""
 
+import sys
 import threading
 from collections.abc import Callable
-from types import TracebackType
+from inspect import CO_VARARGS
+from itertools import pairwise
+from types import FrameType, TracebackType
 
 from nnhal.base.errors import DriverFailed, NnhalError, OutOfMemory, clipped, told
 from nnhal.base.log import logger
@@ -20,8 +23,68 @@ def shown(value: object) -> str:
 
 
 def may_be_own(error: BaseException) -> bool:
-    """Whether it may be the application's own interrupt or exit: those reach the main thread alone."""
-    return isinstance(error, KeyboardInterrupt | SystemExit) and threading.current_thread() is threading.main_thread()
+    """Whether it may be the application's own, as of `own_error`."""
+    return own_error(error) is not None
+
+
+def raise_own(error: BaseException) -> None:
+    """Raise what the application has to get instead of this error, where that is its own, as of `own_error`."""
+    own = own_error(error)
+    if own is not None:
+        context = own.__context__
+        try:
+            raise own
+        finally:
+            own.__context__ = context
+
+
+def own_error(error: BaseException) -> BaseException | None:
+    """The application's own exception where that ended a call: an interrupt, an exit, or what its signal handler raised.
+
+    Python runs signal handlers in whatever the main thread is at: in a driver's code too, which may have made another error
+    of what a handler raised. No driver is to blame for either.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        return error
+    seen: set[int] = set()
+    each: BaseException | None = error
+    while each is not None and id(each) not in seen:
+        seen.add(id(each))
+        trace = each.__traceback__
+        before_this_call = each is not error and trace is not None and _runs(trace.tb_frame)
+        if before_this_call:  # what an application handles already, while it makes the next call
+            return None
+        if _raised_by_a_handler(trace):
+            return each
+        each = each.__cause__ or each.__context__
+    return None
+
+
+def _runs(frame: FrameType) -> bool:
+    """Whether a frame is at work in this thread."""
+    each: FrameType | None = sys._getframe()
+    while each is not None and each is not frame:
+        each = each.f_back
+    return each is not None
+
+
+def _raised_by_a_handler(trace: TracebackType | None) -> bool:
+    """Whether a signal handler is among the frames: it was given a signal's number and the frame before its own."""
+    interrupted: FrameType | None = None
+    while trace is not None:
+        frame, code = trace.tb_frame, trace.tb_frame.f_code
+        names = code.co_varnames[: code.co_argcount + bool(code.co_flags & CO_VARARGS)]
+        given: list[object] = [frame.f_locals.get(name) for name in names]
+        if given and isinstance(given[-1], tuple):
+            given[-1:] = given[-1]
+        if interrupted is not None and any(
+            then is interrupted and isinstance(number, int) for number, then in pairwise(given)
+        ):
+            return True
+        interrupted, trace = frame, trace.tb_next
+    return False
 
 
 class answering:  # noqa: N801 (used as a function)
@@ -38,8 +101,11 @@ class answering:  # noqa: N801 (used as a function)
         pass
 
     def __exit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
-        if error is None or may_be_own(error):
+        own = None if error is None else own_error(error)
+        if error is None or own is error:
             return
+        if own is not None:
+            raise_own(error)
         told_as = self._error(error)
         if told_as is error:
             note_stack(error)

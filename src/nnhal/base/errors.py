@@ -28,6 +28,7 @@ Messages have one grammar: *where* is *what*, *must be* rule, and the alternativ
 import copy
 import errno
 from collections.abc import Sequence
+from typing import Literal
 
 from nnhal.base.codes import ErrorStatus, ResultCode
 from nnhal.base.names import printable
@@ -39,13 +40,13 @@ class NnhalError(Exception):
     """Base of all errors that nnhal raises on purpose.
 
     stack: where a driver raised it, or what it was made of: the frames of the driver's own code, as text. driver_fault: of
-    the end of a driver's process: whether it caused that itself, by a crash, an exit, or a message that breaks the protocol.
+    the end of a driver's process: the evidence that it caused that itself ("crash", "exit" or "protocol"), "" for none.
     """
 
     status = ErrorStatus.GENERAL_FAILURE
     code = ResultCode.OP_FAILED
     stack = ""
-    driver_fault = False
+    driver_fault: Literal["crash", "exit", "protocol", ""] = ""
 
     def __str__(self) -> str:
         return printable(super().__str__()[:LONGEST], keep="\n\t")[:LONGEST]

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nnhal.base.answers import shown
+from nnhal.base.answers import raise_own, shown
 from nnhal.base.descriptors import Owner
 from nnhal.base.errors import BadFile, Closed, InvalidArgument, OutOfMemory, Unmappable
 from nnhal.base.log import logger
@@ -359,6 +359,7 @@ def _bytes_of(array: Any) -> Array:
     try:
         return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     except Exception as error:  # of whatever says that it is an array
+        raise_own(error)
         raise InvalidArgument(f"memory: is of {shown(array)}, must be of an array of numbers") from error
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import CancelledError, Future
 from typing import Any, Generic, TypeVar
 
+from nnhal.base.answers import own_error
 from nnhal.base.errors import BadState
 from nnhal.base.records import Record, field
 
@@ -72,7 +73,7 @@ class Once(Generic[K, V]):
             if self._entries.get(key) is entry:
                 del self._entries[key]
         if not entry.value.done():
-            if isinstance(error, Exception):
+            if isinstance(error, Exception) and own_error(error) is None:
                 entry.value.set_exception(error)
             else:
                 entry.value.cancel()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from nnhal.base.answers import shown
+from nnhal.base.answers import raise_own, shown
 from nnhal.base.errors import InvalidArgument, clipped, told
 from nnhal.base.levels import Level
 from nnhal.base.operands import Array
@@ -79,6 +79,7 @@ def _array(value: Any, where: str, error: type[InvalidArgument]) -> Array:
     except ValueError:  # arrays in a list that have no shape in common
         ragged = True
     except Exception as raised:  # by what says of itself that it is an array
+        raise_own(raised)
         raise error(f"{where} is {shown(value)}, must be an array or numbers: {clipped(told(raised), 200)}") from raised
     if ragged:
         raise error(f"{where} has lists of different lengths or depths, must have one shape")

@@ -12,14 +12,14 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from nnhal.base import trace
-from nnhal.base.answers import answering, let_go, shown
+from nnhal.base.answers import answering, let_go, raise_own, shown
 from nnhal.base.codes import DeviceStatus, DeviceType, OperandType, Preference, Priority, type_name
 from nnhal.base.cores import usable_cores
 from nnhal.base.errors import ContractBroken, InvalidArgument, InvalidModel, NnhalError, OperationFailed
 from nnhal.base.extensions import EXTENSIONS
 from nnhal.base.levels import FL8, V1_2, Level
 from nnhal.base.log import logger
-from nnhal.base.operands import Array
+from nnhal.base.operands import Array, fixed
 from nnhal.base.records import Record, field, replace
 from nnhal.base.time import is_number
 from nnhal.hal.background import ExecutionInfo, FencedExecution, Notify, run_fenced, run_in_background
@@ -34,11 +34,11 @@ from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.queue import RunQueue, places, sustained, units_of
 from nnhal.hal.request import UNLIMITED, Act, Control, Request, Signature, Timing, plausible, standing_before
 from nnhal.hal.turns import Turns
-from nnhal.hal.waiting import OWN, Pace, QueueClient
+from nnhal.hal.waiting import OWN, Pace, QueueClient, ShapedPaces
 from nnhal.model.graph import Model, Operation
 from nnhal.model.layouts import LAYOUTS, laid_out
 from nnhal.model.orders import Layout
-from nnhal.model.validate import let_constants_go
+from nnhal.model.validate import let_constants_go, shape_of
 
 if TYPE_CHECKING:
     from nnhal.hal.idle import Guard
@@ -589,7 +589,8 @@ def _save(device: Device, prepared: Prepared, cache: Cache, model: Model, where:
         with answering(where, "save()"):
             if _member(bool, prepared.save(content), "what save() gave"):
                 keep(content, cache, *written_by(device))
-    except NnhalError as error:
+    except (NnhalError, OSError) as error:
+        raise_own(error)
         _log.warning("%s: its compilation is not kept: %s", where, error)
         give_up(cache, str(error).removeprefix(f"{where}: "))
 
@@ -639,7 +640,10 @@ class _Way:
 
     def __init__(self, device: Device, prepared: Prepared, where: str, hints: Hints, client: QueueClient) -> None:
         self._client, self._priority = client, hints.priority
-        self.queues: list[tuple[RunQueue, int, Pace]] = []
+        self.queues: list[tuple[RunQueue, int, Pace | ShapedPaces]] = []
+        main = prepared.model.main
+        closed = all(fixed(shape_of(main.operands[i])) is not None for i in main.inputs)
+        self._pace: Pace | ShapedPaces = Pace() if closed else ShapedPaces()
         here = not prepared.timely  # elsewhere the engine's own process sees to it
         if here and hints.preference == Preference.SUSTAINED_SPEED:
             cores = usable_cores()
@@ -654,7 +658,8 @@ class _Way:
         self.turns = Turns() if traits_of(prepared).changeable and here else None
 
     def _pass(self, queue: RunQueue, units: int = 1) -> None:
-        self.queues.append((queue, units, Pace(self.queues[-1][2] if self.queues else None)))
+        inner = self.queues[-1][2] if self.queues else None
+        self.queues.append((queue, units, inner.around() if inner is not None else self._pace))
 
     def of(self, run: Act[T]) -> Act[T]:
         """What executes, in its turn."""
@@ -663,11 +668,20 @@ class _Way:
         return run if self.turns is None else self.turns.side_by_side(run)
 
     def change(self, change: Act[T]) -> Act[T]:
-        """What changes options, when nothing of the model runs."""
+        """What changes options, when nothing of the model runs. What executions took before says nothing any more."""
+
+        def forgetting(options: Any, control: Control) -> T:
+            try:
+                return change(options, control)
+            finally:
+                for _, _, pace in self.queues:
+                    pace.forget()
+
+        act: Act[T] = forgetting
         for queue, _, _ in self.queues:
             if queue.strict:
-                change = queue.queued(change, self._client, self._priority)
-        return change if self.turns is None else self.turns.alone(change)
+                act = queue.queued(act, self._client, self._priority)
+        return act if self.turns is None else self.turns.alone(act)
 
 
 def _queue_of(owner: Device | Prepared, where: str, width: int, *, strict: bool = True) -> RunQueue:

@@ -25,7 +25,7 @@ from nnhal.base.codes import LOOP_TIMEOUT_MAXIMUM_NS, Priority
 from nnhal.base.cores import usable_cores
 from nnhal.base.errors import BadState, MissedDeadline, ResourceExhausted
 from nnhal.hal.request import UNLIMITED, Act, Control, standing_before
-from nnhal.hal.waiting import LEVELS, ClientLine, Pace, QueueClient, QueueTicket, Slot
+from nnhal.hal.waiting import LEVELS, ClientLine, Pace, QueueClient, QueueTicket, ShapedPaces, Slot
 
 T = TypeVar("T")
 MOST_WAITING = 1024  # executions of one client in the queue of one device; more are refused
@@ -109,28 +109,36 @@ class RunQueue:
     # ------------------------------------------------------------------------------------------------------- to run in it
 
     def queued(  # noqa: PLR0915 (closures, for speed)
-        self, run: Act[T], client: QueueClient, priority: Priority, units: int = 1, pace: Pace | None = None
+        self,
+        run: Act[T],
+        client: QueueClient,
+        priority: Priority,
+        units: int = 1,
+        pace: Pace | ShapedPaces | None = None,
     ) -> Act[T]:
         """The same function, in its turn.
 
         A method is held weakly: what comes of it becomes an attribute of its own object. units: places that it takes. pace:
-        of the model, where other functions run it as well.
+        of the model, where other functions run it as well; of each set of shapes where what is executed is a `Request`, or a
+        tuple that begins with one.
         """
         owner = weakref.ref(run.__self__) if ismethod(run) else None
         call: Callable[..., T] = run.__func__ if ismethod(run) else run
         line, level, pace = self.line(client), LEVELS.index(priority), pace or Pace()
+        only, shaped = (pace, None) if isinstance(pace, Pace) else (None, pace)
         free, units = self._free, min(units, self.width)
         single = units == 1
         if self.strict:
             pace.limit = 0
 
         def queued(what: Any, control: Control) -> T:
+            pace = only or shaped.of(what[0] if isinstance(what, tuple) else what)  # type: ignore[union-attr]
             if pace.left and not self._contended and (control is UNLIMITED or control.deadline is None):
                 pace.left -= 1
                 return call(what, control) if owner is None else call(owner(), what, control)
-            return in_turn(what, control)
+            return in_turn(what, control, pace)
 
-        def in_turn(what: Any, control: Control) -> T:  # noqa: PLR0912 (in one frame: see its end)
+        def in_turn(what: Any, control: Control, pace: Pace) -> T:  # noqa: PLR0912 (in one frame: see its end)
             free_for_all = not self._contended and control.deadline is None
             if pace.short and free_for_all:
                 begun = _now()

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 import numpy as np
 
 from nnhal.base import trace
-from nnhal.base.answers import may_be_own, named, shown
+from nnhal.base.answers import named, raise_own, shown
 from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS, operation_name
 from nnhal.base.errors import (
     Cancelled,
@@ -527,8 +527,7 @@ class Request:
                 self._take_own()
         except BaseException as error:
             self._stop()
-            if may_be_own(error):
-                raise
+            raise_own(error)
             failed = self._blame(error, control)
             note_stack(failed)
             try:

@@ -4,15 +4,17 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 
 from nnhal.base.codes import Priority
-from nnhal.hal.request import Control
+from nnhal.hal.request import Control, Request
 
 FIRST = 3  # executions of a model that have to have ended well before any of it is refused
 PROBE = 8  # of so many that should be refused in a row, one runs all the same: what was measured may not hold any more
 RECENT = 8  # durations by which the next is predicted
 SHORT_NS = 100_000  # what takes less is over sooner than a thread wakes: of a client that is alone it takes no place
 SHORT_RUNS = 16  # of a model until one is measured again
+MOST_SHAPES = 64  # sets of shapes of a model whose executions are predicted
 LEVELS = (Priority.HIGH, Priority.MEDIUM, Priority.LOW)
 
 
@@ -41,7 +43,7 @@ def client_of(pid: int) -> QueueClient:
 
 
 class Pace:
-    """What executions of one prepared model took that ended well, in nanoseconds: the last ones, and the shortest of all.
+    """What alike executions of one prepared model took that ended well, in nanoseconds: the last ones, and the shortest.
 
     short: whether the last one that was measured was over sooner than it pays to wait for a place, that is within `limit`.
     left: how many run like that before one is measured again.
@@ -83,6 +85,55 @@ class Pace:
         """One is about to be refused; whether it is to run all the same."""
         self.refused += 1
         return self.refused % PROBE == 0
+
+    def around(self) -> "Pace":
+        """The pace of the same executions in a queue that they stand in before."""
+        return Pace(self)
+
+    def forget(self) -> None:
+        """What was measured holds no more: the options of the model changed."""
+        self.recent.clear()
+        self.best = 1 << 62
+        self.refused = self.left = 0
+        self.short = False
+
+
+class ShapedPaces:
+    """The pace of a model whose inputs have open shapes, for each set of shapes: of others nothing is known.
+
+    limit: as of `Pace`.
+    """
+
+    def __init__(self, inner: "ShapedPaces | None" = None) -> None:
+        """inner: as of `Pace`."""
+        self._inner = inner
+        self._known: dict[tuple[object, ...], Pace] = {}
+        self.limit = SHORT_NS
+
+    def of(self, request: Request) -> Pace:
+        """The pace of executions with inputs of these shapes. The set that came first is forgotten for one too many."""
+        given, buffers = request.given, request.input_buffers
+        shapes = tuple(
+            x.shape if x is not None else buffers[n].facts.dimensions if n in buffers else None
+            for n, x in enumerate(given)
+        )
+        found = self._known.get(shapes)
+        if found is None:
+            found = Pace(None if self._inner is None else self._inner.of(request))
+            found.limit = self.limit
+            found = self._known.setdefault(shapes, found)
+            while len(self._known) > MOST_SHAPES:
+                with suppress(StopIteration, RuntimeError):  # another thread drops it
+                    self._known.pop(next(iter(self._known)), None)
+        return found
+
+    def around(self) -> "ShapedPaces":
+        """As of `Pace`."""
+        return ShapedPaces(self)
+
+    def forget(self) -> None:
+        """As of `Pace`."""
+        self._known.clear()
 
 
 class Slot:

@@ -138,6 +138,7 @@ def running() -> list[str]:
 
 def connect(name: str, seconds: float = CONNECT_SECONDS) -> "Session":
     """Connect to a running service of this user. DeviceUnavailable where there is none, or it does not answer in time."""
+    from nnhal.base.answers import raise_own
     from nnhal.ipc import transport
     from nnhal.ipc.client.session import Session
 
@@ -156,6 +157,7 @@ def connect(name: str, seconds: float = CONNECT_SECONDS) -> "Session":
             raise _unavailable(f"service {name}: runs as user {uid}, must be this user's")
     except OSError as error:
         sock.close()
+        raise_own(error)
         there = ", ".join(running()) or "none is running"
         raise _unavailable(f"service {name}: {error.strerror}; running: {there}") from None
     return Session(sock, f"service {name}", greeting=int(seconds * 1e9))

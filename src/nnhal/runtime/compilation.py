@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nnhal.base import trace
+from nnhal.base.answers import raise_own
 from nnhal.base.codes import OperationType, Preference, Priority
 from nnhal.base.errors import (
     DeadObject,
@@ -19,6 +20,7 @@ from nnhal.base.errors import (
     InvalidModel,
     MissedDeadline,
     NnhalError,
+    ResourceExhausted,
     UnsupportedModel,
     as_error,
     told,
@@ -56,6 +58,7 @@ from nnhal.runtime.strategies import Strategy, by_hand, tell_whole
 
 Fallback = Literal["allow", "warn", "forbid"]
 CONTROL_FLOW = frozenset((OperationType.IF, OperationType.WHILE))
+GONE = DeviceUnavailable, DeadObject, ResourceExhausted  # says why nobody could ask the driver
 ROUNDS = 4  # of placing parts anew by single verdicts; then a refusal counts for the part that it is in
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _log = logger("compilation")
@@ -255,7 +258,7 @@ def compiled_on(
     except UnsupportedModel as refused:
         failures = [c.failed for c in candidates if c.failed is not None]
         for failed in failures:
-            if isinstance(failed, DeviceUnavailable | DeadObject):  # that is why
+            if isinstance(failed, GONE):  # that is why
                 raise failed from None
         if not failures:
             raise
@@ -387,10 +390,11 @@ def _asked(
         what = f"compilation: device {label}: what it supports"
         claims = by(wishes.deadline, what, ask, late=Claims.let_go)
     except Exception as error:
+        raise_own(error)
         if (wishes.deadline is not None and isinstance(error, MissedDeadline)) or (stated and is_callers(error)):
             raise
         failed = as_error(error, f"device {key.name}")
-        gone = isinstance(error, DeviceUnavailable | DeadObject)
+        gone = isinstance(error, GONE)
         why = str(error) if gone else f"the driver failed to say: {told(error).removeprefix(f'device {key.name}: ')}"
         _note(wishes, events, f"{label} takes nothing: {why}")
         stated, claims = None, Claims(model, [Verdict(False, why)] * len(model.main.operations))
@@ -459,6 +463,7 @@ def _attempt(
         except MissedDeadline:
             raise
         except Exception as error:
+            raise_own(error)
             if is_callers(error):
                 raise
             undo.close()
@@ -530,6 +535,7 @@ def _asked_again(device: Device, label: str, part: Part, wishes: Wishes) -> dict
         claims.let_go()
         return claims.refused()
     except Exception as error:
+        raise_own(error)
         if wishes.deadline is not None and isinstance(error, MissedDeadline):
             raise
         why = f"the driver failed to say: {told(as_error(error, f'device {label}'))}"

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from nnhal.base import trace
-from nnhal.base.answers import answering, may_be_own, shown
+from nnhal.base.answers import answering, raise_own, shown
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument, clipped, told
 from nnhal.base.installed import EntryPoint, entry_points
 from nnhal.base.log import logger
@@ -147,8 +147,7 @@ def _load(name: str, origin: str, load: Callable[[], Callable[[], object]]) -> F
         device = made if isinstance(made, Device) else _adapted(made, name, origin)
         check(device)
     except BaseException as error:
-        if may_be_own(error):
-            raise
+        raise_own(error)
         problem = clipped(told(error))
         _log.debug("driver %s (%s) does not load: %s", name, origin, problem)
         return Found(name, origin, None, problem, let_frames_go(error))

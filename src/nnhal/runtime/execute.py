@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from nnhal.base.answers import raise_own
 from nnhal.base.errors import (
     BadState,
     Cancelled,
@@ -244,6 +245,7 @@ class Runner:
         self, number: int, line: Line, request: Request, job: Job, error: Exception
     ) -> tuple[str, Timing | None]:
         """Run a step that failed on the CPU, where that is allowed; else raises the error."""
+        raise_own(error)
         if not self._may_fall_back([line.step]):
             raise error
         request.fell_back = ""  # it counts once
@@ -271,6 +273,7 @@ class Runner:
 
     def _whole_on_cpu(self, job: Job, error: Exception) -> None:
         """The last resort of a failed execution; raises `error` where there is none."""
+        raise_own(error)
         if not self._may_fall_back(self.plan.steps):
             raise error
         device = self.lines[0].label if len(self.lines) == 1 else "a step"

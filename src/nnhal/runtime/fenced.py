@@ -13,6 +13,7 @@ from itertools import accumulate
 from typing import Any
 
 from nnhal.base import trace
+from nnhal.base.answers import may_be_own
 from nnhal.base.brief import brief
 from nnhal.base.codes import ErrorStatus
 from nnhal.base.errors import (
@@ -199,7 +200,7 @@ def launch(
     except BaseException as error:
         job.written = written
         job.settle(False)
-        if begun and isinstance(error, Exception):  # an interrupt may have come anywhere
+        if begun and isinstance(error, Exception) and not may_be_own(error):  # an interrupt may have come anywhere
             _when_all_ended(chain.local, leave)
         raise
 

@@ -102,8 +102,8 @@ class Judge(Record, frozen=True):
 
     def failed(self, model: Model, label: str, operations: Sequence[int], phase: str, error: BaseException) -> None:
         """Keep it against a device that it failed what it had said it would do; not what may pass, nor against the CPU."""
-        died = isinstance(error, DeadObject) and not error.driver_fault
-        if died or isinstance(error, PASSING) or ran_short(error) or self.keys[label].name == discovery.CPU:
+        lost = isinstance(error, DeadObject) and error.driver_fault != "crash"  # who exits may have been told to
+        if lost or isinstance(error, PASSING) or ran_short(error) or self.keys[label].name == discovery.CPU:
             return
         identity = self.identity(label)
         if not identity:

@@ -648,8 +648,8 @@ class DriverProcess:
         self.returncode: int | None = None
 
     @property
-    def ended_itself(self) -> bool:
-        return self.process.dead
+    def own_end(self) -> str:
+        return "exit" if self.process.dead else ""
 
     def poll(self) -> int | None:
         if self.process.dead:

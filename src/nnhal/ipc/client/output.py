@@ -16,6 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from logging import INFO, WARNING, Logger
+from typing import Literal
 
 from nnhal.base.log import logger
 from nnhal.base.names import name_of
@@ -74,13 +75,15 @@ class DriverProcess(subprocess.Popen[bytes]):
         return f"the driver process {how}" + (f"; its last words: {words}" if words else "")
 
     @property
-    def ended_itself(self) -> bool:
-        """Whether it ended by its own doing: an exit, or a signal that its own fault brought.
+    def own_end(self) -> Literal["crash", "exit", ""]:
+        """How it ended by its own doing; "" where it has not.
 
-        Anybody may send the other signals, and the kernel sends SIGKILL where memory is short: they say nothing about it.
+        Anybody may send other signals than those of a crash, and the kernel sends SIGKILL where memory is short.
         """
         self._reap()
-        return self.returncode is not None and (self.returncode >= 0 or -self.returncode in CRASHES)
+        if self.returncode is None:
+            return ""
+        return "exit" if self.returncode >= 0 else "crash" if -self.returncode in CRASHES else ""
 
     def _reap(self) -> None:
         """Take over its exit status where it has ended; the interpreter is kept."""

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from nnhal.base import trace
+from nnhal.base.answers import raise_own
 from nnhal.base.codes import DeviceStatus
 from nnhal.base.errors import Closed, DeviceUnavailable, NnhalError, ResourceExhausted, again, ran_short
 from nnhal.base.log import logger
@@ -124,6 +125,7 @@ def start(driver: str, *, level: str = "", options: Sequence[str] = ()) -> Sessi
 
 def _not_started(driver: str, error: OSError) -> NnhalError:
     """Why this client starts no process. What the client lacks itself is no fact about the device."""
+    raise_own(error)
     kind = ResourceExhausted if ran_short(error) else DeviceUnavailable
     return kind(f"device {driver}: its process cannot be started: {error.strerror or error}")
 
@@ -181,7 +183,7 @@ class Resilient(Device):
 
         def died(error: NnhalError) -> None:
             if not isinstance(error, Closed):
-                health.died(str(error), fault=error.driver_fault)
+                health.died(str(error), fault=bool(error.driver_fault))
 
         session.on_death(died)
         try:

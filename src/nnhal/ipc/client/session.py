@@ -194,8 +194,8 @@ class Session:
             raise self._unfit(f"is no driver service: {error}") from None
         except (DeadObject, MissedDeadline) as error:
             how = self._fate()
-            itself = self.process is not None and self.process.ended_itself
-            raise self._unfit(f"the driver process did not start: {how or error}", fault=itself) from None
+            fault = "" if self.process is None else self.process.own_end
+            raise self._unfit(f"the driver process did not start: {how or error}", fault) from None
         if isinstance(reply, wire.Failed):
             raise self._refused(error_from_wire(reply))
         if not isinstance(reply, wire.Welcome) or reply.version != wire.VERSION:
@@ -204,10 +204,10 @@ class Session:
             raise self._unfit(f"is at level {reply.level}, must be 1 to {max(Level):d}")
         return reply
 
-    def _unfit(self, why: str, *, fault: bool = True) -> DeviceUnavailable:
-        """Why nobody is served. fault: whether the process caused it, where it is this client's own."""
+    def _unfit(self, why: str, fault: Any = "protocol") -> DeviceUnavailable:
+        """Why nobody is served. fault: as of `NnhalError.driver_fault`, where the process is this client's own."""
         error = DeviceUnavailable(f"{self.where}: {why}")
-        error.driver_fault = fault and self.process is not None
+        error.driver_fault = "" if self.process is None else fault
         return error
 
     def _refused(self, error: NnhalError) -> NnhalError:
@@ -215,7 +215,7 @@ class Session:
         if isinstance(error, ResourceExhausted):
             return with_note(ResourceExhausted(f"{self.where}: {error}"), error.stack)
         what = "did not start" if self.process is not None else "refused the connection"
-        unfit = self._unfit(f"the driver process {what}: {error}", fault=not isinstance(error, MemoryError))
+        unfit = self._unfit(f"the driver process {what}: {error}", "" if isinstance(error, MemoryError) else "exit")
         return with_note(unfit, error.stack)
 
     # --------------------------------------------------------------------------------------------------------- calls
@@ -865,14 +865,15 @@ class Session:
         with self._death_lock:
             if self.dead is not None:
                 return again(self.dead)
-            text, fault = str(error), isinstance(error, NoProtocol)
+            text, own_end = str(error), ""
             if self.process is not None:
                 if not ended(self.watch) and self.process.poll() is None:
                     self.process.kill()
                 how = self._fate() if fate else ""
                 if how and how not in text:
                     text = f"{self.where}: {how}: {text.removeprefix(f'{self.where}: ')}"
-                fault = fault or self.process.ended_itself
+                own_end = self.process.own_end
+            fault: Any = "protocol" if isinstance(error, NoProtocol) else own_end
             error = again(error) if isinstance(error, Closed) else DeadObject(text)
             error.driver_fault = fault
             self.dead = error
