@@ -80,9 +80,7 @@ def spoil(folder: Path, rng: random.Random) -> None:
     elif what == 3:
         one.unlink()
     else:
-        cache = CacheFolder(folder, QUOTA << 20 if what == 4 else 1 << 16)
-        with cache.alone():
-            cache.tidy()
+        CacheFolder(folder, QUOTA << 20 if what == 4 else 1 << 16).prune()
 
 
 def storm(processes: int, rounds: int, seed: int = 1, *, isolate: bool = False) -> dict[str, int]:

@@ -260,24 +260,27 @@ def test_files_are_whole_where_the_driver_has_noted_them_whatever_version_wrote_
     prepared_by(FullV1_3(), scaled(), Hints(cache=cache))
     (record,) = state.glob("*.tokens")
     noted, (fd, _) = record.read_bytes(), cache.files
-    driver = FullV1_3.name
     whole = os.pread(fd, 1 << 20, 0)
     identity = written_by(whole)
     assert identity is not None
-    keeper.is_whole(cache, driver)
+    keeper.is_whole(cache)
+    TokenStore.open("another driver")
+    record.rename(record.with_name("service-0123456789abcdef.tokens"))  # the name that another process gave the driver
+    keeper.is_whole(cache)
+    record = record.with_name("service-0123456789abcdef.tokens")
 
     record.write_bytes(noted[:40])  # the key alone
-    with pytest.raises(Damaged, match="is nothing that this driver noted to have written for the token"):
-        keeper.is_whole(cache, driver)
+    with pytest.raises(Damaged, match="is nothing that a driver of this user noted to have written for the token"):
+        keeper.is_whole(cache)
     record.write_bytes(noted)
     os.pwrite(fd, b"?", len(whole) - 1)
     with pytest.raises(Damaged, match="damaged: model file 0"):
-        keeper.is_whole(cache, driver)
+        keeper.is_whole(cache)
     os.pwrite(fd, b"?", 0)
     with pytest.raises(Damaged, match="is of a form of its driver's own, or damaged"):
-        keeper.is_whole(cache, driver)
+        keeper.is_whole(cache)
     with pytest.raises(Damaged, match="is of a form of its driver's own, or damaged"):
-        keeper.is_whole(Cache(cache.token), driver)
+        keeper.is_whole(Cache(cache.token))
 
 
 def test_the_hash_is_noted_before_anything_is_written(cache, monkeypatch):

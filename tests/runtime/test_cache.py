@@ -19,7 +19,7 @@ from nnhal.drivers.litert.lowering import lower
 from nnhal.drivers.reference import Reference
 from nnhal.drivers.samples.full import FullV1_3, PreparedV1_3
 from nnhal.hal.cache import keeper
-from nnhal.hal.cache.files import CacheContent, CacheFiles
+from nnhal.hal.cache.files import MAGIC, REFUSAL, CacheContent, CacheFiles
 from nnhal.hal.device import Hints, Prepared
 from nnhal.hal.wrappers import AtLevel, Limited, Recorded, WithOptions
 from nnhal.model.graph import Model
@@ -192,7 +192,7 @@ def test_what_is_no_token_is_refused(folder, token):
         nnhal.compile(scaled(), cache_dir=folder, token=token)
 
 
-@pytest.mark.parametrize("path", ["", 5, b"", True])
+@pytest.mark.parametrize("path", ["", 5, b"", True, "a\0b", Path("a\0b")])
 def test_what_is_no_folder_is_refused(path):
     with pytest.raises(InvalidArgument, match=r"cache_dir is .*, must be the path of a folder"):
         nnhal.compile(scaled(), cache_dir=path)
@@ -597,6 +597,54 @@ def test_a_refusal_of_the_system_at_any_call_is_no_failure(folder, state, monkey
         if not there:
             shutil.rmtree(folder, ignore_errors=True)
     assert left > 20 and str(outcome) == (HIT if there else MISS)
+
+
+def test_a_file_system_without_locks_keeps_compilations_too(folder, monkeypatch):
+    monkeypatch.setattr(fcntl, "lockf", refusing(errno.ENOLCK))
+    assert [run(scaled(), folder) for _ in range(2)] == [MISS, HIT]
+
+
+def refusing(number: int) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    return refuse
+
+
+def test_a_disk_for_reading_only_hits(folder, monkeypatch):
+    run(scaled(), folder)
+    keeper._stores.forget()
+    open_, writing = os.open, os.O_RDWR | os.O_WRONLY | os.O_CREAT
+
+    def read_only(path: Any, flags: int, *a: Any, **k: Any) -> int:
+        return refusing(errno.EROFS)() if flags & writing else open_(path, flags, *a, **k)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", read_only)
+        for name in ("unlink", "rename", "pwrite", "write", "ftruncate"):
+            patch.setattr(os, name, refusing(errno.EROFS))
+        assert run(scaled(), folder) == HIT
+        assert run(scaled(3), folder, by=3) == f"{MISS}; it cannot be kept: read-only file system"
+
+
+@pytest.mark.parametrize(
+    "start", [[MAGIC], [MAGIC, REFUSAL, bytes(1)]], ids=["no room for the files", "no room at all"]
+)
+def test_a_full_disk_is_named(folder, monkeypatch, start):
+    pwrite = os.pwrite
+
+    def full(fd: int, data: Any, at: int) -> int:
+        return refusing(errno.ENOSPC)() if bytes(data[:8]) in start else pwrite(fd, data, at)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    assert run(scaled(), folder).endswith("no space left on device")
+    assert nothing_in(folder)
+
+
+def test_why_a_driver_in_another_process_kept_nothing_is_told(folder, state):
+    state.touch()
+    told = run(scaled(), folder, ["sample-full-1.3"], isolation="process")
+    assert told.startswith("miss: there is no entry; the device did not keep it: no private record of what was cached:")
 
 
 def test_an_interrupted_saving_closes_what_was_prepared(folder, interrupts):

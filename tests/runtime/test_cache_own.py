@@ -77,6 +77,16 @@ def test_a_file_is_imported_once(file: Path, folder: Path) -> None:
     assert [run(file, folder) for _ in range(3)] == [[MISS, MISS], ["hit", "hit"], ["hit", "hit"]]
 
 
+def test_a_model_that_does_not_fit_into_memory_twice_is_imported_and_not_kept(
+    file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(own, "keep", full)
+    assert run(file, folder)[0] == f"{MISS}; it cannot be kept: it does not fit into memory"
+
+
 def test_a_hit_loads_neither_importer_nor_records_of_operations(folder: Path) -> None:
     program = (
         "import sys, nnhal, numpy as np\n"

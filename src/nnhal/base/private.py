@@ -128,7 +128,8 @@ os.register_at_fork(after_in_child=_mutexes.clear)
 def alone(folder: int, name: str = "lock", *, wait: float | None = None) -> Iterator[None]:
     """While no other thread or process holds the lock file of that name in a private folder.
 
-    wait: seconds, LONGEST_WAIT by default. OSError where another one holds it longer, or there can be no lock.
+    wait: seconds, LONGEST_WAIT by default. OSError where another one holds it longer.
+    On a file system without locks, the threads of this process alone hold each other off.
     """
     wait = LONGEST_WAIT if wait is None else wait
     until = time.monotonic() + wait
@@ -140,7 +141,7 @@ def alone(folder: int, name: str = "lock", *, wait: float | None = None) -> Iter
         if not mine:
             raise _held("thread", wait)
         fd = private_file(folder, name, os.O_RDWR | os.O_CREAT, owner)
-        while not lock_at_once(fd):
+        while not _locked(fd):
             if time.monotonic() > until:
                 raise _held("process", wait)
             time.sleep(PAUSE)
@@ -149,6 +150,15 @@ def alone(folder: int, name: str = "lock", *, wait: float | None = None) -> Iter
         owner.close()
         if mine:
             mutex.release()
+
+
+def _locked(fd: int) -> bool:
+    try:
+        return lock_at_once(fd)
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+    return True
 
 
 def _held(by: str, wait: float) -> OSError:

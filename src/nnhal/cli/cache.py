@@ -112,7 +112,7 @@ def _verified(folder: CacheFolder, entry: Listed) -> Listed:
     except (Missing, OSError) as error:
         return replace(entry, problem=str(error))
     try:
-        is_whole(files.cache(bytes.fromhex(entry.key)), str(entry.manifest.facts.get("device", "")))
+        is_whole(files.cache(bytes.fromhex(entry.key)))
     except NnhalError as error:
         return replace(entry, problem=str(error))
     finally:

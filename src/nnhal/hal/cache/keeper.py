@@ -15,7 +15,7 @@ from nnhal.base.memory import Memory
 from nnhal.base.once import Once
 from nnhal.base.version import __version__
 from nnhal.hal.cache.files import Cache, CacheContent, Damaged, read, understood, why_of, write, written, written_by
-from nnhal.hal.cache.tokens import TokenStore, opened_ahead, state_folder
+from nnhal.hal.cache.tokens import TokenStore, opened_ahead, records, state_folder
 
 MOST_FILES = 2000  # of a driver's code
 _stores: Once[tuple[Path, str], TokenStore] = Once(lambda key: f"the record of {key[1]}")
@@ -114,26 +114,36 @@ def keep(content: CacheContent, cache: Cache, driver: str, identity: bytes) -> N
 
 def recall(cache: Cache, pools: Sequence[Memory], driver: str, identity: bytes) -> CacheContent:
     """What was saved, out of the files. OperationFailed, Damaged among them, says why it is none of that."""
-    content = _known(*_contents(cache), cache.token, driver, identity)
+    content = _known(*_contents(cache), cache.token, _store(driver), identity)
     content.pools = pools
     return content
 
 
-def is_whole(cache: Cache, driver: str) -> None:
-    """Hold files to the driver's record, whichever version wrote them. OperationFailed says what is wrong.
+def is_whole(cache: Cache) -> None:
+    """Hold files to the records of all drivers, whichever one wrote them. OperationFailed says what is wrong.
 
-    Files of a form of the driver's own are for it to judge.
+    The record has the name that its process gave the driver, which may be a path or that of a service: so the one that
+    notes the token is looked for. Files of a form of the driver's own are for it to judge.
     """
     model, data = _contents(cache)
     identity = written_by(next(iter([*model, *data]), b""))
     if identity is None:
         raise Damaged("is of a form of its driver's own, or damaged: its driver will tell")
-    _known(model, data, cache.token, driver, identity)
+    wrong = Damaged("is nothing that a driver of this user noted to have written for the token")
+    for store in records():
+        if store.names(identity, cache.token):
+            try:
+                _known(model, data, cache.token, store, identity)
+                return
+            except Damaged as error:
+                wrong = error
+    raise wrong
 
 
-def _known(model: Sequence[bytes], data: Sequence[bytes], token: bytes, driver: str, identity: bytes) -> CacheContent:
+def _known(
+    model: Sequence[bytes], data: Sequence[bytes], token: bytes, store: TokenStore, identity: bytes
+) -> CacheContent:
     """What files hold that the driver has noted to have written."""
-    store = _store(driver)
     content, digest = understood(model, data, token, identity, store.key)
     if not store.knows(identity, token, digest):
         raise Damaged("is nothing that this driver noted to have written for the token")

@@ -10,7 +10,9 @@ its version, its code, its engine, or the processor where that matters to it.
 The file is a `StateFile`. A record that a full disk cut off is none, and hides none of those that follow.
 """
 
+import os
 import struct
+from collections.abc import Iterator
 from contextlib import suppress
 
 from nnhal.base.digests import blake2b
@@ -48,7 +50,23 @@ class TokenStore:
 
     def knows(self, identity: bytes, token: bytes, digest: bytes) -> bool:
         """Whether this is what the driver wrote for a token, among the last of all records."""
-        return _record(token, identity, digest) in self._file.last(2 * MOST * _RECORD.size)
+        return _record(token, identity, digest) in self._last()
+
+    def names(self, identity: bytes, token: bytes) -> bool:
+        """Whether the driver `identity` wrote anything for a token."""
+        return token + identity in self._last()
+
+    def _last(self) -> bytes:
+        return self._file.last(2 * MOST * _RECORD.size)
+
+
+def records() -> Iterator[TokenStore]:
+    """The records of all drivers of this user, as they are."""
+    with suppress(OSError):
+        for name in sorted(os.listdir(state_folder())):
+            file = StateFile.to_read(name) if name.endswith(".tokens") else None
+            if file is not None:
+                yield TokenStore(file)
 
 
 _only: list[TokenStore] = []  # of a process that opens no files any more
