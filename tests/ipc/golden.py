@@ -112,7 +112,8 @@ REPLIES: list[tuple[Any, str]] = [
         "94 0d 40 92 94 a5 6c616e6573 03 00 00 94 a6 6d656d6f7279 cd 1000 02 01 91 92 cd 012c 92 01 05",
     ),
     (wire.WireMemoryUse(7, None, 300, 0), "95 0e 07 c0 cd 012c 00"),
-    (wire.CacheFileCounts(1, 32), "93 11 01 20"),
+    (wire.CacheFileCounts(1, 32), "95 11 01 20 c4 00 a0"),
+    (wire.CacheFileCounts(1, 0, b"\1\2", "why"), "95 11 01 00 c4 02 01 02 a3 77 68 79"),
 ]
 
 CALLBACKS: list[tuple[Any, str]] = [

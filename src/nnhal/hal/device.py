@@ -26,6 +26,7 @@ from nnhal.hal.background import ExecutionInfo, FencedExecution, Notify, run_fen
 from nnhal.hal.burst import Burst, BurstExecutor
 from nnhal.hal.cache.files import MOST_FILES, Cache, CacheContent, CacheFiles, empty
 from nnhal.hal.choices import Proofs
+from nnhal.hal.code import MADE_OTHERWISE, CodeIdentity, MadeWith, code_of
 from nnhal.hal.fence import Fence
 from nnhal.hal.host import HostBuffer, LocalBurst
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, merge
@@ -41,6 +42,8 @@ from nnhal.model.orders import Layout
 from nnhal.model.validate import let_constants_go
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from nnhal.hal.idle import Guard
 
 _log = logger("compilation")
@@ -287,6 +290,19 @@ class Device(ABC):
     asked_again: bool = False
     timely = False
     proofs: "Proofs[Device] | None" = None
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> "Self":
+        """Note what the device is made with: other arguments may compile other things."""
+        if (args or kwargs) and cls.__init__ is object.__init__:
+            raise TypeError(f"{cls.__name__}() takes no arguments")
+        device = super().__new__(cls)
+        vars(device)["_made_with"] = MadeWith.of((args, kwargs)) if cls.__new__ is Device.__new__ else MADE_OTHERWISE
+        return device
+
+    @property
+    def code_identity(self) -> CodeIdentity:
+        """What the driver's code is, as this process loaded it, with the arguments that the device was made with."""
+        return code_of(type(self), vars(self)["_made_with"])
 
     def capabilities(self) -> Capabilities:
         """Stated performance; that of the CPU by default."""
@@ -571,6 +587,11 @@ def cache_files_by(device: Device) -> CacheFiles:
         return CacheFiles(*numbers)
 
 
+def code_by(device: Device) -> CodeIdentity:
+    """The identity of the code that compiles for a device."""
+    return device.cached_as.code_identity
+
+
 def written_by(device: Device) -> tuple[str, bytes]:
     """The name of a device's record of what it wrote to cache files, and its identity there."""
     from nnhal.hal.cache.keeper import identity
@@ -578,12 +599,15 @@ def written_by(device: Device) -> tuple[str, bytes]:
     device = device.cached_as
     own = identity_of(device)
     matters = _member(bool, device.processor_matters, "processor_matters")
-    return own.name, identity(own.name, own.version, type(device).__module__, processor=matters)
+    return own.name, identity(own.name, own.version, device.code_identity, processor=matters)
 
 
 def _save(device: Device, prepared: Prepared, cache: Cache, model: Model, where: str) -> None:
     from nnhal.hal.cache.keeper import keep
 
+    if unknown := code_by(device).unknown:
+        _log.warning("%s: its compilation is not kept: %s", where, unknown)
+        return
     content = CacheContent.empty(CacheFiles(len(cache.model_files), len(cache.data_files)), model.pools)
     try:
         with answering(where, "save()"):

@@ -26,6 +26,7 @@ from nnhal.base.time import by
 from nnhal.hal.background import FencedExecution, Notify
 from nnhal.hal.burst import Burst
 from nnhal.hal.cache.files import CacheFiles
+from nnhal.hal.code import CodeIdentity
 from nnhal.hal.device import Capabilities, Considered, Device, Hints, Prepared, Verdict
 from nnhal.hal.fence import Fence
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
@@ -224,6 +225,11 @@ class Resilient(Device):
     def number_of_cache_files(self) -> CacheFiles:
         """As the driver says."""
         return self.remote().number_of_cache_files()
+
+    @property
+    def code_identity(self) -> CodeIdentity:
+        """That of the driver in the process that there is now."""
+        return self.remote().code_identity
 
     def prepare_from_cache(self, outline: Model, hints: Hints) -> Prepared:
         """Restore in the driver's process."""

@@ -18,9 +18,17 @@ from nnhal.base.memory import Memory
 from nnhal.base.records import Record, replace
 from nnhal.base.version import __version__
 from nnhal.hal.cache.files import TOKEN_SIZE, CacheFiles
-from nnhal.hal.cache.keeper import code_of
 from nnhal.hal.claims import Claims
-from nnhal.hal.device import Device, Hints, cache_files_by, identity_of, prepared_by, restored_by
+from nnhal.hal.device import (
+    Device,
+    Hints,
+    cache_files_by,
+    code_by,
+    identity_of,
+    prepared_by,
+    restored_by,
+    written_by,
+)
 from nnhal.model.graph import Model
 from nnhal.model.parts import outline
 from nnhal.model.stored import stored
@@ -93,7 +101,7 @@ class ModelCache:
         folder = self._folder
         if IMPORTED not in self._model._memo or isinstance(folder, str) or place != "none":
             return ask()
-        if device.asked_again or not _has_code(device) or _count(device)[1]:
+        if device.asked_again or code_by(device).unknown or _count(device)[1]:
             return ask()
         try:
             facts = [self._token.hex(), *_facts(device, hints)]
@@ -135,6 +143,8 @@ class ModelCache:
         count, why = _count(device)
         if why:
             return why
+        if unknown := code_by(device).unknown:
+            return unknown
         if any(not pool.mappable for pool in model.pools):
             return "the model has constants in memory that cannot be mapped"
         try:
@@ -259,11 +269,6 @@ def _count(device: Device) -> tuple[CacheFiles, str]:
     return count, "" if count else "the device keeps none"
 
 
-def _has_code(device: Device) -> bool:
-    """Whether another state of its code can be told from this one: not where it was typed in."""
-    return bool(code_of(type(device.cached_as).__module__))
-
-
 def _key(
     token: bytes, device: Device, hints: Hints, place: str, operations: Sequence[int] | None, seen: bytes
 ) -> bytes:
@@ -278,7 +283,7 @@ def _facts(device: Device, hints: Hints) -> list[Any]:
     own, hints = identity_of(device), device.told(hints)
     _check_keys(hints.options)
     said = int(hints.preference), int(hints.priority), hints.threads, dict(hints.options)
-    return [own.name, own.version, str(own.level), own.preferred_layout, *said]
+    return [written_by(device)[1].hex(), own.name, own.version, str(own.level), own.preferred_layout, *said]
 
 
 def _check_keys(given: Any) -> None:
