@@ -119,7 +119,7 @@ REPLIES: list[tuple[Any, str]] = [
 CALLBACKS: list[tuple[Any, str]] = [
     (wire.NotifyPrepared(9, wire.Acknowledged()), "93 00 09 91 00"),
     (wire.NotifyPrepared(9, _FAILED), f"93 00 09 {_FAILED_HEX}"),
-    (wire.NotifyPrepared(9, wire.PreparedTraits(False, ("g",))), "93 00 09 93 0f c2 91 a1 67"),
+    (wire.NotifyPrepared(9, wire.PreparedTraits(False, ("g",))), "93 00 09 94 0f c2 91 a1 67 c2"),
     (wire.NotifyExecuted(1, _FAILED), f"93 01 01 {_FAILED_HEX}"),
     (
         wire.NotifyExecuted(1, wire.Executed()),

@@ -178,7 +178,7 @@ def test_what_is_no_token_is_refused(folder, token):
         nnhal.compile(scaled(), cache_dir=folder, token=token)
 
 
-@pytest.mark.parametrize("path", ["", 5, b"", True])
+@pytest.mark.parametrize("path", ["", 5, b"", True, "/tmp/a\0b"])
 def test_what_is_no_folder_is_refused(path):
     with pytest.raises(InvalidArgument, match=r"cache_dir is .*, must be the path of a folder"):
         nnhal.compile(scaled(), cache_dir=path)

@@ -175,6 +175,8 @@ class Prepared(ABC):
     weights_consumed: it asks for the model's constants no more once it is prepared, so whoever holds them only for it may
     let them go: asking is ContractBroken then. profiles: whether `run` tells `control.profile` of its operations.
     changeable: the options of its device's that `reconfigure` can change.
+    writes_later: whether it may write to its cache files after it was prepared; to be said by a device that has a
+    `prepare_from_cache` of its own elsewhere, and known of all others.
     trimmable: it has memory that only executions need, which `trim` gives back; what `one_at_a_time` says of drivers with
     ways to execute of their own holds here too. All methods but `run` have defaults that any driver can keep.
     """
@@ -185,6 +187,7 @@ class Prepared(ABC):
     weights_consumed: bool = False
     profiles: bool = False
     changeable: Collection[str] = ()
+    writes_later: bool = False
     trimmable: bool = False
 
     @abstractmethod
@@ -558,6 +561,14 @@ def _prepared_by(device: Device, model: Model, hints: Hints, client: QueueClient
 
 def restored_by(device: Device, outline: Model, hints: Hints, *, client: QueueClient = OWN) -> Prepared:
     """What the device prepares from `hints.cache`, as `prepared_by`. Any NnhalError is a miss, and says why."""
+    assert hints.cache is not None
+    try:
+        return _restored_by(device, outline, hints, client)
+    finally:
+        hints.cache.settled.set()
+
+
+def _restored_by(device: Device, outline: Model, hints: Hints, client: QueueClient) -> Prepared:
     where = where_of(device)
     with trace.span(layer_of(device), "compilation", "restore", where), answering(where, "prepare_from_cache()"):
         hints = within_the_machine(hints)
@@ -628,7 +639,7 @@ def _taken(
     prepared.model = model
     vars(prepared)["_where"] = where
     try:
-        vars(prepared)["_traits"] = _traits(prepared)
+        vars(prepared)["_traits"] = _traits(device, prepared, hints)
         way = _Way(device, prepared, where, hints, client)
     except InvalidArgument as error:
         raise _unfit(prepared, where, error) from None
@@ -710,11 +721,17 @@ class Traits(NamedTuple):
 
     weights_consumed: bool
     changeable: tuple[str, ...]
+    writes_later: bool = False
 
 
-def _traits(prepared: Prepared) -> Traits:
+def _traits(device: Device, prepared: Prepared, hints: Hints) -> Traits:
     consumed = _member(bool, prepared.weights_consumed, "weights_consumed of a Prepared")
-    return Traits(consumed, _texts(prepared.changeable, "changeable of a Prepared"))
+    later = _member(bool, prepared.writes_later, "writes_later of a Prepared")
+    if hints.cache is not None and not later:
+        own = device.cached_as  # which may have duplicated the files, where it reads them itself
+        reads = not own.timely and type(own).prepare_from_cache is not Device.prepare_from_cache
+        later = reads or hints.cache.later.is_set()
+    return Traits(consumed, _texts(prepared.changeable, "changeable of a Prepared"), later)
 
 
 def traits_of(prepared: Prepared) -> Traits:

@@ -1,8 +1,6 @@
 """The integrity of cache files, for any driver: what was saved is known again byte by byte, or is a miss that says why."""
 
-import fcntl
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -12,6 +10,7 @@ from nnhal.base.memory import Memory
 from nnhal.base.once import Once
 from nnhal.base.version import __version__
 from nnhal.hal.cache.files import Cache, CacheContent, Damaged, read, understood, write, written, written_by
+from nnhal.hal.cache.locks import read_at_once
 from nnhal.hal.cache.tokens import TokenStore, opened_ahead, state_folder
 from nnhal.hal.code import CodeIdentity
 
@@ -66,8 +65,10 @@ def recall(cache: Cache, pools: Sequence[Memory], driver: str, identity: bytes) 
 def is_whole(cache: Cache, driver: str) -> None:
     """Hold files to the driver's record, whichever version wrote them. OperationFailed says what is wrong.
 
-    Files of a form of the driver's own are for it to judge.
+    Files of a form of the driver's own are for it to judge. Files that are not written yet are whole.
     """
+    if cache.files and cache.unwritten:
+        return
     model, data = _contents(cache)
     identity = written_by(next(iter([*model, *data]), b""))
     if identity is None:
@@ -91,7 +92,7 @@ def _contents(cache: Cache) -> tuple[list[bytes], list[bytes]]:
 
 def _read(fd: int, kind: str, number: int) -> bytes:
     try:
-        with _shared(fd):
+        with read_at_once(fd):
             return read(fd)
     except BlockingIOError:
         raise OperationFailed(f"{kind} file {number} is being written by its driver") from None
@@ -99,19 +100,3 @@ def _read(fd: int, kind: str, number: int) -> bytes:
         raise Damaged(f"damaged: {kind} file {number}: {error}") from None
     except OSError as error:
         raise OperationFailed(f"{kind} file {number} cannot be read: {error.strerror}") from None
-
-
-@contextmanager
-def _shared(fd: int) -> Iterator[None]:
-    """While no driver writes to it later; BlockingIOError where one does. Without locks what stands half is a miss, too."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise
-    except OSError:  # a confined process has none
-        yield
-        return
-    try:
-        yield
-    finally:
-        fcntl.flock(fd, fcntl.LOCK_UN)

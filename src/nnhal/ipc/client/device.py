@@ -217,6 +217,7 @@ class RemoteDevice(Device):
         told, _ = self.session.outcome_of(message, packing, hints.deadline, late=late)
         if isinstance(told, wire.PreparedTraits):
             prepared.weights_consumed, prepared.changeable = told.weights_consumed, told.changeable
+            prepared.writes_later = told.writes_later
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
         """A buffer in the driver's process."""

@@ -310,6 +310,11 @@ class ResilientPrepared(Prepared):
         """As the driver says."""
         return self._inner.changeable
 
+    @property
+    def writes_later(self) -> bool:  # type: ignore[override]
+        """As the driver's process says."""
+        return self._inner.writes_later
+
     def memory(self) -> MemoryUse:
         """Of the model in the living process."""
         return self.remote.memory()

@@ -627,6 +627,7 @@ class PreparedTraits(Reply, tag=15, frozen=True):
 
     weights_consumed: bool = False
     changeable: Annotated[tuple[Text, ...], Meta(max_length=4096)] = ()
+    writes_later: bool = False
 
 
 # ----------------------------------------------------------------------------------------------------------- callbacks

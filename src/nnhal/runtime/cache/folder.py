@@ -155,12 +155,15 @@ class NewEntry:
     def _name(self, kind: str) -> str:
         return f"{self._key}.{self._generation}.{kind}"
 
-    def publish(self, token: bytes, facts: dict[str, Any]) -> bool:
-        """Make the entry what was written, if anything was; whether it is now. OSError: the entry is what it was."""
-        fds = self.files.cache(token).files
-        if not any(os.fstat(fd).st_size for fd in fds):
+    def publish(self, token: bytes, facts: dict[str, Any], *, unwritten: bool = False) -> bool:
+        """Make the entry what was written, if anything was; whether it is now. OSError: the entry is what it was.
+
+        unwritten: also where nothing was, for a driver that writes to these files later.
+        """
+        cache = self.files.cache(token)
+        if cache.unwritten and not unwritten:
             return False
-        for fd in fds:
+        for fd in cache.files:
             os.fsync(fd)
         manifest = Manifest(self._key, self._generation, *self._count, facts, FORMAT)
         self._folder.write(self._name("new"), manifest.packed())

@@ -27,6 +27,7 @@ from nnhal.hal.device import (
     identity_of,
     prepared_by,
     restored_by,
+    traits_of,
     written_by,
 )
 from nnhal.model.graph import Model
@@ -211,7 +212,10 @@ class _Step(Record, frozen=True):
         except OSError as error:
             return f"the entry {why_of(error)}"
         try:
-            hints = replace(self.hints, cache=files.cache(self.key), worked_out=None)
+            cache = files.cache(self.key)
+            if cache.unwritten:
+                return "its driver has not written the entry"
+            hints = replace(self.hints, cache=cache, worked_out=None)
             lane.prepared = restored_by(self.device, self.seen, hints)
             lane.prepared.model = self.model
         except MissedDeadline:
@@ -223,6 +227,8 @@ class _Step(Record, frozen=True):
             with suppress(OSError):
                 self.folder.blame(self._name, why)
             raise Blamed(why) from None
+        except OSError as error:
+            return f"the entry {why_of(error)}"
         except NnhalError as error:
             name = identity_of(self.device).name
             return told(error).removeprefix(f"device {name}: ")
@@ -243,8 +249,9 @@ class _Step(Record, frozen=True):
             writing.close()
 
     def _saved_in(self, lane: Lane, writing: NewEntry, facts: Mapping[str, Any]) -> str:
-        hints = replace(self.hints, cache=writing.files.cache(self.key))
+        cache = writing.files.cache(self.key)
         try:
+            hints = replace(self.hints, cache=cache)
             lane.prepared = prepared_by(self.device, self.model, hints, as_is=True)
         except (MissedDeadline, InvalidArgument):
             raise
@@ -252,7 +259,10 @@ class _Step(Record, frozen=True):
             self._plainly_in(lane)
             return f"the driver failed while it was to keep it: {told(error)}"
         try:
-            return "" if writing.publish(self.key, dict(facts)) else "the device kept nothing of it"
+            later = traits_of(lane.prepared).writes_later
+            if not writing.publish(self.key, dict(facts), unwritten=later):
+                return "the device kept nothing of it"
+            return "its driver may write the entry later" if cache.unwritten else ""
         except OSError as error:
             return f"it cannot be kept: {why_of(error)}"
 

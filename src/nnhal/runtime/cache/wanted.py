@@ -43,13 +43,15 @@ class Caching(Record, frozen=True):
     @classmethod
     def wanted(cls, folder: Folder, token: Any) -> "Caching":
         """What `compile` was asked for; NNHAL_CACHE_DIR where it says nothing. InvalidArgument for what cannot be."""
-        if not (folder is None or folder is False or (isinstance(folder, str | os.PathLike) and os.fspath(folder))):
+        path = os.fsdecode(folder) if isinstance(folder, str | os.PathLike) else ""
+        if not (folder is None or folder is False or path) or "\0" in path:
             raise InvalidArgument(f"cache_dir is {shown(folder)}, must be the path of a folder")
         if token is not None and not (isinstance(token, bytes) and len(token) == TOKEN_SIZE):
             raise InvalidArgument(f"token is {shown(token)}, must be {TOKEN_SIZE} bytes")
         if folder is False:
             return cls(None, token, why="nothing is to be kept")
-        path = os.fsdecode(folder if folder is not None else os.environ.get("NNHAL_CACHE_DIR", ""))
+        if folder is None:
+            path = os.environ.get("NNHAL_CACHE_DIR", "")
         try:
             return cls(absolute(path) if path else None, token, quota())
         except OSError as error:
