@@ -115,6 +115,14 @@ def test_other_files_in_the_folder_do_not_count_and_are_not_read(folder: Path, m
     assert str(folder / "pictures") not in listed
 
 
+def test_links_that_lead_round_in_a_circle_end(folder: Path) -> None:
+    for name in ("a", "b"):
+        (folder / name).symlink_to(folder)
+    put(folder / "drv.py", DRIVER.format(more="N = 'a', 'b', 'table.json'"))
+    put(folder / "table.json", "2")
+    known(loaded(folder / "drv.py"))
+
+
 def test_a_package_counts_with_modules_above_the_devices_own(folder: Path) -> None:
     put(folder / "pkg" / "__init__.py", "from .hal.device import device")
     put(folder / "pkg" / "hal" / "__init__.py", "")

@@ -279,6 +279,7 @@ def test_arguments_are_judged_by_the_kernels_numbers() -> None:
     assert set(allowed.FCNTL) == {
         *(fcntl.F_DUPFD, fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL, fcntl.F_DUPFD_CLOEXEC),
         *(fcntl.F_ADD_SEALS, fcntl.F_GET_SEALS),
+        *(fcntl.F_OFD_GETLK, fcntl.F_OFD_SETLK, fcntl.F_OFD_SETLKW),
     }
     assert set(allowed.IOCTL) == {
         *(0x5401, 0x802C542A),  # TCGETS, TCGETS2

@@ -136,6 +136,9 @@ class Unit:
     def _read(self, path: str, found: dict[str, _File]) -> bytes | None:
         """Read one file into `found`; the text of a module."""
         before = _signature(path)
+        if before and not os.path.isfile(path):  # such as a pipe, which was read to its end
+            self.unknown = self.unknown or f"{self._name(path)} is no file that can be read again"
+            return None
         large = bool(before) and before[1] > LARGEST
         try:
             data = repr(before).encode() if large else Path(path).read_bytes()
@@ -307,8 +310,13 @@ def _kept_unit(path: str, make: Callable[[], Unit]) -> Unit:
     return _units.get(path) or _units.setdefault(path, make())
 
 
-def _named(folder: str, words: set[str], listings: dict[str, list[os.DirEntry[str]]]) -> Iterator[str]:
-    """Files below a folder that the words name: by file name, or by the name of a module."""
+def _named(
+    folder: str, words: set[str], listings: dict[str, list[os.DirEntry[str]]], above: frozenset[str] = frozenset()
+) -> Iterator[str]:
+    """Files below a folder that the words name: by file name, or by the name of a module. above: folders that it is in."""
+    real = os.path.realpath(folder)
+    if real in above:
+        return
     if folder not in listings:
         try:
             listings[folder] = list(os.scandir(folder))
@@ -321,7 +329,7 @@ def _named(folder: str, words: set[str], listings: dict[str, list[os.DirEntry[st
             continue
         if entry.is_dir():
             if entry.name not in ("__pycache__", *_ANYWHERE):
-                yield from _named(entry.path, words | {"__init__"}, listings)
+                yield from _named(entry.path, words | {"__init__"}, listings, above | {real})
         elif entry.is_file():
             yield entry.path
 

@@ -305,7 +305,7 @@ class Device(ABC):
     @property
     def code_identity(self) -> CodeIdentity:
         """What the driver's code is, as this process loaded it, with the arguments that the device was made with."""
-        return code_of(type(self), vars(self)["_made_with"])
+        return code_of(type(self), vars(self).get("_made_with", MADE_OTHERWISE))
 
     def capabilities(self) -> Capabilities:
         """Stated performance; that of the CPU by default."""

@@ -148,7 +148,8 @@ def _load(name: str, origin: str, load: Callable[[], Callable[[], object]]) -> F
         made = factory()
         device = made if isinstance(made, Device) else _adapted(made, name, origin)
         facts = vars(device.cached_as)  # the code of a driver decides on what its own factory makes a device with
-        facts["_made_with"] = (facts["_made_with"] if device is made else MadeWith()).by(factory)
+        known = facts.get("_made_with", MadeWith()) if device is made else MadeWith()
+        facts["_made_with"] = known.by(factory)
         check(device)
     except BaseException as error:
         if may_be_own(error):
