@@ -1,6 +1,5 @@
 """The sample that compiles in two stages: right in both, and the second is what the next start begins with."""
 
-import fcntl
 import os
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import nnhal
 from nnhal.drivers.reference import Reference
 from nnhal.drivers.samples.staged import Staged, StagedPrepared, folded
 from nnhal.hal import later
+from nnhal.hal.cache.locks import written_alone
 from nnhal.hal.device import Hints
 from nnhal.model.graph import Model
 
@@ -104,8 +104,7 @@ def test_a_file_that_is_being_written_is_a_miss_and_nobody_waits(tmp_path: Path)
     with nnhal.compile(halves(), devices=[Staged()], cache_dir=folder) as compiled:
         settled(compiled)
     (file,) = folder.glob("*.m0")
-    with file.open("r+b") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with file.open("r+b") as held, written_alone([held.fileno()]):
         start = time.monotonic()
         with nnhal.compile(halves(), devices=[Staged()], cache_dir=folder) as compiled:
             assert str(compiled.cache[0]) == "miss: model file 0 is being written by its driver"

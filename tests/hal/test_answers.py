@@ -224,7 +224,7 @@ def test_a_prepared_model_is_given_once_and_says_once_what_it_is():
     prepared.changeable = ["speed"]
     device = saying(prepare=lambda self, model, hints: prepared)
     assert prepared_by(device, adding(), Hints()) is prepared
-    assert traits_of(prepared) == (False, ("speed",))
+    assert traits_of(prepared) == (False, ("speed",), False)
     with pytest.raises(ContractBroken, match="gave a Prepared that it gave before"):
         prepared_by(device, adding(), Hints())
 

@@ -183,6 +183,7 @@ ENOSYS | a system call of x32                   | call(0x40000000 | 39)
 ENOSYS | a system call of tomorrow              | call(2000)
 EPERM  | the terminal's keystrokes              | fcntl.ioctl(2, 0x5412, b"x")
 EPERM  | the terminal's foreground              | fcntl.ioctl(2, 0x5410, struct.pack("i", me))
+EBADF  | a lock that keeps readers out          | fcntl.fcntl(os.open(library(), 0), 37, struct.pack("2h28x", 1, 0))
 EBADF  | to read where it writes errors         | os.read(2, 1)
 EBADF  | to read where it writes output         | os.read(1, 1)
 EACCES | the terminal                           | open("/dev/tty", "rb")
@@ -219,6 +220,12 @@ HARMLESS = [
         'os.ftruncate(os.memfd_create("x"), 4 << 30)',
         "done None",
         "pools are made so; pages count once they are touched, against the control group, and shared memory is not private",
+    ),
+    Escape(
+        "a lock that keeps writers out",
+        'len(fcntl.fcntl(os.open(library(), 0), 37, struct.pack("2h28x", 0, 0)))',
+        "done 32",
+        "of those alone that ask for such a lock themselves, before they write what the driver may read",
     ),
     Escape("the null device", 'open("/dev/null", "wb", 0).write(b"x")', "done 1", "nothing is kept"),
     Escape("memory that is run", "len(mmap.mmap(-1, 4096, prot=7))", "done 4096", "what it runs is filtered alike"),

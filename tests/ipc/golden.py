@@ -113,13 +113,14 @@ REPLIES: list[tuple[Any, str]] = [
         "94 0d 40 92 94 a5 6c616e6573 03 00 00 94 a6 6d656d6f7279 cd 1000 02 01 91 92 cd 012c 92 01 05",
     ),
     (wire.WireMemoryUse(7, None, 300, 0), "95 0e 07 c0 cd 012c 00"),
-    (wire.CacheFileCounts(1, 32), "93 11 01 20"),
+    (wire.CacheFileCounts(1, 32), "95 11 01 20 c4 00 a0"),
+    (wire.CacheFileCounts(1, 0, b"\1\2", "why"), "95 11 01 00 c4 02 01 02 a3 77 68 79"),
 ]
 
 CALLBACKS: list[tuple[Any, str]] = [
     (wire.NotifyPrepared(9, wire.Acknowledged()), "93 00 09 91 00"),
     (wire.NotifyPrepared(9, _FAILED), f"93 00 09 {_FAILED_HEX}"),
-    (wire.NotifyPrepared(9, wire.PreparedTraits(False, ("g",))), "93 00 09 93 0f c2 91 a1 67"),
+    (wire.NotifyPrepared(9, wire.PreparedTraits(False, ("g",))), "93 00 09 94 0f c2 91 a1 67 c2"),
     (wire.NotifyExecuted(1, _FAILED), f"93 01 01 {_FAILED_HEX}"),
     (
         wire.NotifyExecuted(1, wire.Executed()),

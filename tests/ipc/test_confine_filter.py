@@ -72,9 +72,10 @@ def test_filter_judges_calls_by_architecture_number_and_arguments(machine: str, 
     calls = numbers(machine)
     allowed = """read 0, openat, futex_waitv, sendmsg 0 0x5000, kill 4321, kill 0x7000010e1, tgkill 4321, clone 0x3d0f00,
         clone 0x7d0f00, ioctl 0 0x5401, ioctl 0 0x541b, fcntl 3 4 0x800, fcntl 3 1033 15, prctl 15, prlimit64 0 7 0,
-        prlimit64 4321 7 0, sendto 3 0 0 0 0 0, socketpair 1 0x80005 0, get_robust_list 0, sched_setaffinity 0"""
+         fcntl 3 37 0, fcntl 3 38 0,
+         prlimit64 4321 7 0, sendto 3 0 0 0 0 0, socketpair 1 0x80005 0, get_robust_list 0, sched_setaffinity 0"""
     denied = """socket 1, socketpair 1 5 0, socketpair 1 0x80001 0, socketpair 1 0x80002 0, socketpair 2 0x80005 0,
-        socketpair 1 0x80005 1, kill 0, kill 1, kill 0xffffffffffffffff, kill 0xffffffffffffef1f, tgkill 4322,
+         socketpair 1 0x80005 1, kill 0, kill 1, kill 0xffffffffffffffff, kill 0xffffffffffffef1f, tgkill 4322,
         tkill 4321, rt_sigqueueinfo 4321, clone 17, clone 0, clone 0x4111, clone 0x10010900, clone 0x10000, clone 0x11900,
         clone 0x18900, ioctl 0 0x5412, ioctl 0 0x100005412, ioctl 0 0x541c, ioctl 0 0x5452, ioctl 0 0x8901, fcntl 3 8 1,
         fcntl 3 10 9, fcntl 3 15 0, fcntl 3 4 0x2800, fcntl 3 6 0, fcntl 3 1024 0, fcntl 3 1026 1, prctl 4 1, prctl 22 2,

@@ -281,6 +281,7 @@ def test_arguments_are_judged_by_the_kernels_numbers() -> None:
     assert set(allowed.FCNTL) == {
         *(fcntl.F_DUPFD, fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL, fcntl.F_DUPFD_CLOEXEC),
         *(fcntl.F_ADD_SEALS, fcntl.F_GET_SEALS),
+        *(fcntl.F_OFD_GETLK, fcntl.F_OFD_SETLK, fcntl.F_OFD_SETLKW),
     }
     assert set(allowed.IOCTL) == {
         *(0x5401, 0x802C542A),  # TCGETS, TCGETS2
@@ -371,7 +372,9 @@ class Kernel:
     """Takes the place of the kernel's limits."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **held: tuple[int, int]) -> None:
-        names = {name: getattr(resource, f"RLIMIT_{name.upper()}") for name in ("data", "nofile", "fsize", "core", "nproc")}
+        names = {
+            name: getattr(resource, f"RLIMIT_{name.upper()}") for name in ("data", "nofile", "fsize", "core", "nproc")
+        }
         self.held = {which: held.get(name, (NONE, NONE)) for name, which in names.items()}
         self.set: list[tuple[int, tuple[int, int]]] = []
         monkeypatch.setattr(resource, "getrlimit", self.held.__getitem__)

@@ -156,8 +156,7 @@ def test_a_driver_whose_code_changed_under_the_same_version_is_a_miss(folder, mo
     run(scaled(), folder)
     real = keeper.identity
     monkeypatch.setattr(keeper, "identity", lambda *a, **k: real(a[0], a[1] + "x", *a[2:], **k))
-    assert run(scaled(), folder) == "miss: model file 0 is of another driver, version, engine or processor"
-    assert run(scaled(), folder) == HIT
+    assert [run(scaled(), folder) for _ in range(2)] == [MISS, HIT]
 
 
 def test_each_part_of_a_model_has_an_entry(folder):
@@ -392,17 +391,20 @@ class Lying(FullV1_3):
     """A driver that keeps compilations, and does one thing wrong."""
 
     name = "lying"
-
-    def __init__(self, **methods: Callable[..., Any]) -> None:
-        super().__init__()
-        self.save = methods.pop("save", None)
-        vars(self).update({name: method.__get__(self) for name, method in methods.items()})
+    save: Callable[..., Any] | None = None
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
         prepared = PreparedV1_3(model)
         if self.save is not None:
             prepared.save = self.save.__get__(prepared)  # type: ignore[method-assign]
         return prepared
+
+
+def lying(**methods: Callable[..., Any]) -> Lying:
+    device = Lying()
+    device.save = methods.pop("save", None)
+    vars(device).update({name: method.__get__(device) for name, method in methods.items()})
+    return device
 
 
 def fails(*_: Any) -> Any:
@@ -431,7 +433,7 @@ FILES: Mapping[str, tuple[Callable[..., Any], str]] = {
 @pytest.mark.parametrize("lie", FILES)
 def test_a_driver_that_cannot_say_how_many_files_it_keeps_keeps_none(folder, lie):
     method, why = FILES[lie]
-    told = run(scaled(), folder, [Lying(number_of_cache_files=method)])
+    told = run(scaled(), folder, [lying(number_of_cache_files=method)])
     assert told.startswith("off: the driver failed to say how many files it keeps:") and why in told
 
 
@@ -463,7 +465,7 @@ SAVES: Mapping[str, tuple[Callable[..., Any], str]] = {
 def test_a_driver_that_fails_to_save_runs_and_keeps_nothing(folder, lie):
     save, why = SAVES[lie]
     for _ in range(2):
-        assert run(scaled(), folder, [Lying(save=save)]) == f"miss: there is no entry; {why}"
+        assert run(scaled(), folder, [lying(save=save)]) == f"miss: there is no entry; {why}"
     assert nothing_in(folder)
 
 
@@ -481,7 +483,7 @@ def test_a_driver_that_fails_to_restore_prepares_anew(folder, lie):
     run(scaled(), folder, [Lying()])
     method, why = RESTORES[lie]
     for _ in range(2):
-        told = run(scaled(), folder, [Lying(restore=method)])
+        told = run(scaled(), folder, [lying(restore=method)])
         assert told.startswith("miss: ") and why in told
 
 
@@ -517,7 +519,7 @@ def test_a_driver_that_fails_only_while_it_is_to_keep_something_runs(folder):
             raise OperationFailed("no room")
         return PreparedV1_3(model)
 
-    told = run(scaled(), folder, [Lying(prepare=prepare)])
+    told = run(scaled(), folder, [lying(prepare=prepare)])
     assert told == "miss: there is no entry; the driver failed while it was to keep it: device lying: no room"
     assert nothing_in(folder)
 
@@ -527,7 +529,7 @@ def test_hints_that_a_driver_refuses_are_an_error_with_a_cache_too(folder):
         raise InvalidArgument("option x is unknown")
 
     with pytest.raises(InvalidArgument, match="option x is unknown"):
-        run(scaled(), folder, [Lying(prepare=prepare)])
+        run(scaled(), folder, [lying(prepare=prepare)])
 
 
 class OwnFiles(Reference):
@@ -655,6 +657,6 @@ def test_an_interrupted_saving_closes_what_was_prepared(folder, interrupts):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(scaled(), folder, [Lying(save=save)])
+        run(scaled(), folder, [lying(save=save)])
     assert closed == [1]
     assert nothing_in(folder)

@@ -143,8 +143,15 @@ def _bytes_at(fd: int, at: int, size: int) -> bytes:
     return os.pread(fd, size, at)
 
 
-def blobs_of(device: Device) -> BlobCache:
-    """The store of a device's driver. It keeps nothing where the user's folder of state cannot be had; the log says why."""
+def blobs_of(device: object) -> BlobCache:
+    """The store of a driver. It keeps nothing where the user's folder of state cannot be had; the log says why.
+
+    device: the Device, or the object of a driver that is written against the HAL.
+    """
+    if not isinstance(device, Device):
+        from nnhal.hal.hidl.adapters import adapt
+
+        device = adapt(device)
     name, identity = written_by(device)
     try:
         if _only:

@@ -26,6 +26,7 @@ from nnhal.hal.background import ExecutionInfo, FencedExecution, Notify, run_fen
 from nnhal.hal.burst import Burst, BurstExecutor
 from nnhal.hal.cache.files import MOST_FILES, Cache, CacheContent, CacheFiles, give_up
 from nnhal.hal.choices import Proofs
+from nnhal.hal.code import MADE_OTHERWISE, CodeIdentity, MadeWith, code_of
 from nnhal.hal.fence import Fence
 from nnhal.hal.host import HostBuffer, LocalBurst
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, merge
@@ -41,6 +42,8 @@ from nnhal.model.orders import Layout
 from nnhal.model.validate import let_constants_go, shape_of
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from nnhal.hal.idle import Guard
 
 _log = logger("compilation")
@@ -172,6 +175,8 @@ class Prepared(ABC):
     weights_consumed: it asks for the model's constants no more once it is prepared, so whoever holds them only for it may
     let them go: asking is ContractBroken then. profiles: whether `run` tells `control.profile` of its operations.
     changeable: the options of its device's that `reconfigure` can change.
+    writes_later: whether it may write to its cache files after it was prepared; to be said by a device that has a
+    `prepare_from_cache` of its own elsewhere, and known of all others.
     trimmable: it has memory that only executions need, which `trim` gives back; what `one_at_a_time` says of drivers with
     ways to execute of their own holds here too. All methods but `run` have defaults that any driver can keep.
     """
@@ -182,6 +187,7 @@ class Prepared(ABC):
     weights_consumed: bool = False
     profiles: bool = False
     changeable: Collection[str] = ()
+    writes_later: bool = False
     trimmable: bool = False
 
     @abstractmethod
@@ -287,6 +293,19 @@ class Device(ABC):
     asked_again: bool = False
     timely = False
     proofs: "Proofs[Device] | None" = None
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> "Self":
+        """Note what the device is made with: other arguments may compile other things."""
+        if (args or kwargs) and cls.__init__ is object.__init__:
+            raise TypeError(f"{cls.__name__}() takes no arguments")
+        device = super().__new__(cls)
+        vars(device)["_made_with"] = MadeWith.of((args, kwargs)) if cls.__new__ is Device.__new__ else MADE_OTHERWISE
+        return device
+
+    @property
+    def code_identity(self) -> CodeIdentity:
+        """What the driver's code is, as this process loaded it, with the arguments that the device was made with."""
+        return code_of(type(self), vars(self).get("_made_with", MADE_OTHERWISE))
 
     def capabilities(self) -> Capabilities:
         """Stated performance; that of the CPU by default."""
@@ -542,6 +561,14 @@ def _prepared_by(device: Device, model: Model, hints: Hints, client: QueueClient
 
 def restored_by(device: Device, outline: Model, hints: Hints, *, client: QueueClient = OWN) -> Prepared:
     """What the device prepares from `hints.cache`, as `prepared_by`. Any NnhalError is a miss, and says why."""
+    assert hints.cache is not None
+    try:
+        return _restored_by(device, outline, hints, client)
+    finally:
+        hints.cache.settled.set()
+
+
+def _restored_by(device: Device, outline: Model, hints: Hints, client: QueueClient) -> Prepared:
     where = where_of(device)
     with trace.span(layer_of(device), "compilation", "restore", where), answering(where, "prepare_from_cache()"):
         hints = within_the_machine(hints)
@@ -571,6 +598,11 @@ def cache_files_by(device: Device) -> CacheFiles:
         return CacheFiles(*numbers)
 
 
+def code_by(device: Device) -> CodeIdentity:
+    """The identity of the code that compiles for a device."""
+    return device.cached_as.code_identity
+
+
 def written_by(device: Device) -> tuple[str, bytes]:
     """The name of a device's record of what it wrote to cache files, and its identity there."""
     from nnhal.hal.cache.keeper import identity
@@ -578,12 +610,15 @@ def written_by(device: Device) -> tuple[str, bytes]:
     device = device.cached_as
     own = identity_of(device)
     matters = _member(bool, device.processor_matters, "processor_matters")
-    return own.name, identity(own.name, own.version, type(device).__module__, processor=matters)
+    return own.name, identity(own.name, own.version, device.code_identity, processor=matters)
 
 
 def _save(device: Device, prepared: Prepared, cache: Cache, model: Model, where: str) -> None:
     from nnhal.hal.cache.keeper import keep
 
+    if unknown := code_by(device).unknown:
+        _log.warning("%s: its compilation is not kept: %s", where, unknown)
+        return
     content = CacheContent.empty(CacheFiles(len(cache.model_files), len(cache.data_files)), model.pools)
     try:
         with answering(where, "save()"):
@@ -605,7 +640,7 @@ def _taken(
     prepared.model = model
     vars(prepared)["_where"] = where
     try:
-        vars(prepared)["_traits"] = _traits(prepared)
+        vars(prepared)["_traits"] = _traits(device, prepared, hints)
         way = _Way(device, prepared, where, hints, client)
     except InvalidArgument as error:
         raise _unfit(prepared, where, error) from None
@@ -700,11 +735,17 @@ class Traits(NamedTuple):
 
     weights_consumed: bool
     changeable: tuple[str, ...]
+    writes_later: bool = False
 
 
-def _traits(prepared: Prepared) -> Traits:
+def _traits(device: Device, prepared: Prepared, hints: Hints) -> Traits:
     consumed = _member(bool, prepared.weights_consumed, "weights_consumed of a Prepared")
-    return Traits(consumed, _texts(prepared.changeable, "changeable of a Prepared"))
+    later = _member(bool, prepared.writes_later, "writes_later of a Prepared")
+    if hints.cache is not None and not later:
+        own = device.cached_as  # which may have duplicated the files, where it reads them itself
+        reads = not own.timely and type(own).prepare_from_cache is not Device.prepare_from_cache
+        later = reads or hints.cache.later.is_set()
+    return Traits(consumed, _texts(prepared.changeable, "changeable of a Prepared"), later)
 
 
 def traits_of(prepared: Prepared) -> Traits:

@@ -31,7 +31,7 @@ def identity_here(device: Device, version: str) -> bytes:
     """What a proof of a driver is of. version: the driver's and its engine's."""
     from nnhal.hal.cache.keeper import identity
 
-    return identity(device.name, version, type(device).__module__, processor=True)
+    return identity(device.name, version, device.code_identity, processor=True)
 
 
 def choices_of(device: Device) -> Sequence[FormChoice]:

@@ -89,6 +89,7 @@ class PreparedWrapper(Prepared):
         self.inner, self.model, self.timely = inner, model, inner.timely
         self.one_at_a_time, self.profiles = inner.one_at_a_time, inner.profiles
         self.weights_consumed, self.changeable = inner.weights_consumed, inner.changeable
+        self.writes_later = inner.writes_later
         self.trimmable = inner.trimmable
         inner.model = model
 

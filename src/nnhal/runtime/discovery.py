@@ -17,6 +17,7 @@ from nnhal.base.names import is_path, meant
 from nnhal.base.once import Once
 from nnhal.base.records import PartlyCompared
 from nnhal.base.stacks import let_frames_go, note_stack
+from nnhal.hal.code import MadeWith
 from nnhal.hal.device import Device, capabilities_by, identity_of
 from nnhal.runtime.sources import Source
 
@@ -143,8 +144,12 @@ def cpu() -> Device:
 @trace.spanning("driver", "initialisation", "load driver", lambda name: f"device {name}")
 def _load(name: str, origin: str, load: Callable[[], Callable[[], object]]) -> Found:
     try:
-        made = load()()
+        factory = load()
+        made = factory()
         device = made if isinstance(made, Device) else _adapted(made, name, origin)
+        facts = vars(device.cached_as)  # the code of a driver decides on what its own factory makes a device with
+        known = facts.get("_made_with", MadeWith()) if device is made else MadeWith()
+        facts["_made_with"] = known.by(factory)
         check(device)
     except BaseException as error:
         raise_own(error)

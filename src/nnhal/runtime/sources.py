@@ -13,12 +13,13 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import spec_from_file_location
 from itertools import count
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from nnhal.base.answers import shown
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.kept import kept
+from nnhal.hal.code import Unit, driver_unit, forget_unit
 
 _RULES = {
     "driver": "must be a Python file that defines device(), or a folder with such an __init__.py",
@@ -55,14 +56,15 @@ class Source:
     def load(self) -> ModuleType:
         """Run the file, with modules of its own each time; what it raises leaves none behind."""
         own = f"nnhal_driver_{next(_numbers)}"
+        unit = driver_unit(own, str(self.folder))
         if self._in_package:
             top = _importable(self.folder.name)
             parts = self.file.relative_to(self.folder).with_suffix("").parts
             name = ".".join((own, top, *(part for part in parts if part != "__init__")))
-            space = _Space(own, (), {f"{own}.{top}": self.folder / _INIT})
+            space = _Space(unit, own, (), {f"{own}.{top}": self.folder / _INIT})
         else:
             name = f"{own}.{_importable(self.file.stem)}"
-            space = _Space(own, (str(self.folder),), {name: self.file})
+            space = _Space(unit, own, (str(self.folder),), {name: self.file})
         importlib.invalidate_caches()
         parent = sys.modules[own] = ModuleType(own, f"Modules of the driver {self.path}.")
         parent.__path__ = list(space.paths)
@@ -73,6 +75,7 @@ class Source:
             for each in [each for each in sys.modules if each.partition(".")[0] == own]:
                 del sys.modules[each]
             del _spaces[own]
+            forget_unit(own)
             raise
 
 
@@ -83,7 +86,8 @@ def _importable(name: str) -> str:
 class _Space:
     """The modules of one driver. files: of those that lie at a known place; others are looked for in `paths`."""
 
-    def __init__(self, name: str, paths: Sequence[str], files: Mapping[str, Path]) -> None:
+    def __init__(self, unit: Unit, name: str, paths: Sequence[str], files: Mapping[str, Path]) -> None:
+        self.unit = unit
         self._name, self.paths, self._files = name, paths, files
         self._known: dict[str, bool] = {}
 
@@ -134,6 +138,13 @@ class _Loader(SourceFileLoader):
     def __init__(self, name: str, path: str, space: _Space) -> None:
         super().__init__(name, path)
         self._space = space
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Compile the text that lies there: compiled files of Python are found by size and time, which may be old."""
+        path = self.get_filename(fullname)
+        source = self.get_data(path)
+        self._space.unit.ran(path, source)
+        return self.source_to_code(source, path)
 
     def exec_module(self, module: ModuleType) -> None:
         """Run it."""

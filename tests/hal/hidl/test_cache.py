@@ -132,9 +132,9 @@ def test_a_driver_that_does_not_say_how_many_files_it_keeps_keeps_none(folder, s
     assert run(driver, folder).startswith("off: the driver failed to say how many files it keeps:")
 
 
-def test_a_driver_that_refuses_its_files_prepares_anew(folder):
+def test_a_driver_that_refuses_its_files_prepares_anew(folder, monkeypatch):
     run(Keeping(), folder)
+    monkeypatch.setattr(Keeping, "gives", False)
     driver = Keeping()
-    driver.gives = False
     assert run(driver, folder) == "miss: driver keeping: prepareModelFromCache ended with GENERAL_FAILURE"
     assert [call[0] for call in driver.calls] == ["prepareModelFromCache", "prepareModel_1_2"]

@@ -49,8 +49,8 @@ class Cache(PartlyCompared, frozen=True):
     """Files for one compilation, and the token that stands for it.
 
     token: 32 bytes. model_files, data_files: descriptors, read-write and at 0, as many as the device asked for. They are the
-    caller's: a driver that needs them after the call duplicates them. kept_by: what keeps them open. settled: set when what
-    `prepare` gave is saved, or is not to be: who has something later writes it then.
+    caller's: a driver that needs them after the call duplicates them. kept_by: what keeps them open. settled: set when the
+    call has ended and what it gave is saved, or is not to be: `Later` writes then. later: set where `Later` has them.
     """
 
     token: bytes
@@ -58,13 +58,19 @@ class Cache(PartlyCompared, frozen=True):
     data_files: tuple[int, ...] = ()
     kept_by: Any = None
     settled: threading.Event = field(default_factory=threading.Event)
+    later: threading.Event = field(default_factory=threading.Event)
 
-    _not_compared = _not_shown = frozenset({"kept_by", "settled"})
+    _not_compared = _not_shown = frozenset({"kept_by", "settled", "later"})
 
     @property
     def files(self) -> tuple[int, ...]:
         """All descriptors, those of the model first."""
         return self.model_files + self.data_files
+
+    @property
+    def unwritten(self) -> bool:
+        """Whether no file holds anything, as where the driver is to write them later. OSError."""
+        return not any(os.fstat(fd).st_size for fd in self.files)
 
 
 Section = bytes | bytearray | memoryview

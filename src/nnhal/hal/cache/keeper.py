@@ -1,12 +1,7 @@
 """The integrity of cache files, for any driver: what was saved is known again byte by byte, or is a miss that says why."""
 
-import fcntl
-import os
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cache
-from itertools import islice
 from pathlib import Path
 
 from nnhal.base.digests import blake2b
@@ -15,9 +10,10 @@ from nnhal.base.memory import Memory
 from nnhal.base.once import Once
 from nnhal.base.version import __version__
 from nnhal.hal.cache.files import Cache, CacheContent, Damaged, read, understood, why_of, write, written, written_by
+from nnhal.hal.cache.locks import read_at_once
 from nnhal.hal.cache.tokens import TokenStore, opened_ahead, records, state_folder
+from nnhal.hal.code import CodeIdentity
 
-MOST_FILES = 2000  # of a driver's code
 _stores: Once[tuple[Path, str], TokenStore] = Once(lambda key: f"the record of {key[1]}")
 
 
@@ -37,53 +33,10 @@ def _no_record(error: OSError) -> OperationFailed:
     return OperationFailed(f"no private record of what was cached:{where} {why_of(error)}")
 
 
-def identity(driver: str, its_version: str, module: str, *, processor: bool) -> bytes:
-    """What wrote a cache file, or may read it: driver, version and code, those of nnhal, on whose kit the driver may be, and
-    the processor where it matters.
-    """
-    facts = [driver, its_version, code_of(module), __version__, _code_of_nnhal(), features() if processor else ""]
+def identity(driver: str, its_version: str, code: CodeIdentity, *, processor: bool) -> bytes:
+    """What wrote a cache file, or may read it: driver, version and code, nnhal's version, the processor where it matters."""
+    facts = [driver, its_version, code.digest.hex(), __version__, features() if processor else ""]
     return blake2b("\0".join(facts).encode(), digest_size=32).digest()
-
-
-def code_of(module: str) -> str:
-    """What tells one state of a driver's code from another: the files of its package, by size and time of change."""
-    file = getattr(sys.modules.get(module), "__file__", None)
-    if file is None:
-        return ""
-    if not os.path.exists(file):  # in an archive, where it lies in any file
-        while file != (above := os.path.dirname(file)) and not os.path.exists(above):
-            file = above
-        return _stamp(above, above) if os.path.isfile(above) else ""
-    if not getattr(sys.modules[module], "__package__", ""):
-        return _stamp(file, file)
-    folder = os.path.dirname(file)
-    return "\n".join(sorted(islice((_stamp(each, each[len(folder) :]) for each in _below(folder)), MOST_FILES)))
-
-
-@cache
-def _code_of_nnhal() -> str:
-    return code_of("nnhal")
-
-
-def _stamp(path: str, name: str) -> str:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return ""
-    return f"{name} {status.st_size} {status.st_mtime_ns}"
-
-
-def _below(folder: str) -> Iterator[str]:
-    """The Python files of a folder and those in it, but for environments and what is hidden."""
-    try:
-        entries = list(os.scandir(folder))
-    except OSError:
-        return
-    for entry in entries:
-        if entry.name.endswith(".py"):
-            yield entry.path
-        elif not entry.name.startswith(".") and entry.name not in ("site-packages", "__pycache__") and entry.is_dir():
-            yield from _below(entry.path)
 
 
 @cache
@@ -123,8 +76,11 @@ def is_whole(cache: Cache) -> None:
     """Hold files to the records of all drivers, whichever one wrote them. OperationFailed says what is wrong.
 
     The record has the name that its process gave the driver, which may be a path or that of a service: so the one that
-    notes the token is looked for. Files of a form of the driver's own are for it to judge.
+    notes the token is looked for. Files of a form of the driver's own are for it to judge. Files that are not written
+    yet are whole.
     """
+    if cache.files and cache.unwritten:
+        return
     model, data = _contents(cache)
     identity = written_by(next(iter([*model, *data]), b""))
     if identity is None:
@@ -157,7 +113,7 @@ def _contents(cache: Cache) -> tuple[list[bytes], list[bytes]]:
 
 def _read(fd: int, kind: str, number: int) -> bytes:
     try:
-        with _shared(fd):
+        with read_at_once(fd):
             return read(fd)
     except BlockingIOError:
         raise OperationFailed(f"{kind} file {number} is being written by its driver") from None
@@ -165,19 +121,3 @@ def _read(fd: int, kind: str, number: int) -> bytes:
         raise Damaged(f"damaged: {kind} file {number}: {error}") from None
     except OSError as error:
         raise OperationFailed(f"{kind} file {number} cannot be read: {error.strerror}") from None
-
-
-@contextmanager
-def _shared(fd: int) -> Iterator[None]:
-    """While no driver writes to it later; BlockingIOError where one does. Without locks what stands half is a miss, too."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise
-    except OSError:  # a confined process has none
-        yield
-        return
-    try:
-        yield
-    finally:
-        fcntl.flock(fd, fcntl.LOCK_UN)

@@ -22,6 +22,7 @@ from nnhal.base.operands import dtype_of
 from nnhal.hal.background import asynchronous
 from nnhal.hal.burst import Burst, BurstExecutor
 from nnhal.hal.cache.files import TOKEN_SIZE, Cache, CacheFiles
+from nnhal.hal.code import CodeIdentity, MadeWith, code_of
 from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict, queued_as
 from nnhal.hal.hidl.arguments import HalTiming, Laid, OutputShape, Room, collect, lay_out
 from nnhal.hal.hidl.burst import Call, HalExecutor, burst_of
@@ -61,6 +62,7 @@ class Adapted(Device):
 
     def __init__(self, driver: object, level: Level, name: str, trace: Trace | None = None) -> None:
         self.driver, self.level, self.name = driver, level, name
+        vars(self)["_made_with"] = MadeWith.of(getattr(driver, "__dict__", {}))
         self.one_at_a_time = getattr(driver, "one_at_a_time", False)
         self.at_once = getattr(driver, "at_once", 0)
         self.calls = Calls(name, level, trace)
@@ -70,6 +72,11 @@ class Adapted(Device):
             self.version = str(self._ask("getVersionString"))
             self.type = self._type(self._ask("getType"))
             self.extensions = tuple(map(str, self._ask("getSupportedExtensions")))
+
+    @property
+    def code_identity(self) -> CodeIdentity:
+        """That of the driver, with what the object has when it is adapted."""
+        return code_of(type(self.driver), vars(self)["_made_with"])
 
     def _ask(self, method: str) -> Any:
         return self.calls.answer(self.driver, method, 1)[0]

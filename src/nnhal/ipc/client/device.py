@@ -10,6 +10,7 @@ from nnhal.base.errors import UnsupportedModel
 from nnhal.base.levels import V1_2, V1_3, Level
 from nnhal.base.records import replace
 from nnhal.hal.cache.files import Cache, CacheFiles
+from nnhal.hal.code import CodeIdentity
 from nnhal.hal.device import (
     Capabilities,
     Considered,
@@ -90,6 +91,7 @@ class RemoteDevice(Device):
 
     def __init__(self, session: Session) -> None:
         self.session = session
+        self._kept: wire.CacheFileCounts | None = None
         self.name = session.welcome.name
         self.level = session.level
         self.confinement = dict(session.welcome.confinement)
@@ -188,8 +190,18 @@ class RemoteDevice(Device):
         """As the driver says; none below 1.2."""
         if self.session.methods < V1_2:
             return CacheFiles()
-        counts = self._query(wire.GetNumberOfCacheFiles(), wire.CacheFileCounts)
-        return CacheFiles(counts.model, counts.data)
+        self._kept = said = self._query(wire.GetNumberOfCacheFiles(), wire.CacheFileCounts)
+        return CacheFiles(said.model, said.data)
+
+    @property
+    def code_identity(self) -> CodeIdentity:
+        """As the driver's process said when it was last asked for its cache files; nothing is kept below 1.2."""
+        if self._kept is None:
+            self.number_of_cache_files()
+        said = self._kept
+        return (
+            CodeIdentity.unlike_any("the device keeps none") if said is None else CodeIdentity(said.code, said.unknown)
+        )
 
     def prepare_from_cache(self, outline: Model, hints: Hints) -> Prepared:
         """Restore in the driver's process."""
@@ -243,6 +255,7 @@ class RemoteDevice(Device):
         told, _ = self.session.outcome_of(message, control, packing, late)
         if isinstance(told, wire.PreparedTraits):
             prepared.weights_consumed, prepared.changeable = told.weights_consumed, told.changeable
+            prepared.writes_later = told.writes_later
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
         """A buffer in the driver's process."""

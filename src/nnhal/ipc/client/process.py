@@ -28,6 +28,7 @@ from nnhal.base.time import by
 from nnhal.hal.background import FencedExecution, Notify
 from nnhal.hal.burst import Burst
 from nnhal.hal.cache.files import CacheFiles
+from nnhal.hal.code import CodeIdentity
 from nnhal.hal.device import Capabilities, Considered, Device, Hints, Prepared, Verdict
 from nnhal.hal.fence import Fence
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
@@ -269,6 +270,11 @@ class Resilient(Device):
             self._cache_files = self.remote().number_of_cache_files()
         return self._cache_files
 
+    @property
+    def code_identity(self) -> CodeIdentity:
+        """That of the driver in the process that there is now."""
+        return self.remote().code_identity
+
     def prepare_from_cache(self, outline: Model, hints: Hints) -> Prepared:
         """Restore in the driver's process."""
         return ResilientPrepared(self, outline, hints, restored=True)
@@ -347,6 +353,11 @@ class ResilientPrepared(Prepared):
     def changeable(self) -> Collection[str]:  # type: ignore[override]
         """As the driver says."""
         return self._inner.changeable
+
+    @property
+    def writes_later(self) -> bool:  # type: ignore[override]
+        """As the driver's process says."""
+        return self._inner.writes_later
 
     def memory(self) -> MemoryUse:
         """Of the model in the living process."""

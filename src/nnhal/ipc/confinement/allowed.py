@@ -96,7 +96,10 @@ CLONE_THREAD = 0x00010000
 CLONE_AS_THREADS_DO = CLONE_THREAD | 0x00000900  # CLONE_VM, CLONE_SIGHAND
 CLONE_OTHERWISE = 0x7E020000 | 0x0000F000  # namespaces; CLONE_PIDFD, PTRACE, VFORK, PARENT
 F_SETFL, O_ASYNC = 4, 0x2000
-FCNTL = (0, 1, 2, 3, 1030, 1033, 1034)  # DUPFD, GETFD, SETFD, GETFL, DUPFD_CLOEXEC, ADD_SEALS, GET_SEALS
+FCNTL = (
+    *(0, 1, 2, 3, 1030, 1033, 1034),  # DUPFD, GETFD, SETFD, GETFL, DUPFD_CLOEXEC, ADD_SEALS, GET_SEALS
+    *(36, 37, 38),  # OFD_GETLK, OFD_SETLK, OFD_SETLKW
+)
 IOCTL = (
     *(0x5401, 0x802C542A),  # TCGETS, TCGETS2: whether it is a terminal
     *(0x541B, 0x5421, 0x5450, 0x5451),  # FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
@@ -118,7 +121,7 @@ JUDGED = (
     JudgedCall("tgkill", "threads of its own process", ((Check(0, (OWN,)),),)),
     JudgedCall(
         "fcntl",
-        "flags, copies and seals of a descriptor; no owner or signal of one, no O_ASYNC, no locks, leases or notices",
+        "flags, copies, seals and own locks of a descriptor; no owner or signal of one, no O_ASYNC, leases or notices",
         ((Check(1, FCNTL),), (Check(1, (F_SETFL,)), Check(2, lacks=O_ASYNC))),
     ),
     JudgedCall(

@@ -621,10 +621,12 @@ class WireMemoryUse(Reply, tag=14, frozen=True):
 
 
 class CacheFileCounts(Reply, tag=17, frozen=True):
-    """How many files of each kind."""
+    """How many files of each kind. code: what compilations are told apart by; why it is not known, "" where it is."""
 
     model: Annotated[int, Meta(ge=0, le=32)]
     data: Annotated[int, Meta(ge=0, le=32)]
+    code: Annotated[bytes, Meta(max_length=32)] = b""
+    unknown: Text = ""
 
 
 class PreparedTraits(Reply, tag=15, frozen=True):
@@ -632,6 +634,7 @@ class PreparedTraits(Reply, tag=15, frozen=True):
 
     weights_consumed: bool = False
     changeable: Annotated[tuple[Text, ...], Meta(max_length=4096)] = ()
+    writes_later: bool = False
 
 
 # ----------------------------------------------------------------------------------------------------------- callbacks

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from nnhal.base import trace
 from nnhal.base.answers import let_go
 from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS, LOOP_TIMEOUT_MAXIMUM_NS, Preference, Priority
-from nnhal.base.errors import Cancelled, InvalidArgument, ResourceExhausted
+from nnhal.base.errors import Cancelled, InvalidArgument, ResourceExhausted, clipped
 from nnhal.base.levels import V1_3, Level
 from nnhal.base.memory import Memory, ordinary, seals
 from nnhal.base.operands import dtype_of
@@ -31,6 +31,7 @@ from nnhal.hal.device import (
     allocated_by,
     cache_files_by,
     capabilities_by,
+    code_by,
     fenced_by,
     identity_of,
     info_by,
@@ -43,6 +44,7 @@ from nnhal.hal.device import (
     status_by,
     traits_of,
     where_of,
+    written_by,
 )
 from nnhal.hal.fence import Fence
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, merge
@@ -256,7 +258,8 @@ class CallHandler:
         return prepared
 
     def _number_of_cache_files(self, _: wire.GetNumberOfCacheFiles, __: Descriptors) -> Answer:
-        return wire.CacheFileCounts(*cache_files_by(self._device)), ()
+        counts = cache_files_by(self._device)
+        return wire.CacheFileCounts(*counts, written_by(self._device)[1], clipped(code_by(self._device).unknown)), ()
 
     def _hold_files(self, call: wire.HoldFiles, fds: Descriptors) -> Answer:
         count = call.model_files + call.data_files

@@ -176,15 +176,25 @@ class NewEntry:
     def _new(self) -> str:
         return f"{self._key}.{self._generation}.new"
 
-    def publish(self, token: bytes, facts: dict[str, Any]) -> None:
-        """Make the entry what was written. OSError: the entry is what it was. NotKept: nothing was written, and why."""
-        fds = self.files.cache(token).files
-        if not any(os.fstat(fd).st_size for fd in fds):
-            os.pwrite(fds[0], bytes(1), 0)  # a full disk is a better reason, if it is the one
+    def publish(self, token: bytes, facts: dict[str, Any], *, unwritten: bool = False) -> None:
+        """Make the entry what was written.
+
+        Args:
+            token: What the driver knows the entry by.
+            facts: As of `Manifest`.
+            unwritten: Whether an entry of empty files is one, too: its driver writes them later.
+
+        Raises:
+            OSError: The entry is what it was.
+            NotKept: Nothing was written, and why.
+        """
+        cache = self.files.cache(token)
+        if cache.unwritten and not unwritten:
+            os.pwrite(cache.files[0], bytes(1), 0)  # a full disk is a better reason, if it is the one
             raise NotKept("the device kept nothing of it")
-        if why := next(filter(None, map(refusal, fds)), ""):
+        if why := next(filter(None, map(refusal, cache.files)), ""):
             raise NotKept(f"the device did not keep it: {why}")
-        for fd in fds:
+        for fd in cache.files:
             os.fsync(fd)
         manifest = Manifest(self._key, self._generation, *self._count, facts, FORMAT)
         self._folder.write(self._new, manifest.packed())

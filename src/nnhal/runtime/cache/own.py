@@ -26,7 +26,8 @@ from nnhal.frontends.beside import BESIDE, read_beside
 from nnhal.hal.cache.files import CacheContent, CacheFiles, why_of
 from nnhal.hal.cache.keeper import identity, keep, recall
 from nnhal.hal.claims import Claims
-from nnhal.hal.device import Device, OperationGroup, Verdict, identity_of, written_by
+from nnhal.hal.code import code_of_nnhal
+from nnhal.hal.device import Device, OperationGroup, Verdict, identity_of
 from nnhal.model.graph import Model
 from nnhal.model.kept import kept, unkept
 from nnhal.runtime.cache.folder import CacheFolder, Missing, NewEntry
@@ -87,6 +88,8 @@ def imported(
     """
     if CUSTOM_OPERATORS:
         return read(), CacheOutcome("model", "off", "custom operators are registered")
+    if unknown := code_of_nnhal().unknown:
+        return read(), CacheOutcome("model", "off", unknown)
     own = OwnEntries(folder)
     try:
         digest = digest_of(memory, folder)
@@ -141,9 +144,9 @@ def considered(
 ) -> Claims:
     """What a device says of a model: as it was kept, else asked and kept.
 
-    facts: what beside the driver's own code the answer may depend on, of what JSON has.
+    facts: what the answer may depend on, the driver's code among it, of what JSON has.
     """
-    key = _key("considered", written_by(device)[1].hex(), *facts)
+    key = _key("considered", *facts)
     try:
         verdicts, groups = _said(own.found(key)["claims"])
         if len(verdicts) == len(model.main.operations):
@@ -179,4 +182,4 @@ def _key(*facts: Any) -> bytes:
 
 @cache
 def _identity() -> bytes:
-    return identity(OWN, __version__, "", processor=False)
+    return identity(OWN, __version__, code_of_nnhal(), processor=False)

@@ -18,9 +18,18 @@ from nnhal.base.memory import Memory
 from nnhal.base.records import Record, replace
 from nnhal.base.version import __version__
 from nnhal.hal.cache.files import TOKEN_SIZE, CacheFiles, why_of
-from nnhal.hal.cache.keeper import code_of
 from nnhal.hal.claims import Claims
-from nnhal.hal.device import Device, Hints, cache_files_by, identity_of, prepared_by, restored_by
+from nnhal.hal.device import (
+    Device,
+    Hints,
+    cache_files_by,
+    code_by,
+    identity_of,
+    prepared_by,
+    restored_by,
+    traits_of,
+    written_by,
+)
 from nnhal.model.graph import Model
 from nnhal.model.parts import outline
 from nnhal.model.stored import stored
@@ -93,7 +102,7 @@ class ModelCache:
         folder = self._folder
         if IMPORTED not in self._model._memo or isinstance(folder, str) or place != "none":
             return ask()
-        if device.asked_again or not _has_code(device) or _count(device)[1]:
+        if device.asked_again or code_by(device).unknown or _count(device)[1]:
             return ask()
         try:
             facts = [self._token.hex(), *_facts(device, hints)]
@@ -135,6 +144,8 @@ class ModelCache:
         count, why = _count(device)
         if why:
             return why
+        if unknown := code_by(device).unknown:
+            return unknown
         if any(not pool.mappable for pool in model.pools):
             return "the model has constants in memory that cannot be mapped"
         try:
@@ -201,7 +212,10 @@ class _Step(Record, frozen=True):
         except OSError as error:
             return f"the entry cannot be opened: {why_of(error)}"
         try:
-            hints = replace(self.hints, cache=files.cache(self.key), worked_out=None)
+            cache = files.cache(self.key)
+            if cache.unwritten:
+                return "its driver has not written the entry"
+            hints = replace(self.hints, cache=cache, worked_out=None)
             lane.prepared = restored_by(self.device, self.seen, hints)
             lane.prepared.model = self.model
         except MissedDeadline:
@@ -213,6 +227,8 @@ class _Step(Record, frozen=True):
             with suppress(OSError):
                 self.folder.blame(self._name, why)
             raise Blamed(why) from None
+        except OSError as error:
+            return f"the entry {why_of(error)}"
         except NnhalError as error:
             name = identity_of(self.device).name
             return told(error).removeprefix(f"device {name}: ")
@@ -236,8 +252,9 @@ class _Step(Record, frozen=True):
             writing.close()
 
     def _saved_in(self, lane: Lane, writing: NewEntry, facts: Mapping[str, Any]) -> str:
-        hints = replace(self.hints, cache=writing.files.cache(self.key))
+        cache = writing.files.cache(self.key)
         try:
+            hints = replace(self.hints, cache=cache)
             lane.prepared = prepared_by(self.device, self.model, hints, as_is=True)
         except (MissedDeadline, InvalidArgument):
             raise
@@ -245,7 +262,8 @@ class _Step(Record, frozen=True):
             self._plainly_in(lane)
             return f"the driver failed while it was to keep it: {told(error)}"
         try:
-            writing.publish(self.key, dict(facts))
+            writing.publish(self.key, dict(facts), unwritten=traits_of(lane.prepared).writes_later)
+            return "its driver may write the entry later" if cache.unwritten else ""
         except NotKept as error:
             return str(error)
         except OSError as error:
@@ -265,11 +283,6 @@ def _count(device: Device) -> tuple[CacheFiles, str]:
     return count, "" if count else "the device keeps none"
 
 
-def _has_code(device: Device) -> bool:
-    """Whether another state of its code can be told from this one: not where it was typed in."""
-    return bool(code_of(type(device.cached_as).__module__))
-
-
 def _key(
     token: bytes, device: Device, hints: Hints, place: str, operations: Sequence[int] | None, seen: bytes
 ) -> bytes:
@@ -284,7 +297,7 @@ def _facts(device: Device, hints: Hints) -> list[Any]:
     own, hints = identity_of(device), device.told(hints)
     _check_keys(hints.options)
     said = int(hints.preference), int(hints.priority), hints.threads, dict(hints.options)
-    return [own.name, own.version, str(own.level), own.preferred_layout, *said]
+    return [written_by(device)[1].hex(), own.name, own.version, str(own.level), own.preferred_layout, *said]
 
 
 def _check_keys(given: Any) -> None:

@@ -50,7 +50,8 @@ class Caching(Record, frozen=True):
             raise InvalidArgument(f"token is {shown(token)}, must be {TOKEN_SIZE} bytes")
         if folder is False:
             return cls(None, token, why="nothing is to be kept")
-        path = os.fsdecode(folder if folder is not None else os.environ.get("NNHAL_CACHE_DIR", ""))
+        if folder is None:
+            path = os.environ.get("NNHAL_CACHE_DIR", "")
         try:
             return cls(absolute(path) if path else None, token, quota())
         except OSError as error:

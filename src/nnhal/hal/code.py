@@ -1,0 +1,407 @@
+"""The identity of a driver's code: what this process loaded, not what lies on disk when something is kept.
+
+A cache entry is right for one state of a driver's code. The identity of a device is a digest of
+
+- the unit of each class of the device: its package, or its module with the modules and files beside it that it names,
+- the class, and the arguments that the application made it with,
+- environment variables that the code names,
+- nnhal's own code, on whose kit a driver may be.
+
+A unit has files that the code names: a module by its name, a library or data file by its file name in the text of the code.
+Modules of a driver under development are known by the bytes that the loader ran (`DriverUnit.ran`). Any other file is read
+when the identity is first asked for; it counts as loaded when it did not change since this process, or the load, began.
+Where the code cannot be known, the identity says why and is equal to no other.
+"""
+
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from types import FunctionType
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from nnhal.base.digests import blake2b
+
+BEGUN_NS = time.time_ns()  # before this process loaded anything that is kept by the digest of its file
+MOST_FILES = 2048  # of one unit
+LARGEST = 4 << 20  # bytes of a file that is read; a larger one is known by inode, size and times
+LONGEST_TEXT = 65536  # characters of the arguments of a device
+_ANYWHERE = "site-packages", "dist-packages"  # where what lies beside a module is of others
+_WORDS = re.compile(rb"[\w\x80-\xff]+"), re.compile(rb"[\w\x80-\xff.+-]+")  # names in code, names of files
+_WHOLE_PATH = re.compile(rb"""["'](/[^"'\s]+)["']""")
+_VIRTUAL = "/proc/", "/sys/", "/dev/"
+
+
+class CodeIdentity(NamedTuple):
+    """What a driver's code is. digest: 32 bytes. unknown: why it is not known, "" where it is; then no two are equal."""
+
+    digest: bytes
+    unknown: str = ""
+
+    @classmethod
+    def unlike_any(cls, why: str) -> "CodeIdentity":
+        """That of code which cannot be known."""
+        return cls(os.urandom(32), why)
+
+
+class MadeWith(NamedTuple):
+    """What an object was made with: its arguments as text, or why they cannot be written down. unit: of its factory."""
+
+    text: str = ""
+    unknown: str = ""
+    unit: "Unit | None" = None
+
+    @classmethod
+    def of(cls, values: object) -> "MadeWith":
+        """The arguments of a call, or the attributes of an object."""
+        try:
+            text = _written(values)
+        except TypeError as error:
+            return cls(unknown=f"it was made with {error}, must be plain values for its compilations to be kept")
+        too_long = f"it was made with {len(text)} characters of arguments, must be at most {LONGEST_TEXT} to be kept"
+        return cls(text) if len(text) <= LONGEST_TEXT else cls(unknown=too_long)
+
+    def by(self, factory: object) -> "MadeWith":
+        """The same for what a driver's factory made without arguments: its code decides on arguments of the object."""
+        found = _namespace_of(factory)
+        unit = None if found is None else _unit_of(found)
+        if unit is not None:
+            unit.settle()
+        return MadeWith(self.text, "", unit)
+
+
+MADE_OTHERWISE = MadeWith(unknown="its class has a __new__ of its own, must be made by __init__ for it to be kept")
+
+
+class _File(NamedTuple):
+    """One file of a unit. signature: when it was read; None for a module that the loader ran."""
+
+    digest: bytes
+    signature: tuple[int, ...] | None
+
+
+class Unit:
+    """Code that is loaded from one place. folder: of the files that it names. first: those that begin to name others."""
+
+    def __init__(self, folder: str, first: Iterable[str], since_ns: int, *, beside: bool = True) -> None:
+        """since_ns: what changed later may not be what was loaded. beside: whether files in the folder are the unit's."""
+        self.folder, self._first, self._since, self._beside = folder, list(first), since_ns, beside
+        self._ran: dict[str, bytes] = {}  # the text of what the loader ran, until the unit is settled
+        self._files: dict[str, _File] = {}
+        self._words: frozenset[str] = frozenset()
+        self._digest = b""
+        self.unknown = ""
+
+    def ran(self, path: str, source: bytes) -> None:
+        """Note what a loader is about to run."""
+        if not self._digest:
+            self._ran[path] = source
+            return
+        known, digest = self._files.get(path), _digest(source)
+        if known is None:
+            self.unknown = f"{self._name(path)} was loaded later, must be named in the driver's code for it to be kept"
+        elif known.digest != digest:
+            self.unknown = _changed(self._name(path))
+        else:
+            self._files[path] = _File(digest, None)
+
+    def settle(self) -> None:
+        """Read what the unit names. To be called when it has loaded."""
+        if self._digest:
+            return
+        found = {path: _File(_digest(source), None) for path, source in self._ran.items()}
+        texts, queue = list(self._ran.values()), [path for path in self._first if path not in found]
+        words: set[str] = set()
+        listings: dict[str, list[os.DirEntry[str]]] = {}
+        while texts or queue:
+            texts += filter(None, [self._read(path, found) for path in queue])
+            for text in texts:
+                words |= _words_of(text)
+            named = [path for text in texts for path in _whole_paths(text)]
+            beside = _named(self.folder, words, listings) if self._beside and texts else ()
+            queue, texts = [path for path in dict.fromkeys([*named, *beside]) if path not in found], []
+            if len(found) > MOST_FILES or len(listings) > MOST_FILES:
+                self.unknown = f"its code names more than {MOST_FILES} files"
+                break
+        self._files, self._words = found, frozenset(words - {"_"})
+        parts = sorted((self._name(path), file.digest) for path, file in found.items())
+        self._digest, self._ran = _digest(repr(parts).encode()), {}
+
+    def _read(self, path: str, found: dict[str, _File]) -> bytes | None:
+        """Read one file into `found`; the text of a module."""
+        before = _signature(path)
+        if before and not os.path.isfile(path):  # such as a pipe, which was read to its end
+            self.unknown = self.unknown or f"{self._name(path)} is no file that can be read again"
+            return None
+        large = bool(before) and before[1] > LARGEST
+        try:
+            data = repr(before).encode() if large else Path(path).read_bytes()
+        except OSError:  # what cannot be read here the driver cannot read either
+            data = b""
+        if before and (before[-1] > self._since or _signature(path) != before):
+            self.unknown = self.unknown or _changed(self._name(path))
+        found[path] = _File(_digest(data), before)
+        return data if path.endswith(".py") and not large else None
+
+    def _name(self, path: str) -> str:
+        return path.removeprefix(self.folder).lstrip("/") if path.startswith(self.folder) else path
+
+    def state(self) -> tuple[bytes, str]:
+        """The digest of what it loaded, and of the environment that it names; why that is not known, "" where it is."""
+        self.settle()
+        if not self.unknown:
+            seen = ((path, file.signature) for path, file in self._files.items() if file.signature is not None)
+            changed = (path for path, signature in seen if _signature(path) != signature)
+            self.unknown = next(map(_changed, map(self._name, changed)), "")
+        environment = sorted((name, os.environ[name]) for name in self._words.intersection(os.environ))
+        return _digest(self._digest + repr(environment).encode()), self.unknown
+
+
+_units: dict[str, Unit] = {}  # by the top name of a driver's modules, or by the path of the unit
+
+
+def driver_unit(name: str, folder: str) -> Unit:
+    """The unit of a driver under development whose modules are loaded below a name, from now on."""
+    unit = _units[name] = Unit(folder, (), time.time_ns())
+    return unit
+
+
+def forget_unit(name: str) -> None:
+    """Drop the unit of a driver that did not load."""
+    _units.pop(name, None)
+
+
+def code_of(kind: type, made: MadeWith) -> CodeIdentity:
+    """The identity of the code of a class, and of what an object of it was made with."""
+    own = code_of_nnhal()
+    known = _of_class(kind)
+    units = {id(unit): unit for unit in (*known.units, made.unit) if unit is not None}
+    states = [unit.state() for unit in units.values()]
+    reasons = [known.unknown, made.unknown, *(unknown for _, unknown in states), own.unknown]
+    if not units and not known.own:
+        reasons.append(f"class {kind.__qualname__} has no file, must have one")
+    why = next(filter(None, reasons), "")
+    if why:
+        return CodeIdentity.unlike_any(why)
+    parts = [known.facts, made.text.encode(), *(digest for digest, _ in states), own.digest]
+    return CodeIdentity(_digest(b"".join(map(_digest, parts))))
+
+
+class _OfClass(NamedTuple):
+    """What a class adds to the identity. own: whether it is nnhal's."""
+
+    facts: bytes
+    units: tuple[Unit, ...]
+    unknown: str
+    own: bool
+
+
+_classes: WeakKeyDictionary[type, _OfClass] = WeakKeyDictionary()
+
+
+def _of_class(kind: type) -> _OfClass:
+    return _classes.get(kind) or _classes.setdefault(kind, _asked(kind))
+
+
+def _asked(kind: type) -> _OfClass:
+    facts, units, unknown, own = [], list[Unit](), "", False
+    for each in kind.__mro__:
+        top = each.__module__.partition(".")[0]
+        if top == "nnhal":
+            own = True
+            facts.append(f"{each.__module__}:{each.__qualname__}")
+            continue
+        if top in sys.stdlib_module_names:
+            continue
+        namespace = _namespace_of(each)
+        found = None if namespace is None else _unit_of(namespace)
+        typed = f"class {each.__qualname__} was typed in or run from text, must be in a file for it to be kept"
+        if found is None or any(f.__code__.co_filename.startswith("<") for f in _methods(each)):
+            unknown = unknown or typed
+            continue
+        units.append(found)
+        try:
+            captured = [_written(_captured(function, kind)) for function in _functions(each)]
+        except TypeError as error:
+            unknown = unknown or f"class {each.__qualname__} refers to {error} of the function that it is in"
+            continue
+        facts.append(f"{_module_in(each.__module__)}:{each.__qualname__}:{captured}:{_plain_attributes(each)}")
+    return _OfClass("\0".join(facts).encode(), tuple(units), unknown, own)
+
+
+def _module_in(name: str) -> str:
+    """The name of a module without that which a driver's modules have in this process alone."""
+    top, _, rest = name.partition(".")
+    return rest if top in _units else name
+
+
+def _namespace_of(what: object) -> Mapping[str, Any] | None:
+    """The globals of the module that a class or function is of."""
+    if isinstance(what, FunctionType):
+        return what.__globals__
+    if not isinstance(what, type):
+        what = type(what)
+    functions = (f.__globals__ for f in _functions(what) if f.__module__ == what.__module__)
+    return next(functions, None) or vars(sys.modules.get(what.__module__, object)) or None
+
+
+def _functions(kind: type) -> Iterator[FunctionType]:
+    for value in vars(kind).values():
+        for each in (value, getattr(value, "__func__", None), getattr(value, "fget", None)):
+            if isinstance(each, FunctionType):
+                yield each
+
+
+def _methods(kind: type) -> Iterator[FunctionType]:
+    """Its functions but those that are generated, such as the `__init__` of a dataclass."""
+    return (each for each in _functions(kind) if not each.__name__.startswith("__"))
+
+
+def _captured(function: FunctionType, kind: type) -> dict[str, object]:
+    """Values of the function that a class is in, but for the class itself and its bases."""
+    found = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # it is empty
+            found[name] = cell.cell_contents
+    return {name: value for name, value in found.items() if all(value is not each for each in kind.__mro__)}
+
+
+def _plain_attributes(kind: type) -> list[str]:
+    """Values in the class that the function which it is in, or the application, may have put there."""
+    found = []
+    for name, value in vars(kind).items():
+        with suppress(TypeError):
+            found += [] if name.startswith("__") else [f"{name}={_written(value)}"]
+    return found
+
+
+def _unit_of(namespace: Mapping[str, Any]) -> Unit | None:
+    """The unit of a module by its globals; None where it has no file."""
+    top = str(namespace.get("__name__", "")).partition(".")[0]
+    if top in _units:
+        return _units[top]
+    if top == "nnhal" or top in sys.stdlib_module_names:
+        return None
+    file = namespace.get("__file__")
+    if not isinstance(file, str):
+        return None
+    file = os.path.abspath(file)
+    package = str(namespace.get("__package__") or "")
+    folder, first = os.path.dirname(file), [file]
+    if not os.path.exists(file):  # in an archive, where it lies in any file
+        archive = next((str(above) for above in Path(file).parents if above.exists()), "")
+        return _kept_unit(archive, lambda: Unit(os.path.dirname(archive), [archive], BEGUN_NS, beside=False))
+    for _ in package.split(".") if package else ():
+        first.append(os.path.join(folder, "__init__.py"))
+        folder = os.path.dirname(folder)
+    if package:
+        folder = os.path.dirname(first[-1])
+    beside = bool(package) or os.path.basename(folder) not in _ANYWHERE
+    return _kept_unit(file, lambda: Unit(folder, dict.fromkeys(first), BEGUN_NS, beside=beside))
+
+
+def _kept_unit(path: str, make: Callable[[], Unit]) -> Unit:
+    return _units.get(path) or _units.setdefault(path, make())
+
+
+def _named(
+    folder: str, words: set[str], listings: dict[str, list[os.DirEntry[str]]], above: frozenset[str] = frozenset()
+) -> Iterator[str]:
+    """Files below a folder that the words name: by file name, or by the name of a module. above: folders that it is in."""
+    real = os.path.realpath(folder)
+    if real in above:
+        return
+    if folder not in listings:
+        try:
+            listings[folder] = list(os.scandir(folder))
+        except OSError:
+            listings[folder] = []
+    for entry in listings[folder]:
+        stem, _, suffix = entry.name.partition(".")
+        module = stem in words and (suffix in ("py", "so") or suffix.endswith(".so"))
+        if not module and entry.name not in words:
+            continue
+        if entry.is_dir():
+            if entry.name not in ("__pycache__", *_ANYWHERE):
+                yield from _named(entry.path, words | {"__init__"}, listings, above | {real})
+        elif entry.is_file():
+            yield entry.path
+
+
+def _words_of(source: bytes) -> set[str]:
+    words = {os.fsdecode(word) for pattern in _WORDS for word in pattern.findall(source)}
+    return {word for word in words if not word.isdigit()}
+
+
+def _whole_paths(source: bytes) -> Iterator[str]:
+    """Files that are named by their whole path."""
+    for path in map(os.fsdecode, _WHOLE_PATH.findall(source)):
+        if not path.startswith(_VIRTUAL) and os.path.isfile(path):
+            yield path
+
+
+def _written(value: object) -> str:
+    """A value as text, of which no other value of the same kind has the same. TypeError names what cannot be written."""
+    if value is None or type(value) in (bool, int, float, complex, str, bytes):
+        return repr(value)
+    if isinstance(value, Enum):
+        return f"{type(value).__qualname__}.{value.name}"
+    if isinstance(value, Path):
+        return repr(value)
+    if type(value) in (list, tuple):
+        return f"{type(value).__name__}({', '.join(map(_written, value))})"  # type: ignore[call-overload]
+    if type(value) in (set, frozenset):
+        return f"set({sorted(map(_written, value))})"  # type: ignore[call-overload]
+    if type(value) is dict:
+        return "{" + ", ".join(f"{_written(k)}: {_written(v)}" for k, v in value.items()) + "}"
+    raise TypeError(f"an object of {type(value).__qualname__}")
+
+
+def _signature(path: str) -> tuple[int, ...]:
+    """What is different where a file is; empty where there is none."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return ()
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _changed(name: str) -> str:
+    return f"{name} changed after this process loaded the driver; start again to keep compilations"
+
+
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=32).digest()
+
+
+# ------------------------------------------------------------------------------------------------------- nnhal itself
+
+
+@cache
+def code_of_nnhal() -> CodeIdentity:
+    """The identity of nnhal's own code, by size and time of change of its files, once for a process."""
+    folder, found, last = str(Path(__file__).parents[1]), [], 0
+    try:
+        for path in _below(folder):
+            status = os.stat(path)
+            found.append((path.removeprefix(folder), status.st_size, status.st_mtime_ns))
+            last = max(last, status.st_ctime_ns)
+    except OSError as error:
+        return CodeIdentity.unlike_any(f"nnhal's own code cannot be read: {error.strerror}")
+    if last > BEGUN_NS:
+        return CodeIdentity.unlike_any("nnhal's own code changed after this process began; start again")
+    return CodeIdentity(_digest(repr(sorted(found)).encode()))
+
+
+def _below(folder: str) -> Iterator[str]:
+    for entry in os.scandir(folder):
+        if entry.name.endswith((".py", ".so")):
+            yield entry.path
+        elif entry.is_dir() and not entry.name.startswith((".", "__pycache__")):
+            yield from _below(entry.path)
