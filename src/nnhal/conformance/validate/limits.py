@@ -31,7 +31,7 @@ NOISE = 8 << 10  # bytes a round
 PAGE = os.sysconf("SC_PAGESIZE")
 
 
-class Entry:
+class EntryLimit:
     """The moment at which an execution enters the driver: no queue and no look at its limit can refuse it any more."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Entry:
 class Entered(Wrapper):
     """The driver, with its executions passing an entry."""
 
-    def __init__(self, inner: Device, entry: Entry) -> None:
+    def __init__(self, inner: Device, entry: EntryLimit) -> None:
         super().__init__(inner)
         self.entry = entry
 
@@ -59,7 +59,7 @@ class Entered(Wrapper):
 
 
 class _EnteredModel(PreparedWrapper):
-    def __init__(self, inner: Prepared, model: Model, entry: Entry) -> None:
+    def __init__(self, inner: Prepared, model: Model, entry: EntryLimit) -> None:
         super().__init__(inner, model)
         self.entry = entry
 
@@ -74,7 +74,7 @@ class _EnteredModel(PreparedWrapper):
     inside=True,
 )
 def deadline(trial: Trial) -> int:
-    entry = Entry()
+    entry = EntryLimit()
     driver = Entered(trial.device, entry)
     for call, model in trial.samples():
         wanted = trial.alone(model, arrays_of(call))
@@ -96,7 +96,7 @@ def deadline(trial: Trial) -> int:
     return entry.limited
 
 
-def _late(trial: Trial, prepared: Prepared, call: Call, wanted: Outputs, entry: Entry) -> int:
+def _late(trial: Trial, prepared: Prepared, call: Call, wanted: Outputs, entry: EntryLimit) -> int:
     """How many nanoseconds after a deadline shortly ahead, which counts from its entry, an execution came back."""
     point = begin = time.monotonic_ns()
 
@@ -115,7 +115,7 @@ def _late(trial: Trial, prepared: Prepared, call: Call, wanted: Outputs, entry: 
 
 @check("cancellation", "A cancelled execution ends, with its result or Cancelled, and harms no later one.", inside=True)
 def cancellation(trial: Trial) -> int:
-    entry = Entry()
+    entry = EntryLimit()
     driver = Entered(trial.device, entry)
     for call, model in trial.samples():
         wanted = trial.alone(model, arrays_of(call))
@@ -130,7 +130,7 @@ def cancellation(trial: Trial) -> int:
     return entry.limited
 
 
-def _cancelled(trial: Trial, prepared: Prepared, call: Call, wanted: Outputs, entry: Entry, later: float) -> int:
+def _cancelled(trial: Trial, prepared: Prepared, call: Call, wanted: Outputs, entry: EntryLimit, later: float) -> int:
     """Nanoseconds that an execution took which is cancelled so many seconds after it has entered the driver."""
     event = threading.Event()
     timer = threading.Timer(later, event.set)
