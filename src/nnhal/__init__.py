@@ -172,8 +172,8 @@ __all__ = [  # written out for type checkers
     "validate",
 ]
 
-
-__getattr__ = exports(__name__, _EXPORTS)
+if not TYPE_CHECKING:  # a type checker that saw it would take any name for one of these
+    __getattr__ = exports(__name__, _EXPORTS)
 
 
 def __dir__() -> list[str]:

@@ -91,8 +91,17 @@ def test_each_check_runs_once_behind_all_that_it_needs_where_all_pass() -> None:
     assert max(map(len, given)) == 6
 
 
-@pytest.mark.parametrize("verdict", ["failed", "crashed", "hung", "skipped"])
-@pytest.mark.parametrize("broken", ["verdicts", "runs", "output-filled", "prepared-twice", "stale-output", "growth"])
+NEEDED = ["verdicts", "runs", "output-filled", "prepared-twice", "stale-output", "growth"]
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_a_check_that_saw_nothing_to_judge_keeps_none_from_running(name: str) -> None:
+    outcomes, _ = played({name: "skipped"})
+    assert {o.check: o.verdict for o in outcomes} == dict.fromkeys(OF_OPERATIONS, "passed") | {name: "skipped"}
+
+
+@pytest.mark.parametrize("verdict", ["failed", "crashed", "hung"])
+@pytest.mark.parametrize("broken", NEEDED)
 def test_what_needs_a_check_that_does_not_pass_is_skipped_with_that_for_a_reason_and_the_rest_runs(
     broken: str, verdict: str
 ) -> None:

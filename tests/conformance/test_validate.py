@@ -18,7 +18,7 @@ import pytest
 
 from nnhal.base.codes import Activation, OperandType, OperationType
 from nnhal.base.errors import InvalidArgument, OperationFailed
-from nnhal.conformance.validate.check import CHECKS, CheckOutcome
+from nnhal.conformance.validate.check import CHECKS, CheckOutcome, ContractCheck
 from nnhal.conformance.validate.place import place_first, place_in
 from nnhal.conformance.validate.run import Validation, repeats_check, run_checks
 from nnhal.conformance.validate.table import of_operation
@@ -556,13 +556,40 @@ def test_a_broken_promise_is_named_by_its_check_and_says_how(name, place):
     assert re.search(said, reason), reason
 
 
+# What there is nothing of, in the calls that are drawn, for the check to judge.
+UNSEEN = {
+    ("steps", ADD), ("intermediates", QUANTIZE), ("constants-kept", QUANTIZE), ("interleaved", QUANTIZE),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_healthy_driver_keeps_each_promise(name):
+    kinds = {"intermediates": Several, "timing": type("P", (Healthy,), {"run": timed(Timing(0, 1))})}
     for operation in [""] if CHECKS[name].whole else [ADD, QUANTIZE]:
-        several = name == "intermediates"
-        made = device(prepared=Several) if several else device()
-        verdict, reason, _ = looked(made, name, operation)
-        assert (verdict, reason) == ("passed", "") or (several and operation == QUANTIZE)
+        found = looked(device(prepared=kinds.get(name, Healthy)), name, operation)
+        unseen = ("skipped", CHECKS[name].unseen, "")
+        assert found == (unseen if (name, operation) in UNSEEN else ("passed", "", ""))
+
+
+def test_a_check_that_saw_nothing_is_skipped_and_one_that_saw_something_passes():
+    with trying(Trial(device(), Drawing(ADD, 0, 1), lambda stage: None, isolated=False)) as trial:
+        for seen, verdict in ((0, ("skipped", "there are none", "")), (1, ("passed", "", ""))):
+            made = ContractCheck(
+                "name", "A promise.", lambda trial, seen=seen: seen, "there are none", (), False, False, ()
+            )
+            assert outcome_of(made, trial) == verdict
+
+
+class Same(Healthy):
+    """Its results are the same whatever its inputs."""
+
+    def result(self, request: Any) -> Any:
+        return np.zeros_like(super().result(request))
+
+
+@pytest.mark.parametrize("name", ["stale-output", "same-memory", "order", "threads", "interleaved"])
+def test_results_that_no_input_changes_are_no_evidence_that_each_execution_has_its_own(name):
+    assert looked(device(prepared=Same), name, ADD) == ("skipped", CHECKS[name].unseen, "")
 
 
 # --------------------------------------------------------------------------------------------------- where, and in order

@@ -359,11 +359,12 @@ def test_a_check_has_the_device_the_drawing_and_the_board_and_tells_what_it_foun
 ) -> None:
     seen: list[Any] = []
 
-    def look(trial: Any) -> None:
+    def look(trial: Any) -> int:
         seen.append((trial.device, trial.operation, trial.isolated, ends.board.read()))
         trial.at("prepare")
         seen.append(ends.board.read())
         trial.found = ("one", "two")
+        return 1
 
     monkeypatch.setattr(gc, "freeze", lambda: None)
     ends = Ends(Validation(device="reference", draws=1), checking._Checker)

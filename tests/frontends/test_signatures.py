@@ -19,8 +19,21 @@ ROOT = Path(__file__).parents[2]
 RECORDS = [record for name, record in sorted(OPS.items()) if name in OperationType.__members__]
 
 RIGHT = """
+from collections.abc import Sequence
+
 import numpy as np
 import nnhal
+from nnhal.drivers import kit
+from nnhal.hal.device import Device, Hints, Prepared
+
+
+class Bools(Device):
+    def supports(self, model: nnhal.Model) -> Sequence[bool]:
+        return [True] * len(model.main.operations)
+
+    def prepare(self, model: nnhal.Model, hints: Hints) -> Prepared:
+        raise kit.Refused("nothing")
+
 
 b = nnhal.Builder("sample")
 x = b.input((1, 8, 8, 3))
@@ -36,6 +49,8 @@ b.finish(x, y)
 model: nnhal.Model = b.finish([x], [values, indices])
 """
 WRONG = {
+    'nnhal.lode("model.tflite")': 'Module has no attribute "lode"',
+    'kit.Refusd("nothing")': 'Module has no attribute "Refusd"',
     'b.conv_2d(x, weights, padding="same")': 'Missing positional argument "bias"',
     'b.conv_2d(x, weights, bias, padding="same", activation="gelu")': 'Argument "activation" to "conv_2d"',
     'b.conv_2d(x, weights, bias, padding="same", stride="2")': 'Argument "stride" to "conv_2d"',

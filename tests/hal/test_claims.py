@@ -12,7 +12,7 @@ import pytest
 import nnhal
 from nnhal.base.codes import OperationType
 from nnhal.base.errors import ContractBroken, InvalidArgument, MissedDeadline, OperationFailed, UnsupportedModel
-from nnhal.base.levels import V1_2, V1_3
+from nnhal.base.levels import V1_0, V1_2, V1_3
 from nnhal.drivers.reference import Reference
 from nnhal.hal.claims import considered_by, verdicts_by
 from nnhal.hal.device import (
@@ -181,6 +181,19 @@ def test_answers_are_taken_over_in_plain_types():
     found = considered_by(Saying(lambda m: yes(m, OperationGroup(Places([2, 0]), HALF, 1))), chain(3), Hints())
     (only,) = found.groups
     assert only == OperationGroup((0, 2), HALF, 1) and type(only.operations) is tuple
+
+
+@pytest.mark.parametrize("level", [V1_0, V1_2, V1_3])
+def test_a_driver_may_answer_with_bools_behind_each_wrapper(level):
+    class Bools(Reference):
+        def supports(self, model):
+            return [operation.type == OperationType.FLOOR for operation in model.main.operations]
+
+    b = nnhal.Builder()
+    x = b.input((2,))
+    model = b.finish([x], [b.floor(b.relu(x))])
+    taken = Limited(AtLevel(Bools(), level), lambda model, n: True)
+    assert [verdict.ok for verdict in verdicts_by(taken, model)] == [False, True]
 
 
 def test_what_a_group_takes_is_not_refused_for_the_whole_model():

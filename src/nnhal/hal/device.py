@@ -141,6 +141,13 @@ class Considered(Record, frozen=True):
     worked_out: Any = None
 
 
+def _as_verdicts(given: Any) -> Any:
+    """What a driver's `supports` gave, with a Verdict for each bool; `considered_by` judges all else."""
+    return (
+        [Verdict(each) if isinstance(each, bool) else each for each in given] if isinstance(given, Sequence) else given
+    )
+
+
 class WorkedOut:
     """What a device worked out of a model when it considered it, as its `prepare` gets it.
 
@@ -312,8 +319,8 @@ class Device(ABC):
         return Capabilities.uniform(1.0)
 
     @abstractmethod
-    def supports(self, model: Model) -> Sequence[Verdict]:
-        """One verdict for each operation of the main subgraph; "ok" means that it also prepares and runs."""
+    def supports(self, model: Model) -> Sequence[Verdict | bool]:
+        """One verdict, or a bool, for each operation of the main subgraph; "ok" means that it also prepares and runs."""
 
     def consider(self, model: Model, hints: Hints) -> Considered:
         """What the device says of a model that is to be compiled with these hints: the verdicts of `supports` by default.
@@ -322,7 +329,7 @@ class Device(ABC):
         that `prepare` can use. Raises InvalidArgument where the hints are at fault, which is an error to the application.
         """
         try:
-            return Considered(self.supports(model))
+            return Considered(_as_verdicts(self.supports(model)))
         except InvalidModel:
             raise
         except InvalidArgument as error:  # it was told of nothing but the model

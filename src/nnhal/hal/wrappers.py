@@ -34,7 +34,7 @@ class Wrapper(Device):
         """Those of the device itself."""
         return self.inner.capabilities()
 
-    def supports(self, model: Model) -> Sequence[Verdict]:
+    def supports(self, model: Model) -> Sequence[Verdict | bool]:
         """The device's own verdicts, or those of a wrapper that has another `consider`."""
         if type(self).consider is not Wrapper.consider:
             return self.consider(model, Hints()).verdicts
@@ -328,7 +328,7 @@ class Recorded(Wrapper):
         self.calls.append("capabilities")
         return super().capabilities()
 
-    def supports(self, model: Model) -> Sequence[Verdict]:
+    def supports(self, model: Model) -> Sequence[Verdict | bool]:
         """Noted, and passed on."""
         self.calls.append("supports")
         return self.inner.supports(model)

@@ -8,7 +8,8 @@ from nnhal.conformance.validate.trial import Trial
 VERDICTS = "passed", "failed", "crashed", "hung", "skipped", "unsupported"
 DRAWING = "draw"  # the stage at which the driver is not asked anything yet
 DRIVER = ""  # in place of an operation: of the driver as a whole
-Look = Callable[[Trial], object]
+Look = Callable[[Trial], int]
+UNSEEN = "nothing that it judges happened"
 # What single executions have to hold to before two are looked at, and then whatever else there is.
 SINGLE = "output-type", "output-shape", "output-once", "output-filled", "past-end", "inputs-kept"
 BASIC = ("prepared-twice",)
@@ -17,14 +18,17 @@ BASIC = ("prepared-twice",)
 class ContractCheck(Record, frozen=True):
     """A promise of a driver's, in one sentence, and how it is looked at.
 
-    look: gives nothing where the promise is kept; raises Unmet where it is broken, NotAsked where it cannot be looked at.
-    needs: checks of the same operation that have to pass before. inside: needs the driver in this process.
+    look: gives how often it saw happen what it judges, and kept to the promise; raises Unmet where the promise is broken,
+    NotAsked where it cannot be looked at. Without evidence there is no verdict: a check that saw nothing is skipped.
+    unseen: why there may be nothing to see, the reason then.
+    needs: checks of the same operation that must not have failed before. inside: needs the driver in this process.
     whole: looks at the driver once, not at each operation. only: the operations that it looks at, all where none is named.
     """
 
     name: str
     promise: str
     look: Look
+    unseen: str
     needs: tuple[str, ...]
     inside: bool
     whole: bool
@@ -39,6 +43,7 @@ def check(
     promise: str,
     needs: tuple[str, ...] = BASIC,
     *,
+    unseen: str = UNSEEN,
     inside: bool = False,
     whole: bool = False,
     only: tuple[str, ...] = (),
@@ -46,7 +51,7 @@ def check(
     """Add a check to the table, in which those that others need come first."""
 
     def add(look: Look) -> Look:
-        CHECKS[name] = ContractCheck(name, promise, look, () if whole else needs, inside, whole, only)
+        CHECKS[name] = ContractCheck(name, promise, look, unseen, () if whole else needs, inside, whole, only)
         return look
 
     return add

@@ -11,7 +11,7 @@ from nnhal.conformance.differential import arrays_of
 from nnhal.conformance.draw import Call
 from nnhal.conformance.validate.check import check
 from nnhal.conformance.validate.state import data_sets
-from nnhal.conformance.validate.trial import PLAIN, NotAsked, NotTaken, Trial, copies
+from nnhal.conformance.validate.trial import PLAIN, NotTaken, Trial, copies
 from nnhal.hal.cache.files import TOKEN_SIZE, Cache, CacheFiles
 from nnhal.hal.device import Prepared, cache_files_by, layout_of, restored_by
 from nnhal.model.graph import Model
@@ -20,31 +20,46 @@ from nnhal.model.parts import outline
 
 TOKEN, OTHER = bytes(range(TOKEN_SIZE)), bytes(range(1, TOKEN_SIZE + 1))
 FLIPS = 48  # bits of each file
+SAVES_NOTHING = "it saves nothing of the calls that it takes"
 
 
 @check("cache-files", "number_of_cache_files() gives two numbers of 0 to 32, the same ones each time.", whole=True)
-def cache_files(trial: Trial) -> None:
+def cache_files(trial: Trial) -> int:
     with trial.asking("number_of_cache_files"):
-        counts = {cache_files_by(trial.device) for _ in range(3)}
-    if len(counts) > 1:
-        trial.unmet(f"number_of_cache_files() gives {' and then '.join(map(str, map(tuple, counts)))}")
+        counts = [cache_files_by(trial.device) for _ in range(3)]
+    if len(set(counts)) > 1:
+        trial.unmet(f"number_of_cache_files() gives {' and then '.join(map(str, map(tuple, dict.fromkeys(counts))))}")
+    return len(counts) - 1
 
 
-@check("cache-saved", "A compilation that is kept in files computes what one that is not does.", ("stale-output",))
-def saved(trial: Trial) -> None:
+@check(
+    "cache-saved",
+    "A compilation that is kept in files computes what one that is not does.",
+    ("stale-output",),
+    unseen=SAVES_NOTHING,
+)
+def saved(trial: Trial) -> int:
+    seen = 0
     for call, model, cache in _saved(trial):
         prepared = trial.prepare(model, replace(PLAIN, cache=cache))
         _computes(trial, call, model, prepared, "where it is saved")
+        seen += _written(cache)
+    return seen
 
 
-@check("cache-restored", "What is restored from files computes what was prepared, again and again.", ("cache-saved",))
-def restored(trial: Trial) -> None:
-    asked = False
+@check(
+    "cache-restored",
+    "What is restored from files computes what was prepared, again and again.",
+    ("cache-saved",),
+    unseen=SAVES_NOTHING,
+)
+def restored(trial: Trial) -> int:
+    seen = 0
     for call, model, cache in _saved(trial):
         trial.close(trial.prepare(model, replace(PLAIN, cache=cache)))
         if not _written(cache):
             continue
-        asked = True
+        seen += 1
         for _ in range(2):
             try:
                 prepared = _restored(trial, model, cache)
@@ -52,12 +67,17 @@ def restored(trial: Trial) -> None:
                 trial.unmet(f"what it saved a moment ago is a miss: {error}")
             _computes(trial, call, model, prepared, "where it is restored")
             trial.close(prepared)
-    if not asked:
-        raise NotAsked("it saves nothing of the calls that it takes")
+    return seen
 
 
-@check("cache-damaged", "Files that are not what was written are a miss, and nothing worse.", ("cache-restored",))
-def damaged(trial: Trial) -> None:
+@check(
+    "cache-damaged",
+    "Files that are not what was written are a miss, and nothing worse.",
+    ("cache-restored",),
+    unseen=SAVES_NOTHING,
+)
+def damaged(trial: Trial) -> int:
+    seen = 0
     for call, model, cache in _saved(trial):
         trial.close(trial.prepare(model, replace(PLAIN, cache=cache)))
         for fd in cache.files:
@@ -65,16 +85,26 @@ def damaged(trial: Trial) -> None:
             for what, broken in _broken(data, trial):
                 _fill(fd, broken)
                 _missed(trial, call, model, cache, what)
+                seen += bool(data)
             _fill(fd, data)
+    return seen
 
 
-@check("cache-token", "Files of another token or of another model are a miss.", ("cache-restored",))
-def token(trial: Trial) -> None:
+@check(
+    "cache-token",
+    "Files of another token or of another model are a miss.",
+    ("cache-restored",),
+    unseen=SAVES_NOTHING,
+)
+def token(trial: Trial) -> int:
+    seen = 0
     for call, model, cache in _saved(trial):
         trial.close(trial.prepare(model, replace(PLAIN, cache=cache)))
         if _written(cache):
             other = Cache(OTHER, cache.model_files, cache.data_files, cache.kept_by)
             _missed(trial, call, model, other, "of another token", at_all=True)
+            seen += 1
+    return seen
 
 
 def _saved(trial: Trial) -> Iterator[tuple[Call, Model, Cache]]:
@@ -136,7 +166,13 @@ def _missed(trial: Trial, call: Call, model: Model, cache: Cache, what: str, *, 
 
 
 def _broken(data: bytes, trial: Trial) -> Iterator[tuple[str, bytes]]:
-    """What a file may become, and how that is called."""
+    """What a file may become that it is not, and how that is called."""
+    for what, broken in _changed(data, trial):
+        if broken != data:
+            yield what, broken
+
+
+def _changed(data: bytes, trial: Trial) -> Iterator[tuple[str, bytes]]:
     yield "that are empty", b""
     yield "with more behind", data + bytes(64)
     for length in sorted({1, len(data) // 2, max(0, len(data) - 1)}):

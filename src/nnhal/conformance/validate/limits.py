@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 
@@ -17,8 +18,9 @@ from nnhal.conformance.validate.check import check
 from nnhal.conformance.validate.place import place_in
 from nnhal.conformance.validate.trial import PLAIN, NotAsked, Trial, Unmet, copies
 from nnhal.conformance.worker import process_of
-from nnhal.hal.device import Hints, Prepared
-from nnhal.hal.request import Control
+from nnhal.hal.device import Device, Hints, Prepared
+from nnhal.hal.request import Control, Request, Timing
+from nnhal.hal.wrappers import PreparedWrapper, Wrapper
 from nnhal.model.graph import Model
 
 SHORT_NS, GRACE_NS, FAR_NS = 20_000_000, 300_000_000, 600_000_000_000
@@ -29,59 +31,124 @@ NOISE = 8 << 10  # bytes a round
 PAGE = os.sysconf("SC_PAGESIZE")
 
 
-@check("deadline", "An execution ends at its deadline, with its result or MissedDeadline, and harms no later one.")
-def deadline(trial: Trial) -> None:
+class EntryLimit:
+    """The moment at which an execution enters the driver: no queue and no look at its limit can refuse it any more."""
+
+    def __init__(self) -> None:
+        self.limit: Callable[[Control], Control] | None = None
+        self.limited = 0
+
+    def __call__(self, control: Control) -> Control:
+        """What the driver is given for a control. limit: changes it. limited: how many it has changed."""
+        if self.limit is None:
+            return control
+        self.limited += 1
+        return self.limit(control)
+
+
+class Entered(Wrapper):
+    """The driver, with its executions passing an entry."""
+
+    def __init__(self, inner: Device, entry: EntryLimit) -> None:
+        super().__init__(inner)
+        self.entry = entry
+
+    def prepare(self, model: Model, hints: Hints) -> Prepared:
+        """As the driver does."""
+        return _EnteredModel(self.inner.prepare(model, hints), model, self.entry)
+
+
+class _EnteredModel(PreparedWrapper):
+    def __init__(self, inner: Prepared, model: Model, entry: EntryLimit) -> None:
+        super().__init__(inner, model)
+        self.entry = entry
+
+    def run(self, request: Request, control: Control) -> Timing | None:
+        """As the driver does."""
+        return self.inner.run(request, self.entry(control))
+
+
+@check(
+    "deadline",
+    "An execution ends at its deadline, with its result or MissedDeadline, and harms no later one.",
+    inside=True,
+)
+def deadline(trial: Trial) -> int:
+    entry = EntryLimit()
+    driver = Entered(trial.device, entry)
     for call, model in trial.samples():
         wanted = trial.alone(model, arrays_of(call))
-        prepared = trial.prepare(model)
-        for ahead in (FAR_NS, -1, SHORT_NS):
-            late = []
-            for _ in range(TRIES if ahead != FAR_NS else 1):
-                begin = time.monotonic_ns()
-                point = begin + ahead
-                if _bounded(trial, prepared, call, wanted, Control(deadline=point), MissedDeadline) and ahead == FAR_NS:
-                    trial.unmet("MissedDeadline long before the deadline")
-                late.append(time.monotonic_ns() - max(point, begin))
-                if late[-1] < GRACE_NS:
-                    break
-                prepared = trial.prepare(model)  # of which nobody knows yet that it would be late
-            else:
-                if min(late) > GRACE_NS:
-                    trial.unmet(f"came back {min(late) / 1e9:.1f} s after its deadline, must poll control.check()")
+        prepared = trial.prepare(model, through=driver)
+        far, passed = (Control(deadline=time.monotonic_ns() + ahead) for ahead in (FAR_NS, -1))
+        if _bounded(trial, prepared, call, wanted, far, MissedDeadline):
+            trial.unmet("MissedDeadline long before the deadline")
+        _bounded(trial, prepared, call, wanted, passed, MissedDeadline)
+        late = [_late(trial, prepared, call, wanted, entry)]
+        while late[-1] >= GRACE_NS and len(late) < TRIES:
+            late.append(_late(trial, prepared, call, wanted, entry))
+        if min(late) > GRACE_NS:
+            trial.unmet(f"came back {min(late) / 1e9:.1f} s after its deadline, must poll control.check()")
+        results = trial.run(prepared, copies(arrays_of(call)))
         if not trial.random:
-            trial.same(call, wanted, trial.run(prepared, copies(arrays_of(call))), "after a deadline that had passed")
-        try:
+            trial.same(call, wanted, results, "after a deadline that had passed")
+        with suppress(MissedDeadline):
             trial.prepare(model, Hints(threads=1, deadline=time.monotonic_ns() - 1))
-        except MissedDeadline:
-            continue
+    return entry.limited
 
 
-@check("cancellation", "A cancelled execution ends, with its result or Cancelled, and harms no later one.")
-def cancellation(trial: Trial) -> None:
+def _late(trial: Trial, prepared: Prepared, call: Call, wanted: Outputs, entry: EntryLimit) -> int:
+    """How many nanoseconds after a deadline shortly ahead, which counts from its entry, an execution came back."""
+    point = begin = time.monotonic_ns()
+
+    def shortly(control: Control) -> Control:
+        nonlocal point
+        point = time.monotonic_ns() + SHORT_NS
+        return control._replace(deadline=point)
+
+    entry.limit = shortly
+    try:
+        _bounded(trial, prepared, call, wanted, Control(deadline=begin + FAR_NS), MissedDeadline)
+        return time.monotonic_ns() - point
+    finally:
+        entry.limit = None
+
+
+@check("cancellation", "A cancelled execution ends, with its result or Cancelled, and harms no later one.", inside=True)
+def cancellation(trial: Trial) -> int:
+    entry = EntryLimit()
+    driver = Entered(trial.device, entry)
     for call, model in trial.samples():
         wanted = trial.alone(model, arrays_of(call))
-        prepared = trial.prepare(model)
+        prepared = trial.prepare(model, through=driver)
         for later in (0.0, SHORT_NS / 4e9):
-            spent = min(_cancelled(trial, prepared, call, wanted, later) for _ in range(TRIES))
+            spent = min(_cancelled(trial, prepared, call, wanted, entry, later) for _ in range(TRIES))
             if spent > GRACE_NS:
                 trial.unmet(f"came back {spent / 1e9:.1f} s after it was cancelled, must poll control.check()")
+        results = trial.run(prepared, copies(arrays_of(call)))
         if not trial.random:
-            trial.same(call, wanted, trial.run(prepared, copies(arrays_of(call))), "after a cancelled execution")
+            trial.same(call, wanted, results, "after a cancelled execution")
+    return entry.limited
 
 
-def _cancelled(trial: Trial, prepared: Prepared, call: Call, wanted: Outputs, later: float) -> int:
-    """Nanoseconds that an execution took which is cancelled so many seconds after its begin."""
+def _cancelled(trial: Trial, prepared: Prepared, call: Call, wanted: Outputs, entry: EntryLimit, later: float) -> int:
+    """Nanoseconds that an execution took which is cancelled so many seconds after it has entered the driver."""
     event = threading.Event()
     timer = threading.Timer(later, event.set)
-    if later:
-        timer.start()
-    else:
-        event.set()
     begin = time.monotonic_ns()
-    _bounded(trial, prepared, call, wanted, Control(cancelled=event), Cancelled)
-    spent = time.monotonic_ns() - begin
-    timer.cancel()
-    return spent
+
+    def cancelled(control: Control) -> Control:
+        nonlocal begin
+        begin = time.monotonic_ns()
+        timer.start() if later else event.set()
+        return control
+
+    entry.limit = cancelled
+    try:
+        _bounded(trial, prepared, call, wanted, Control(cancelled=event), Cancelled)
+        return time.monotonic_ns() - begin
+    finally:
+        entry.limit = None
+        timer.cancel()
 
 
 def _bounded(
@@ -103,14 +170,15 @@ def _bounded(
 @check(
     "loop-timeout",
     "A loop without an end is ended at its time-out, with LoopTimeout, and harms no later execution.",
+    unseen="none of the loops that it takes has a limit that is given at run time",
     only=("WHILE",),
 )
-def loop_timeout(trial: Trial) -> None:
-    asked = False
+def loop_timeout(trial: Trial) -> int:
+    seen = 0
     for call, _ in trial.samples():
         if not isinstance(call, WhileCall) or not call.limit_given:
             continue
-        asked = True
+        seen += 1
         wanted = trial.alone(model_of(call), arrays_of(call))
         prepared = trial.prepare(model_of(call))
         for _ in range(TRIES):
@@ -129,12 +197,12 @@ def loop_timeout(trial: Trial) -> None:
             trial.unmet(f"came back {(spent - SHORT_NS) / 1e9:.1f} s after the time-out of its loop")
         if not trial.random:
             trial.same(call, wanted, trial.run(prepared, copies(arrays_of(call))), "after a loop that had timed out")
-    if not asked:
-        raise NotAsked("none of the loops that it takes has a limit that is given at run time")
+    return seen
 
 
-@check("timing", "What run returns as its times can be true.", inside=True)
-def timing(trial: Trial) -> None:
+@check("timing", "What run returns as its times can be true.", unseen="run returns no times", inside=True)
+def timing(trial: Trial) -> int:
+    seen = 0
     for call, model in trial.samples():
         prepared = trial.prepare(model)
         trial.at("run")
@@ -150,6 +218,8 @@ def timing(trial: Trial) -> None:
             trial.unmet(f"run gave {given}, must be a time on the device that is part of the time in the driver")
         if max(device or 0, driver or 0) > spent:
             trial.unmet(f"run gave {given}, must not be more than the {spent} ns that it took")
+        seen += (device, driver) != (None, None)
+    return seen
 
 
 # --------------------------------------------------------------------------------------------------------------- growth
@@ -170,7 +240,7 @@ def _held(pid: int) -> dict[str, int]:
 @check(
     "growth", "What runs, and what is prepared and closed, leaves no memory, descriptors, threads or processes behind."
 )
-def growth(trial: Trial) -> None:
+def growth(trial: Trial) -> int:
     process = process_of(trial.device)
     pid = os.getpid() if process is None else process.pid
     call, model = trial.samples()[0]
@@ -178,6 +248,7 @@ def growth(trial: Trial) -> None:
     _look(trial, pid, "run", partial(trial.run, kept, copies(arrays_of(call))))
     trial.close(kept)
     _look(trial, pid, "prepare, run and close", partial(_whole_life, trial, call, model))
+    return BLOCKS
 
 
 def _whole_life(trial: Trial, call: Call, model: Model) -> None:

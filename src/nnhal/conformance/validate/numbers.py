@@ -18,7 +18,7 @@ TIE = 1e-3  # of a step: what lies so near to a half may be rounded to either si
 
 
 @check("values", "Results are those of the definition, within its tolerance, for values of every class.")
-def values(trial: Trial) -> None:
+def values(trial: Trial) -> int:
     trial.fixed()
     wrong: list[tuple[int, Call, str]] = []
     ran = 0
@@ -30,6 +30,7 @@ def values(trial: Trial) -> None:
     if wrong:
         _, call, problem = min(wrong, key=lambda found: found[0])
         trial.unmet(f"{len(wrong)} of {ran} calls: {problem} ({call.cell})")
+    return ran
 
 
 def _problem(trial: Trial, call: Call, model: Model) -> str:
@@ -50,9 +51,14 @@ def _problem(trial: Trial, call: Call, model: Model) -> str:
     return judge(call, wanted, actual, trial.device.relaxations)
 
 
-@check("steps", "Quantised results are not all off to one side, and those of QUANTIZE are exact where no half decides.")
-def steps(trial: Trial) -> None:
+@check(
+    "steps",
+    "Quantised results are not all off to one side, and those of QUANTIZE are exact where no half decides.",
+    unseen=f"the calls that it takes have fewer than {ENOUGH} quantised results",
+)
+def steps(trial: Trial) -> int:
     trial.fixed()
+    seen = 0
     offs: dict[int, list[Array]] = {}
     for call, model in trial.many():
         if call.cell.values == "far" or not any(quantised(v.type) for v in call.outputs):
@@ -63,15 +69,17 @@ def steps(trial: Trial) -> None:
         except NnhalError:
             continue
         if trial.operation == "QUANTIZE":
-            _exact(trial, call, wanted[0], actual[0])
+            seen += _exact(trial, call, wanted[0], actual[0])
         for number, off in enumerate(_offs(call, wanted, actual)):
             offs.setdefault(number, []).append(off)
     for number, found in offs.items():
         off = np.concatenate(found)
+        seen += off.size >= ENOUGH
         lean = np.sign(off).mean() if off.size >= ENOUGH else 0.0
         if abs(lean) > 0.9:
             side = "high" if lean > 0 else "low"
             trial.unmet(f"output {number}: {np.count_nonzero(off)} of {off.size} elements are too {side}, zero point?")
+    return seen
 
 
 def _offs(call: Call, wanted: Sequence[Array | None], actual: Sequence[Array | None]) -> list[Array]:
@@ -87,18 +95,20 @@ def _offs(call: Call, wanted: Sequence[Array | None], actual: Sequence[Array | N
     return found
 
 
-def _exact(trial: Trial, call: Call, wanted: Array | None, actual: Array | None) -> None:
-    """Unmet where an element of QUANTIZE is not exact, though its place between two steps is clear."""
+def _exact(trial: Trial, call: Call, wanted: Array | None, actual: Array | None) -> int:
+    """Of how many elements of QUANTIZE the place between two steps is clear; Unmet where one of those is not exact."""
     source, target = call.inputs[0], call.outputs[0]
     if source is None or wanted is None or actual is None or wanted.shape != actual.shape:
-        return
+        return 0
     with np.errstate(all="ignore"):
         steps = source.array.astype(np.float64) / target.scale
         clear = np.isfinite(steps) & (
             np.abs(np.abs(steps - np.floor(steps)) - 0.5) > TIE * np.maximum(1, np.abs(steps))
         )
-    bad = clear & ~np.asarray(open_masks(call, 1)[0], bool) & (wanted != actual)
+    clear &= ~np.asarray(open_masks(call, 1)[0], bool)
+    bad = clear & (wanted != actual)
     if bad.any():
         at = tuple(int(i) for i in np.argwhere(bad)[0])
         text = f"output 0 is off in {int(bad.sum())} of {bad.size} elements that no half decides"
         trial.unmet(f"{text}, the first at {list(at)}: {actual[at]}, must be {wanted[at]} ({call.cell})")
+    return int(np.count_nonzero(clear))

@@ -26,12 +26,14 @@ RULES = {
     "inputs-kept": re.compile(r"must only be read|read-only"),
 }
 RAN = ("runs",)
+OTHERS = "none of its executions came to an end without an error"
 
 
-def _by_rule(name: str) -> Callable[[Trial], None]:
+def _by_rule(name: str) -> Callable[[Trial], int]:
     """Look whether executions break one rule; those that break another are the business of its check."""
 
-    def look(trial: Trial) -> None:
+    def look(trial: Trial) -> int:
+        seen = 0
         for call, model in trial.samples():
             prepared = trial.prepare(model)
             try:
@@ -39,6 +41,9 @@ def _by_rule(name: str) -> Callable[[Trial], None]:
             except NnhalError as error:
                 if RULES[name].search(str(error)):
                     raise Unmet(str(error), place_in(error.stack) or trial.place()) from error
+            else:
+                seen += 1
+        return seen
 
     return look
 
@@ -49,11 +54,11 @@ for _name, _promise in {
     "output-once": "Each output is given exactly once before run returns.",
     "past-end": "Nothing is written past the end of an output.",
 }.items():
-    check(_name, _promise, RAN)(_by_rule(_name))
+    check(_name, _promise, RAN, unseen=OTHERS)(_by_rule(_name))
 
 
 @check("runs", "What supports() says yes to runs, and raises nothing.", ("prepared-anew",))
-def runs(trial: Trial) -> None:
+def runs(trial: Trial) -> int:
     for call, _ in trial.samples():
         prepared = trial.prepare(model_of(call))
         try:
@@ -62,6 +67,7 @@ def runs(trial: Trial) -> None:
             if not any(rule.search(str(error)) for rule in RULES.values()):
                 text = f"run(): {type(error).__name__}: {error} ({call.cell})"
                 raise Unmet(text, place_in(error.stack) or trial.place()) from error
+    return len(trial.samples())
 
 
 # ------------------------------------------------------------------------------------------------------- what is written
@@ -99,8 +105,9 @@ def _room(shape: Any, dtype: np.dtype[Any], pattern: int) -> Array:
     return array
 
 
-@check("output-filled", "Every element of an output is written by each execution.", RAN)
-def output_filled(trial: Trial) -> None:
+@check("output-filled", "Every element of an output is written by each execution.", RAN, unseen=OTHERS)
+def output_filled(trial: Trial) -> int:
+    seen = 0
     for call, model in trial.samples():
         prepared = trial.prepare(model)
         try:
@@ -112,11 +119,13 @@ def output_filled(trial: Trial) -> None:
             continue
         for number, (a, b) in enumerate(zip(one, other, strict=True)):
             if a is not None and b is not None and a.shape == b.shape:
+                seen += 1
                 left = _has(a, 0x5A) & _has(b, 0xA5)
                 if left.any():
                     trial.unmet(
                         f"output {number}: {int(left.sum())} of {left.size} elements are left as they were before"
                     )
+    return seen
 
 
 def _has(array: Array, pattern: int) -> Array:
@@ -144,7 +153,7 @@ class Watched(Request):
 
 
 @check("late-write", "Nothing is written to an output after its execution has ended.", inside=True)
-def late_write(trial: Trial) -> None:
+def late_write(trial: Trial) -> int:
     watched: list[Watched] = []
 
     def make(signature: Signature, arrays: Sequence[Array]) -> Request:
@@ -163,6 +172,7 @@ def late_write(trial: Trial) -> None:
             trial.unmet(f"{request.late[0]} is written after the execution ended, must be before")
         if data != [_whole(array) for array in request.lent]:
             trial.unmet("memory that was lent for an output is written to after the execution ended")
+    return len(watched)
 
 
 def _whole(array: Array) -> bytes:
@@ -176,8 +186,14 @@ def _whole(array: Array) -> bytes:
 # ---------------------------------------------------------------------------------------------------- what is only read
 
 
-@check("inputs-kept", "Inputs are only read, by their arrays and by their addresses.", RAN)
-def inputs_kept(trial: Trial) -> None:
+@check(
+    "inputs-kept",
+    "Inputs are only read, by their arrays and by their addresses.",
+    RAN,
+    unseen="none of its executions had an input and came to an end without an error",
+)
+def inputs_kept(trial: Trial) -> int:
+    seen = 0
     for call, model in trial.samples():
         prepared = trial.prepare(model)
         arrays = copies(arrays_of(call))
@@ -192,10 +208,18 @@ def inputs_kept(trial: Trial) -> None:
         for number, (array, given) in enumerate(zip(arrays, arrays_of(call), strict=True)):
             if array.tobytes() != given.tobytes():
                 trial.unmet(f"input {number} was written to, must only be read")
+            seen += 1
+    return seen
 
 
-@check("constants-kept", "Constants are only read, by their arrays and by their addresses.", inside=True)
-def constants_kept(trial: Trial) -> None:
+@check(
+    "constants-kept",
+    "Constants are only read, by their arrays and by their addresses.",
+    unseen="none of the calls that it takes has a constant",
+    inside=True,
+)
+def constants_kept(trial: Trial) -> int:
+    seen = 0
     for call, _ in trial.samples():
         before, model = model_of(call).values, model_of(call)  # that nobody has written to yet
         prepared = trial.prepare(model)
@@ -203,3 +227,5 @@ def constants_kept(trial: Trial) -> None:
         trial.close(prepared)
         if model.values != before:
             trial.unmet("a constant of the model was written to, must only be read")
+        seen += bool(before)
+    return seen

@@ -36,7 +36,7 @@ def _innermost(owner: object) -> object:
     for _ in range(8):
         held = vars(owner) if hasattr(owner, "__dict__") else {}
         inner = next((held[name] for name in _INNER if name in held), None)
-        if inner is None or not type(owner).__module__.startswith("nnhal.hal"):
+        if inner is None or not type(owner).__module__.startswith(("nnhal.hal", "nnhal.conformance")):
             return owner
         owner = inner
     return owner

@@ -19,8 +19,8 @@ HELD = 16  # prepared models at once
 
 
 @check("identity", "Name, version, type, level, extensions and relaxations are valid and stay the same.", whole=True)
-def identity(trial: Trial) -> None:
-    _stable(trial, "identity", _afresh)
+def identity(trial: Trial) -> int:
+    return _stable(trial, "identity", _afresh)
 
 
 def _afresh(device: Device) -> Any:
@@ -29,17 +29,19 @@ def _afresh(device: Device) -> Any:
 
 
 @check("capabilities", "capabilities() is valid and stays the same.", whole=True)
-def capabilities(trial: Trial) -> None:
-    _stable(trial, "capabilities", capabilities_by)
+def capabilities(trial: Trial) -> int:
+    return _stable(trial, "capabilities", capabilities_by)
 
 
 @check("status", "status() gives a DeviceStatus.", whole=True)
-def status(trial: Trial) -> None:
+def status(trial: Trial) -> int:
     trial.at("status")
     status_by(trial.device)
+    return 1
 
 
-def _stable(trial: Trial, what: str, ask: Callable[[Device], Any]) -> None:
+def _stable(trial: Trial, what: str, ask: Callable[[Device], Any]) -> int:
+    """How many answers were like the first."""
     answers = []
     for _ in range(TIMES):
         trial.at(what)
@@ -47,6 +49,7 @@ def _stable(trial: Trial, what: str, ask: Callable[[Device], Any]) -> None:
     for answer in answers[1:]:
         if answer != answers[0]:
             raise Unmet(f"{_difference(answers[0], answer)}, must stay the same", trial.place(what))
+    return len(answers) - 1
 
 
 def _difference(first: Any, second: Any) -> str:
@@ -57,7 +60,7 @@ def _difference(first: Any, second: Any) -> str:
 
 
 @check("extensions", "Each extension that the device names is registered, with records of its operations.", whole=True)
-def extensions(trial: Trial) -> None:
+def extensions(trial: Trial) -> int:
     names = identity_of(trial.device).extensions
     for name in names:
         if name not in EXTENSIONS:
@@ -69,13 +72,14 @@ def extensions(trial: Trial) -> None:
             f"{missing[0]} has no record, must have one for the driver to be compared with (ops.schema.register)"
         )
     trial.found = tuple(found)
+    return 1
 
 
 # -------------------------------------------------------------------------------------------------------------- models
 
 
 @check("verdicts", "supports() gives a verdict for each operation, the same one each time, and raises nothing.", ())
-def verdicts(trial: Trial) -> None:
+def verdicts(trial: Trial) -> int:
     taken = trial.taken()
     for call, model in trial.drawing.calls:
         first = any(call is each for each, _ in taken)
@@ -84,6 +88,7 @@ def verdicts(trial: Trial) -> None:
             if now_said.ok != first:
                 text = f"supports() says {_said(first)}, and {_said(now_said.ok)} when asked {asked}: {now_said.reason}"
                 raise Unmet(f"{text} ({call.cell})", trial.place("supports"))
+    return len(trial.drawing.calls)
 
 
 def _said(ok: bool) -> str:
@@ -91,7 +96,7 @@ def _said(ok: bool) -> str:
 
 
 @check("prepares", "What supports() says yes to prepares.", ("verdicts",))
-def prepares(trial: Trial) -> None:
+def prepares(trial: Trial) -> int:
     for call, model in trial.samples():
         try:
             trial.keep(trial.prepare(model))
@@ -100,6 +105,7 @@ def prepares(trial: Trial) -> None:
             raise Unmet(
                 f"supports() says yes, prepare(): {type(error).__name__}: {error} ({call.cell})", place
             ) from error
+    return len(trial.samples())
 
 
 @check(
@@ -107,7 +113,7 @@ def prepares(trial: Trial) -> None:
     "close() of a prepared model comes back, raises nothing, and gives back what the model held.",
     ("prepares",),
 )
-def close(trial: Trial) -> None:
+def close(trial: Trial) -> int:
     while trial.drawing.kept:
         trial.close(trial.drawing.kept.pop())
     for call, _ in trial.samples():
@@ -120,18 +126,20 @@ def close(trial: Trial) -> None:
             text = f"prepare() after {number} like models were prepared and closed: {type(error).__name__}: {error}"
             raise Unmet(text, place_in(error.stack) or trial.place("prepare")) from error
         trial.close(prepared)
+    return HELD
 
 
 @check("prepared-anew", "prepare() gives a new Prepared each time.", ("close",))
-def prepared_anew(trial: Trial) -> None:
+def prepared_anew(trial: Trial) -> int:
     for _, model in trial.samples():
         for hints in (PLAIN, PLAIN, Hints()):
             trial.prepare(model, hints)
         trial.end()
+    return len(trial.samples())
 
 
 @check("prepared-twice", "Two prepared models of one model live and end apart.", SINGLE)
-def prepared_twice(trial: Trial) -> None:
+def prepared_twice(trial: Trial) -> int:
     for call, _ in trial.samples():
         model = model_of(call)  # that nothing was prepared of yet
         one, other = trial.prepare(model), trial.prepare(model)
@@ -146,10 +154,11 @@ def prepared_twice(trial: Trial) -> None:
         if not trial.random:
             trial.same(call, wanted, results, "after the other of the same model was closed")
         trial.close(other)
+    return len(trial.samples())
 
 
 @check("many-prepared", f"{HELD} prepared models can be held at once, and give back what they hold.")
-def many_prepared(trial: Trial) -> None:
+def many_prepared(trial: Trial) -> int:
     trial.fixed()
     call, model = trial.samples()[0]
     wanted = trial.alone(model, arrays_of(call))
@@ -168,10 +177,11 @@ def many_prepared(trial: Trial) -> None:
             )
         for prepared in held:
             trial.close(prepared)
+    return HELD
 
 
 @check("stable-verdicts", "supports() says the same after models were prepared, ran and were closed.")
-def stable_verdicts(trial: Trial) -> None:
+def stable_verdicts(trial: Trial) -> int:
     for call, model in trial.samples():
         prepared = trial.prepare(model)
         trial.run(prepared, copies(arrays_of(call)))
@@ -180,10 +190,11 @@ def stable_verdicts(trial: Trial) -> None:
                 raise Unmet(f"supports() says yes, and no {when}", trial.place("supports"))
             if when.startswith("while"):
                 trial.close(prepared)
+    return len(trial.samples())
 
 
 @check("hints", "Preference, priority, threads and a deadline of the compilation change no result.")
-def hints(trial: Trial) -> None:
+def hints(trial: Trial) -> int:
     trial.fixed()
     far = time.monotonic_ns() + 600_000_000_000
     several = [
@@ -198,6 +209,7 @@ def hints(trial: Trial) -> None:
         prepared = trial.prepare(model, each)
         trial.same(call, wanted, trial.run(prepared, copies(arrays_of(call))), f"with {_told(each)}")
         trial.close(prepared)
+    return len(several)
 
 
 def _told(each: Hints) -> str:
@@ -208,9 +220,10 @@ def _told(each: Hints) -> str:
 
 
 @check("options", "An option that the driver does not know is ignored, or InvalidArgument, and nothing else.")
-def options(trial: Trial) -> None:
+def options(trial: Trial) -> int:
     _, model = trial.samples()[0]
-    for value in (1, "text"):
+    values = 1, "text"
+    for value in values:
         given = {"an option of no driver": value}
         try:
             trial.close(trial.prepare(model, Hints(threads=1, options=given)))
@@ -219,3 +232,4 @@ def options(trial: Trial) -> None:
         except NnhalError as error:
             text = f"options {given}: {type(error).__name__}: {error}, must be ignored or InvalidArgument"
             raise Unmet(text, place_in(error.stack) or trial.place("prepare")) from error
+    return len(values)

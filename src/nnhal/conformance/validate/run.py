@@ -69,14 +69,15 @@ class CheckItem(NamedTuple):
 
 
 class _Checks(Work):
-    """Checks of a driver. Those of an operation come when those that they need have passed."""
+    """Checks of a driver. Those of an operation come when those that they need have come, and none of them failed."""
 
     module = "nnhal.conformance.validate.worker"
     idle = DRAWING
 
     def __init__(self, chosen: Validation) -> None:
         self._chosen = chosen
-        # By operation and check: its verdict, or what came of one that it needs.
+        # By operation and check: its verdict, or what failed of those that it needs. One that saw nothing to judge keeps
+        # none from coming.
         self._came: dict[str, dict[str, str]] = defaultdict(dict)
         whole = [CheckItem(each.name, DRIVER) for each in of_the_driver()]
         wanted = [item for item in whole if chosen.takes(item.check, DRIVER) or item.check == "extensions"]
@@ -118,7 +119,7 @@ class _Checks(Work):
             for each in of_operation(outcome.operation):
                 if each.name in came or done not in each.needs or not all(need in came for need in each.needs):
                     continue
-                failed = next((need for need in each.needs if came[need] != "passed"), "")
+                failed = next((need for need in each.needs if came[need] not in ("passed", "skipped")), "")
                 if not failed:
                     ready.append(CheckItem(each.name, outcome.operation))
                     continue

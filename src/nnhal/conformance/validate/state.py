@@ -12,7 +12,7 @@ from nnhal.conformance.differential import Outputs, arrays_of, model_of, operand
 from nnhal.conformance.draw import Call
 from nnhal.conformance.validate.check import check
 from nnhal.conformance.validate.place import place_in
-from nnhal.conformance.validate.trial import NotAsked, Trial, Unmet, copies
+from nnhal.conformance.validate.trial import Trial, Unmet, copies, distinct
 from nnhal.hal.device import Prepared
 from nnhal.hal.idle import trimmed as trim_now
 from nnhal.hal.request import UNLIMITED, Request, Run
@@ -23,6 +23,7 @@ SETS = 4  # of inputs
 SECOND = ("stale-output",)  # for what would fail besides where a second execution is wrong
 THREADS, EACH = 4, 25  # executions of each thread
 PAUSE = 0.01  # seconds
+ALIKE = "its results are the same for all inputs that were drawn"
 OFTEN = 1e-5  # seconds after which another thread may take over
 
 
@@ -33,9 +34,10 @@ def data_sets(trial: Trial, call: Call, model: Model, count: int = SETS) -> list
     ]
 
 
-@check("stale-output", "A second execution gives the results of its own inputs.")
-def stale_output(trial: Trial) -> None:
+@check("stale-output", "A second execution gives the results of its own inputs.", unseen=ALIKE)
+def stale_output(trial: Trial) -> int:
     trial.fixed()
+    seen = 0
     for call, model in trial.samples():
         sets = data_sets(trial, call, model)
         prepared = trial.prepare(model)
@@ -44,11 +46,14 @@ def stale_output(trial: Trial) -> None:
         for number, (each, arrays, wanted) in enumerate(sets[1:], 2):
             _own_results(trial, each, wanted, first, trial.run(prepared, copies(arrays)), f"run {number}")
             first = wanted
+        seen += distinct(*(wanted for _, _, wanted in sets))
+    return seen
 
 
-@check("same-memory", "Other values in the memory of the last execution's inputs are seen.", SECOND)
-def same_memory(trial: Trial) -> None:
+@check("same-memory", "Other values in the memory of the last execution's inputs are seen.", SECOND, unseen=ALIKE)
+def same_memory(trial: Trial) -> int:
     trial.fixed()
+    seen = 0
     for call, model in trial.samples():
         sets = data_sets(trial, call, model, 2)
         prepared = trial.prepare(model)
@@ -58,6 +63,8 @@ def same_memory(trial: Trial) -> None:
             place[...] = array
         each, _, wanted = sets[1]
         _own_results(trial, each, wanted, sets[0][2], trial.run(prepared, memory), "run 2 in the same memory")
+        seen += distinct(sets[0][2], wanted)
+    return seen
 
 
 def _own_results(trial: Trial, call: Call, wanted: Outputs, before: Outputs, actual: Outputs, what: str) -> None:
@@ -71,19 +78,22 @@ def _own_results(trial: Trial, call: Call, wanted: Outputs, before: Outputs, act
         trial.unmet(f"{what} differs from a model that runs once: {problem}")
 
 
-@check("order", "Results do not depend on what ran before.", SECOND)
-def order(trial: Trial) -> None:
+@check("order", "Results do not depend on what ran before.", SECOND, unseen=ALIKE)
+def order(trial: Trial) -> int:
     trial.fixed()
+    seen = 0
     for call, model in trial.samples():
         sets = data_sets(trial, call, model)
         prepared = trial.prepare(model)
         for number in (0, 1, 2, 3, 2, 0, 0, 1, 3):
             each, arrays, wanted = sets[number]
             trial.same(each, wanted, trial.run(prepared, copies(arrays)), "after other runs of the same prepared model")
+        seen += distinct(*(wanted for _, _, wanted in sets))
+    return seen
 
 
 @check("deterministic", "The same inputs give the same results.")
-def deterministic(trial: Trial) -> None:
+def deterministic(trial: Trial) -> int:
     trial.fixed()
     for call, model in trial.samples():
         prepared = trial.prepare(model)
@@ -92,11 +102,18 @@ def deterministic(trial: Trial) -> None:
             trial.same(
                 call, first, trial.run(prepared, copies(arrays_of(call))), f"run {number} on the inputs of run 1"
             )
+    return len(trial.samples())
 
 
-@check("interleaved", "Prepared models of other constants and parameters do not disturb each other.", SECOND)
-def interleaved(trial: Trial) -> None:
+@check(
+    "interleaved",
+    "Prepared models of other constants and parameters do not disturb each other.",
+    SECOND,
+    unseen="none of the calls that it takes has constants of which its results depend",
+)
+def interleaved(trial: Trial) -> int:
     trial.fixed()
+    seen = 0
     for call, model in trial.samples():
         other = other_constants(call, trial.rng)
         pair = [(call, model), (other, model_of(other))]
@@ -116,22 +133,28 @@ def interleaved(trial: Trial) -> None:
         trial.close(prepared[0])
         results = trial.run(prepared[1], copies(arrays_of(pair[1][0])))
         trial.same(pair[1][0], wanted[1], results, "after another prepared model was closed")
+        seen += distinct(*wanted)
         trial.end()
+    return seen
 
 
-@check("intermediates", "An intermediate that two operations read is the same for both.", SECOND)
-def intermediates(trial: Trial) -> None:
+@check(
+    "intermediates",
+    "An intermediate that two operations read is the same for both.",
+    SECOND,
+    unseen="no model of three such operations, of which two read what the first gives, is taken",
+)
+def intermediates(trial: Trial) -> int:
     trial.fixed()
-    asked = False
+    seen = 0
     for call, _ in trial.samples():
         model = _read_twice(call)
         if model is None or not all(trial.verdicts(model)):
             continue
-        asked = True
+        seen += 1
         one, other = trial.run(trial.prepare(model), copies(arrays_of(call)))
         trial.same(call, [one], [other], "of two like operations that read one intermediate, the second one's output")
-    if not asked:
-        raise NotAsked("no model of three such operations, of which two read what the first gives, is taken")
+    return seen
 
 
 def _read_twice(call: Call) -> Model | None:
@@ -153,9 +176,15 @@ def _read_twice(call: Call) -> Model | None:
 # -------------------------------------------------------------------------------------------------------------- threads
 
 
-@check("threads", f"{THREADS} threads that run one prepared model at once get the results of their own inputs.", SECOND)
-def threads(trial: Trial) -> None:
+@check(
+    "threads",
+    f"{THREADS} threads that run one prepared model at once get the results of their own inputs.",
+    SECOND,
+    unseen=ALIKE,
+)
+def threads(trial: Trial) -> int:
     trial.fixed()
+    seen = 0
     for call, model in trial.samples():
         sets = data_sets(trial, call, model)
         results = _at_once(trial, trial.prepare(model), [arrays for _, arrays, _ in sets])
@@ -164,6 +193,8 @@ def threads(trial: Trial) -> None:
             place, first = wrong[0]
             problem = trial.differs(sets[place][0], sets[place][2], first)
             trial.unmet(f"{len(wrong)} of {len(results)} runs of {THREADS} threads are wrong: {problem}")
+        seen += distinct(*(wanted for _, _, wanted in sets))
+    return seen
 
 
 def _at_once(trial: Trial, prepared: Prepared, sets: Sequence[list[Array]]) -> list[tuple[int, Outputs]]:
@@ -210,13 +241,21 @@ def _switching() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
-@check("trimmed", "What has given its memory back gives the same results, and can do so again.", SECOND, inside=True)
-def trimmed(trial: Trial) -> None:
+@check(
+    "trimmed",
+    "What has given its memory back gives the same results, and can do so again.",
+    SECOND,
+    unseen="it is not trimmable",
+    inside=True,
+)
+def trimmed(trial: Trial) -> int:
     trial.fixed()
+    seen = 0
     for call, model in trial.samples():
         prepared = trial.prepare(model)
         if not prepared.trimmable:
-            raise NotAsked("it is not trimmable")
+            continue
+        seen += 1
         wanted = [None if r is None else r.copy() for r in trial.run(prepared, copies(arrays_of(call)))]
         for pressed in (False, True, True):
             trial.at("trim")
@@ -225,13 +264,19 @@ def trimmed(trial: Trial) -> None:
             trial.at("run")
             told = "after it was trimmed" + ", as memory was short" * pressed
             trial.same(call, wanted, trial.run(prepared, copies(arrays_of(call))), told)
+    return seen
 
 
 # ------------------------------------------------------------------------------------------------------------ malformed
 
 
-@check("malformed-request", "A request that lacks an input, or has one of another shape, harms no later one.")
-def malformed_request(trial: Trial) -> None:
+@check(
+    "malformed-request",
+    "A request that lacks an input, or has one of another shape, harms no later one.",
+    unseen="none of the calls that it takes has an input",
+)
+def malformed_request(trial: Trial) -> int:
+    seen = 0
     for call, model in trial.samples():
         wanted = trial.alone(model, arrays_of(call))
         prepared = trial.prepare(model)
@@ -240,8 +285,11 @@ def malformed_request(trial: Trial) -> None:
             flat = array.reshape(-1)
             for bad in (None, flat[:0] if not array.ndim else array[:0], array.reshape(1, *array.shape), flat[:1]):
                 _survives(trial, trial.request(prepared, [*arrays[:number], bad, *arrays[number + 1 :]]), prepared.run)
+        results = trial.run(prepared, copies(arrays))
         if not trial.random:
-            trial.same(call, wanted, trial.run(prepared, copies(arrays)), "after requests that were not valid")
+            trial.same(call, wanted, results, "after requests that were not valid")
+        seen += len(arrays)
+    return seen
 
 
 def _survives(trial: Trial, request: Request, run: Run) -> None:

@@ -225,10 +225,10 @@ class Trial:
         with self.asking("supports"):
             return verdicts_by(self.device, model)
 
-    def prepare(self, model: Model, hints: Hints = PLAIN) -> Prepared:
-        """Prepare; closed with the trial where the check does not."""
+    def prepare(self, model: Model, hints: Hints = PLAIN, through: Device | None = None) -> Prepared:
+        """Prepare; closed with the trial where the check does not. through: the device, wrapped."""
         with self.asking("prepare"):
-            prepared = prepared_by(self.device, model, hints)
+            prepared = prepared_by(through or self.device, model, hints)
         return self.opened(prepared)
 
     def opened(self, prepared: Prepared) -> Prepared:
@@ -308,6 +308,11 @@ class Trial:
 def copies(arrays: Sequence[Array]) -> list[Array]:
     """Arrays that a driver may spoil."""
     return [x.copy() for x in arrays]
+
+
+def distinct(*results: Outputs) -> int:
+    """How many of several results differ from all before: 0 where all are alike, and one cannot be taken for another."""
+    return len({tuple(map(_bits, each)) for each in results}) - 1
 
 
 def _room(call: Call) -> int:

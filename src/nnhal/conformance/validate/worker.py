@@ -59,7 +59,7 @@ def outcome_of(check: ContractCheck, trial: Trial) -> tuple[str, str, str]:
 
 def _looked(check: ContractCheck, trial: Trial) -> tuple[str, str, str]:
     try:
-        check.look(trial)
+        seen = check.look(trial)
     except NotTaken as why:
         return "unsupported", str(why), ""
     except NotAsked as why:
@@ -74,7 +74,7 @@ def _looked(check: ContractCheck, trial: Trial) -> tuple[str, str, str]:
         if may_be_own(error):
             raise
         return "failed", f"{told(error)} (escaped)", place_in(stack_of(error))
-    return "passed", "", ""
+    return ("passed", "", "") if seen else ("skipped", check.unseen, "")
 
 
 def main() -> None:

@@ -62,4 +62,5 @@ __all__ = [
     "window",
 ]
 
-__getattr__ = exports(__name__, _EXPORTS)
+if not TYPE_CHECKING:  # a type checker that saw it would take any name for one of these
+    __getattr__ = exports(__name__, _EXPORTS)
