@@ -371,7 +371,9 @@ class Kernel:
     """Takes the place of the kernel's limits."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **held: tuple[int, int]) -> None:
-        names = {name: getattr(resource, f"RLIMIT_{name.upper()}") for name in ("data", "nofile", "fsize", "core", "nproc")}
+        names = {
+            name: getattr(resource, f"RLIMIT_{name.upper()}") for name in ("data", "nofile", "fsize", "core", "nproc")
+        }
         self.held = {which: held.get(name, (NONE, NONE)) for name, which in names.items()}
         self.set: list[tuple[int, tuple[int, int]]] = []
         monkeypatch.setattr(resource, "getrlimit", self.held.__getitem__)
