@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from nnhal.ipc.service.quota import Quotas
 
 INVALID, FAILED = 3, 4  # exit statuses
+SWITCH_SECONDS = 0.0005  # that a call of one client keeps the interpreter from others': a tenth of Python's own
 ORPHAN_NS = 10_000_000_000  # that a driver's process may go on after the end of its client's
 
 
@@ -161,6 +162,7 @@ def run(  # noqa: PLR0915  # one order, that matters
             where = " and ".join([path, *(f"metrics at {place}" for place in places.values())])
             print(f"serving {driver} as {name} at {where}; stop with Ctrl-C", file=sys.stderr)
         watched = None if asked is None else partial(_watched, asked, device)
+        sys.setswitchinterval(SWITCH_SECONDS)
         return serve_clients(device, sock, report, quota.QuotaTable(capacity, shared=True), watched, driver)
     serve_one(device, sock, report, quota.QuotaTable(capacity, shared=False), driver)
     with contextlib.suppress(OSError):  # nobody listens any more

@@ -57,6 +57,13 @@ def test_a_value_is_shown_in_at_most_200_characters() -> None:
     assert shown(Unshown()) == "a Unshown that cannot be shown"
 
 
+@pytest.mark.parametrize("kind", [OperationFailed, ZeroDivisionError])
+@pytest.mark.parametrize("own", ["", "device d: "], ids=["named", "names itself"])
+def test_what_a_driver_raises_is_one_line_that_commands_no_terminal(kind: type[Exception], own: str) -> None:
+    said = str(asked(kind(f"{own}no\x1b[2J\nnnhal: all is fine")))
+    assert said.startswith("device d: ") and said.endswith(r"no\x1b[2J\nnnhal: all is fine")
+
+
 def test_what_a_driver_raises_names_it_and_keeps_its_class_where_that_is_one_of_nnhals() -> None:
     own = InvalidArgument("size is 0, must be 1")
     assert asked(own) is own and str(own) == "device d: size is 0, must be 1"

@@ -114,6 +114,14 @@ def test_an_answer_that_cannot_be_is_the_devices_broken_contract(answer, reason)
     assert reason in compiled.placement.choices[0].others["saying"]
 
 
+def test_a_reason_is_one_line_that_commands_no_terminal() -> None:
+    class Commanding(Reference):
+        def supports(self, model: Model) -> Sequence[Verdict]:
+            return [Verdict(False, "no\x1b[2J\nADD #0: is fine")] * len(model.main.operations)
+
+    assert verdicts_by(Commanding(), chain(1))[0].reason == r"no\x1b[2J\nADD #0: is fine"
+
+
 def test_a_bool_is_a_verdict_and_a_reason_is_a_plain_text_of_bounded_length():
     class Text(str):
         pass

@@ -7,6 +7,7 @@ import gc
 import os
 import socket
 import threading
+import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -263,6 +264,31 @@ def test_a_lane_that_gets_no_thread_is_refused_and_its_number_is_free(
         assert "no thread for another lane" in client.says(wire.AttachLane(3, False))
     assert client.used() == held and not client.connection._lanes
     assert client.ask(wire.GetVersionString(), lane=client.attached(3)) == wire.Word("1")
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_long_message_waits_for_its_turn_in_a_shared_service_and_no_longer_than_its_client_is_there(
+    shared: bool,
+) -> None:
+    client = Client(shared=shared)
+    client.ask(HELLO)
+    lane = client.attached(3)
+    paused: list[int] = []
+    hour: Any = types.SimpleNamespace(pause=lambda length: paused.append(length) or 3600)
+    client.share.long = hour
+    lane.ask(b"\xc0" + bytes(wire.INLINE))
+    if shared:
+        wait_until(lambda: bool(paused), "it waits")
+        assert client.ask(wire.GetVersionString()) == wire.Word("1")  # other lanes do not
+        client.close()
+        with pytest.raises(DeadObject):
+            lane.receive(int(LIMIT * SECONDS))
+    else:
+        assert isinstance(wire.decode_reply(lane.receive(int(LIMIT * SECONDS))[0]), wire.Failed)
+        client.close()
+    assert paused == [wire.INLINE + 1] * shared
+    lane.close()
+    wait_until(lambda: client.used() == client.first, "all is given back")
 
 
 def test_a_call_on_a_lane_is_cancelled_by_the_number_of_the_lane_and_the_others_go_on(client: Client) -> None:

@@ -227,6 +227,12 @@ def test_an_error_of_every_class_survives_with_its_text(kind: type[NnhalError]) 
     assert (back.status, back.code) == (kind("x").status, kind("x").code)
 
 
+@pytest.mark.parametrize("kind", TREE, ids=lambda kind: kind.__name__)
+def test_an_error_of_another_process_is_one_line_that_commands_no_terminal(kind: type[NnhalError]) -> None:
+    failed = wire.Failed(int(kind.status), kind.__name__, "no\x1b[2J\nnnhal: all is fine")
+    assert str(error_from_wire(failed)) == r"no\x1b[2J\nnnhal: all is fine"
+
+
 @pytest.mark.parametrize("kind", [errors.MissedDeadline, errors.ResourceExhausted])
 def test_whether_an_error_is_persistent_survives(kind: type[NnhalError]) -> None:
     for persistent in (False, True):

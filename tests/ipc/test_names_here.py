@@ -1,9 +1,11 @@
 """Names of services in this process: the folder, sockets that are bound, swept and connected to, limits of time."""
 
 import os
+import shutil
 import socket
 import stat
 import struct
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -109,11 +111,29 @@ def test_a_name_that_somebody_takes_meanwhile_or_that_cannot_be_bound_leaves_not
             with pytest.raises(DeviceUnavailable, match="one of this name is running; choose another with --name"):
                 names.listen("mine")
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime / ("long" * 40)))
-        with pytest.raises(DeviceUnavailable, match=r"service mine: .*: AF_UNIX path too long"):
-            names.listen("mine")
+        for use in (names.listen, names.connect):
+            says = r"service mine: the path of its socket .* has \d+ bytes, must be at most 104; set XDG_RUNTIME_DIR to"
+            with pytest.raises(DeviceUnavailable, match=says):
+                use("mine")
         assert os.umask(0o022) == 0o022 and descriptors() <= before and not list(runtime.glob("mine*"))
     finally:
         os.umask(umask)
+
+
+def test_a_socket_whose_path_is_as_long_as_it_may_be_is_listened_on_and_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tempfile.mkdtemp()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+    name = "n" * (names.LONGEST_PATH - len(os.fsencode(folder)) - len("/nnhal/.sock"))
+    monkeypatch.setattr(os, "getpid", lambda: 4_194_304)  # the longest number there is
+    try:
+        with names.listen(name):
+            assert names.running() == [name]
+        with pytest.raises(DeviceUnavailable, match="has 105 bytes, must be at most 104"):
+            names.path_of(name + "n")
+    finally:
+        shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize(("pid", "fds", "handed"), [(0, "1", True), (0, "2", True), (0, "0", False), (1, "1", False)])

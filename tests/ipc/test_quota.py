@@ -360,3 +360,45 @@ def _size(count: int) -> str:
 def test_the_documentation_has_the_table() -> None:
     text = (Path(__file__).parents[2] / "docs" / "driver-process.md").read_text(encoding="utf-8")
     assert documented() in text, f"docs/driver-process.md must have\n{documented()}"
+
+
+# -------------------------------------------------------------------------------------------------------- long messages
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_long_messages_have_8_mib_at_once_and_512_kib_a_second() -> None:
+    clock = Clock()
+    long = quota.LongMessages(clock)
+    assert [long.pause(4 * MIB) for _ in range(4)] == [0, 0, 8, 16]  # whoever comes later waits longer
+    clock.now = 16
+    assert long.pause(MIB) == 2 and not long.rested
+    clock.now = 18 + 15.9
+    assert not long.rested
+    clock.now = 18 + 16
+    assert long.rested and long.pause(20 * MIB) == 0  # one that is larger than that waits for no more
+    assert long.pause(1) == pytest.approx(12 * MIB / quota.LONG_A_SECOND, rel=1e-3)
+
+
+def test_long_messages_are_counted_by_process_whatever_connections_it_closes_and_opens() -> None:
+    clock = Clock()
+    quotas = Quotas(QuotaTable(CAPACITY, shared=True), clock)
+    first, second, other = quotas.connect(1), quotas.connect(1), quotas.connect(2)
+    assert first.long is second.long is not other.long
+    first.long.pause(8 * MIB)
+    for share in (first, second):
+        share.end()
+    del first, second, share
+    gc.collect()
+    again = quotas.connect(1)
+    assert again.long.pause(MIB) == 2 and quotas.connect(2).long is other.long
+    again.end()
+    del again
+    clock.now = 100
+    third = quotas.connect(3)
+    assert set(quotas._long) == {3, other.pid} and third.pid == 3  # those that have rested and gone are forgotten

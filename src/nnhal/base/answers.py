@@ -9,6 +9,7 @@ from types import FrameType, TracebackType
 
 from nnhal.base.errors import DriverFailed, NnhalError, OutOfMemory, clipped, told
 from nnhal.base.log import logger
+from nnhal.base.names import printable
 from nnhal.base.stacks import note_stack
 
 _log = logger("driver")
@@ -122,15 +123,16 @@ class answering:  # noqa: N801 (used as a function)
         if isinstance(error, MemoryError) and not isinstance(error, NnhalError):
             return OutOfMemory(f"{self._where}: {self._query} ran out of memory")
         if not isinstance(error, NnhalError):
-            return DriverFailed(f"{self._where}: {self._query} raised {clipped(told(error))}")
+            return DriverFailed(f"{self._where}: {self._query} raised {printable(clipped(told(error)))}")
         return named(error, self._where, self._query)
 
 
 def named(error: NnhalError, where: str, query: str) -> NnhalError:
     """An error of nnhal's that a driver raised, with the driver in its message."""
-    text = clipped(told(error))
-    if where not in text:
-        error.args = (f"{where}: {text}",)
+    said = told(error)
+    text = printable(clipped(said))  # on one line: the others are for nnhal to write
+    if where not in text or text != said:
+        error.args = (text if where in text else f"{where}: {text}",)
         if where not in told(error):  # of a class with a text of its own
             return DriverFailed(f"{where}: {query} raised {type(error).__name__}: {text}")
     return error

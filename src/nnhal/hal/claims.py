@@ -7,6 +7,7 @@ from typing import Any
 from nnhal.base import trace
 from nnhal.base.answers import answering, shown
 from nnhal.base.errors import ContractBroken, InvalidArgument, clipped
+from nnhal.base.names import printable
 from nnhal.base.records import replace
 from nnhal.hal.device import (
     YES,
@@ -145,7 +146,7 @@ def _verdict(answer: Any, place: int, query: str) -> Verdict:
     verdict = Verdict(answer) if isinstance(answer, bool) else answer
     if not isinstance(verdict, Verdict) or not isinstance(verdict.ok, bool) or not isinstance(verdict.reason, str):
         raise ContractBroken(f"{query} gave {shown(verdict)} for operation {place}, must be a Verdict or a bool")
-    return Verdict(verdict.ok, clipped(str.__str__(verdict.reason)))
+    return Verdict(verdict.ok, printable(clipped(str.__str__(verdict.reason))))
 
 
 def _groups(given: Any, count: int, query: str) -> list[OperationGroup]:

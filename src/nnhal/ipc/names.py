@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 SUFFIX = ".sock"
 BACKLOG = 64
+LONGEST_PATH = 104  # bytes: of the 107 that the kernel takes, 3 are for the name of a socket that nobody listens on yet
 CONNECT_SECONDS = 10  # until a service that accepts nobody counts as not running
 _FIRST_LISTEN_FD = 3
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -44,9 +45,16 @@ def directory() -> Path:
 
 
 def path_of(name: str) -> Path:
-    """The socket of a service; InvalidArgument for what is no name."""
+    """The socket of a service; InvalidArgument for what is no name, DeviceUnavailable where its path would be too long."""
     check(name)
-    return directory() / (name + SUFFIX)
+    path = directory() / (name + SUFFIX)
+    length = len(os.fsencode(path))
+    if length > LONGEST_PATH:
+        raise _unavailable(
+            f"service {name}: the path of its socket {path} has {length} bytes, must be at most {LONGEST_PATH}; "
+            "set XDG_RUNTIME_DIR to a shorter path"
+        )
+    return path
 
 
 def check(name: str) -> None:

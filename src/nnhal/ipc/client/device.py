@@ -8,6 +8,7 @@ from nnhal.base.answers import shown
 from nnhal.base.codes import DeviceStatus, DeviceType
 from nnhal.base.errors import UnsupportedModel
 from nnhal.base.levels import V1_2, V1_3, Level
+from nnhal.base.names import printable
 from nnhal.base.records import replace
 from nnhal.hal.cache.files import Cache, CacheFiles
 from nnhal.hal.code import CodeIdentity
@@ -94,7 +95,7 @@ class RemoteDevice(Device):
         self._kept: wire.CacheFileCounts | None = None
         self.name = session.welcome.name
         self.level = session.level
-        self.confinement = dict(session.welcome.confinement)
+        self.confinement = {printable(part): printable(said) for part, said in session.welcome.confinement.items()}
         self.preferred_layout = next((layout for layout in LAYOUTS if layout == session.welcome.layout), None)
         if session.methods >= V1_2:
             self.version = str(self._query(wire.GetVersionString(), wire.Word).value)

@@ -37,6 +37,7 @@ from nnhal.base.errors import (
 from nnhal.base.levels import V1_3, Level
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
+from nnhal.base.names import printable
 from nnhal.base.stacks import with_note
 from nnhal.base.time import QUERY_NS, WORK_NS
 from nnhal.hal.request import UNLIMITED, Control
@@ -155,7 +156,7 @@ class Session:
         """Greet, attach the callback lane, start the thread."""
         self.welcome = self._greet()
         if self.process is not None:  # it was started by a path, perhaps
-            self.where = f"device {self.welcome.name}"
+            self.where = f"device {printable(self.welcome.name)}"
         self.level = Level(self.welcome.level)
         self.methods = min(self.level, V1_3)
         self.pools = ClientPools(shared=self.welcome.shared)

@@ -23,6 +23,7 @@ from nnhal.base.errors import (
 )
 from nnhal.base.levels import V1_2, Level
 from nnhal.base.memory import Memory
+from nnhal.base.names import printable
 from nnhal.base.operands import ChannelQuant
 from nnhal.base.stacks import stack_of, with_note
 from nnhal.hal.device import Capabilities, Considered, OperationGroup, Verdict
@@ -195,22 +196,22 @@ def error_to_wire(error: BaseException) -> wire.Failed:
 
 def error_from_wire(failed: wire.Failed) -> NnhalError:
     """The error that a service reported, of the same class where that is one of the tree; the driver's stack is its note."""
-    error = _error_from_wire(failed)
+    error = _error_from_wire(failed, printable(failed.message))
     return with_note(error, failed.stack)
 
 
-def _error_from_wire(failed: wire.Failed) -> NnhalError:
+def _error_from_wire(failed: wire.Failed, message: str) -> NnhalError:
     kind = getattr(errors, failed.kind, None)
     status = failed.status if failed.status in ErrorStatus.__members__.values() else ErrorStatus.GENERAL_FAILURE
     if kind is OutputInsufficientSize:
-        return OutputInsufficientSize(failed.message, failed.shapes)
+        return OutputInsufficientSize(message, failed.shapes)
     if kind is errors.LoopTimeout:
-        return errors.LoopTimeout(failed.message)
+        return errors.LoopTimeout(message)
     if not (isinstance(kind, type) and issubclass(kind, NnhalError)) or issubclass(
         kind, MissedDeadline | errors.ResourceExhausted
     ):
-        return errors.error_of(ErrorStatus(status), failed.message)
-    error: NnhalError = kind(failed.message)
+        return errors.error_of(ErrorStatus(status), message)
+    error: NnhalError = kind(message)
     return error
 
 

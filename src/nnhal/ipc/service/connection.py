@@ -55,14 +55,18 @@ def _encoded(message: wire.Reply | wire.ServiceCall) -> bytes:
 
 
 class _LongMessage:
-    """What a lane has at hand counts as memory, from before it is read in."""
+    """What a lane has at hand counts as memory, from before it is read in, which waits for its turn in a shared service."""
 
-    def __init__(self, share: Share) -> None:
-        self._share = share
+    def __init__(self, share: Share, gone: threading.Event, *, shared: bool) -> None:
+        """gone: set where the client is."""
+        self._share, self._gone, self._shared = share, gone, shared
         self._claim: Claim | None = None
 
     def __call__(self, length: int) -> None:
         self._claim = self._share.take(memory=DECODED * length)
+        pause = self._share.long.pause(length) if self._shared else 0
+        if pause and self._gone.wait(pause):
+            raise DeadObject("connection: is ending")
 
     def over(self) -> None:
         """It was answered, and let go: what it counted for goes back with its owner."""
@@ -148,7 +152,7 @@ class Connection:
 
     def _answer_lane(self, channel: Channel, plain: Control) -> None:
         """Answer calls until the lane is closed; what comes without a number is not answered."""
-        long = channel.admit = _LongMessage(self.share)
+        long = channel.admit = _LongMessage(self.share, self.wanted.gone, shared=self._shared)
         while True:
             try:
                 data, fds = channel.receive()

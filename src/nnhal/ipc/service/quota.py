@@ -15,8 +15,9 @@ raised.
 
 import resource
 import threading
+import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -34,6 +35,8 @@ ENDS = {"threads": 1}  # that which ends a client's objects
 DECODED = (
     40  # bytes of memory for a byte of a message, measured: 37 in the densest models, as structs, graphs and facts
 )
+LONG_AT_ONCE = 8 << 20  # bytes of long messages that a process may send at any moment,
+LONG_A_SECOND = 512 << 10  # and so many a second for ever: a byte takes 0.3 us of the interpreter to decode and look at
 _RESERVE = 128  # descriptors for the process itself, its driver, and who is turned away
 _ANSWER = 3  # descriptors that an answer takes for a moment: a memory, its copy, a long message
 _THREADS = 1024
@@ -207,11 +210,41 @@ def _whole(costs: Mapping[str, int]) -> dict[str, int]:
     return whole
 
 
+class LongMessages:
+    """How fast a client process may have its long messages decoded: that takes the interpreter from all other clients."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """clock: seconds, monotonic."""
+        self._clock, self._lock = clock, threading.Lock()
+        self._left, self._since = float(LONG_AT_ONCE), clock()
+
+    def pause(self, length: int) -> float:
+        """Count a message of so many bytes; seconds to wait before it is decoded."""
+        with self._lock:
+            left = self._now()
+            self._left = left - length
+        return max(0.0, min(length, LONG_AT_ONCE) - left) / LONG_A_SECOND
+
+    def _now(self) -> float:
+        now = self._clock()
+        self._left = min(LONG_AT_ONCE, self._left + (now - self._since) * LONG_A_SECOND)
+        self._since = now
+        return self._left
+
+    @property
+    def rested(self) -> bool:
+        """Whether it may send as much as one that has sent nothing yet."""
+        with self._lock:
+            return self._now() == LONG_AT_ONCE
+
+
 class Quotas:
     """What all clients of one service hold."""
 
-    def __init__(self, table: QuotaTable) -> None:
-        self.table = table
+    def __init__(self, table: QuotaTable, clock: Callable[[], float] = time.monotonic) -> None:
+        """clock: as of `LongMessages`."""
+        self.table, self._clock = table, clock
+        self._long: dict[int, LongMessages] = {}  # by process: also of one that has just closed its connections
         self._shares: list[Share] = []
         self._refusals: dict[str, int] = {}
         self._common = dict.fromkeys(table.capacity._fields, 0)
@@ -233,7 +266,9 @@ class Quotas:
                 raise _exhausted(
                     f"connections: process {pid} has {of_process}, must be at most {row.most}; {row.let_go}"
                 )
+            self._forget_rested()
             share = Share(self, pid)
+            share.long = self._long.setdefault(pid, LongMessages(self._clock))
             self._shares.append(share)
         try:
             share.base = share.take(connections=1)
@@ -294,7 +329,15 @@ class Quotas:
                 if name in self._common:
                     own = self.table.rows[name].own
                     self._common[name] -= max(0, used - own) - max(0, used - amount - own)
-        self._shares = [share for share in self._shares if not share.ended or any(share.used.values())]
+        left = [share for share in self._shares if not share.ended or any(share.used.values())]
+        if len(left) < len(self._shares):
+            self._shares = left
+            self._forget_rested()
+
+    def _forget_rested(self) -> None:
+        """Let go of what is known of processes that have no connection; under the lock."""
+        there = {share.pid for share in self._shares}
+        self._long = {pid: long for pid, long in self._long.items() if pid in there or not long.rested}
 
 
 class Share:
@@ -302,6 +345,7 @@ class Share:
 
     def __init__(self, quotas: Quotas, pid: int) -> None:
         self.quotas, self.pid = quotas, pid
+        self.long = LongMessages()
         self.used = dict.fromkeys(quotas.table.rows, 0)
         self.base: Claim | None = None  # of the connection itself
         self.ended = False
