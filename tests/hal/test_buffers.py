@@ -3,6 +3,8 @@
 import mmap
 import os
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -416,6 +418,55 @@ def test_contents_of_a_buffer_of_any_kind_are_filled_in_and_copied_out(
     assert found.shape == buffer.shape == shape and found.tolist() == value.tolist()
     fill(buffer, found + 1)
     assert found.tolist() == value.tolist()
+
+
+@pytest.mark.parametrize("reads", [False, True])
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_buffer_of_a_drivers_own_is_not_used_while_who_was_given_up_may_still_write_it(
+    beside: bool, reads: bool
+) -> None:
+    """beside: a buffer in ordinary memory is the other argument."""
+    prepared = prepare(device_of("reference"), adding(1))
+    own = Foreign(ANY, [into(prepared), out_of(prepared)])
+    host = HostBuffer(ANY, [into(prepared), out_of(prepared)])
+    gate, begun, cancelled, inside = threading.Event(), threading.Event(), threading.Event(), list[str]()
+
+    def run(name: str, request: Request, _: Control) -> None:
+        inside.append(name)
+        if name == "first":
+            begun.set()
+            assert gate.wait(LIMIT)
+        if 0 in request.output_buffers:
+            request.filled(0, (3, 4))
+        else:
+            request.write(0, X)
+
+    def execute_(name: str, control: Control, given: Buffer | Array, into_: Buffer | Array) -> None:
+        read, written = ({0: each} if isinstance(each, Buffer) else {} for each in (given, into_))
+        arrays = [None if isinstance(each, Buffer) else each for each in (given, into_)]
+        request = prepared.request(arrays[:1], arrays[1:], input_buffers=read, output_buffers=written)
+        request.execute(partial(run_resolved, prepared, run=partial(run, name)), control)
+
+    fill(host, X)
+    other: Buffer | Array = host if beside else X
+    late = threading.Thread(target=lambda: attempted(execute_, "first", Control(cancelled=cancelled), other, own))
+    late.start()
+    assert begun.wait(LIMIT)
+    cancelled.set()
+    room: Buffer | Array = host if beside else np.empty((3, 4), np.float32)
+    with pytest.raises(MissedDeadline):
+        execute_("second", Control(deadline=1), *((own, room) if reads else (other, own)))
+    assert inside == ["first"]
+    gate.set()
+    late.join(LIMIT)
+    fill(host, X)
+    execute_("third", Control(), other, own)
+    assert inside == ["first", "third"]
+
+
+def attempted(call: Callable[..., None], *arguments: object) -> None:
+    with suppress(NnhalError):
+        call(*arguments)
 
 
 def test_buffers_of_a_drivers_own_reach_it_as_they_are_beside_host_buffers() -> None:

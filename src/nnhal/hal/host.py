@@ -2,6 +2,7 @@
 
 import math
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -9,14 +10,26 @@ from typing import NamedTuple
 import numpy as np
 
 from nnhal.base.answers import let_go
-from nnhal.base.errors import BadState, Closed, InvalidArgument, InvalidRequest, OperationFailed, OutOfMemory
+from nnhal.base.errors import (
+    BadState,
+    Cancelled,
+    Closed,
+    InvalidArgument,
+    InvalidRequest,
+    MissedDeadline,
+    OperationFailed,
+    OutOfMemory,
+)
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array, dtype_of
+from nnhal.base.time import QUERY_NS
 from nnhal.hal.binding import flat_bytes
 from nnhal.hal.burst import Burst, Bursts
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, both, check_use
-from nnhal.hal.request import UNLIMITED, Control, Request, Run, Runs, Signature, Timing
+from nnhal.hal.request import UNLIMITED, Control, Request, Run, Runs, Signature, Timing, standing_before
 from nnhal.ops.schema import agree, show
+
+_LOOK = 0.002  # seconds between looks at whether a late writer has ended
 
 
 class HostBuffer(Buffer):
@@ -188,7 +201,7 @@ class Hosted:
         request = signature.make(signature, given, rooms, *self._others)
         if outer is not None:
             outer.contain(request)
-        timing = request.execute(run, control)
+        timing = request.execute(run_beside(run) if any(self._others) else run, control)
         control.check()
         if outer is not None:
             outer.require_wanted()
@@ -198,6 +211,42 @@ class Hosted:
             for index, writing in writings:
                 writing.end(request.results[index])
         return request, timing
+
+
+def run_beside(run: Run) -> Run:
+    """A way to run for requests with buffers of a driver's own class.
+
+    It begins when no execution that was given up may still write to one of them. Where that does not end, it raises
+    OperationFailed after `QUERY_NS`, or what its own budget says before that.
+    """
+
+    def beside(request: Request, control: Control) -> Timing | None:
+        written = tuple(request.output_buffers.values())
+        used = (*request.input_buffers.values(), *written)
+        end = time.monotonic_ns() + QUERY_NS
+        while any(_given_up(*each) for buffer in used for each in list(buffer.writers.items())):
+            control.check()
+            if time.monotonic_ns() > end:
+                raise OperationFailed("buffer: an execution that was given up does not end, and may still write to it")
+            time.sleep(_LOOK)
+        try:
+            for buffer in written:
+                buffer.writers[request] = control
+            return run(request, control)
+        finally:
+            for buffer in written:
+                buffer.writers.pop(request, None)
+
+    return standing_before(run, beside)
+
+
+def _given_up(request: Request, control: Control) -> bool:
+    """Whether nobody waits any more for an execution."""
+    try:
+        control.check()
+    except (Cancelled, MissedDeadline):
+        return True
+    return request.ended
 
 
 def run_resolved(prepared: Runs, request: Request, control: Control, run: Run | None = None) -> Timing | None:
@@ -211,7 +260,7 @@ def run_resolved(prepared: Runs, request: Request, control: Control, run: Run | 
     check_use(prepared, request)
     hosted = Hosted(request.input_buffers, request.output_buffers)
     if not hosted:
-        return run(request, control)
+        return run_beside(run)(request, control)
     inner, timing = hosted.execute(request.signature, request.given, request.rooms, run, control, request)
     request.adopt(inner)
     return timing

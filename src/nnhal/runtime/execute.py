@@ -23,7 +23,7 @@ from nnhal.base.operands import Array
 from nnhal.base.records import replace
 from nnhal.hal.background import asynchronous
 from nnhal.hal.device import Prepared, identity_of
-from nnhal.hal.host import contents_within, fill_within
+from nnhal.hal.host import contents_within, fill_within, run_beside
 from nnhal.hal.memory import Buffer, check_use
 from nnhal.hal.request import UNLIMITED, Control, Request, Run, Signature, Timing, plausible
 from nnhal.hal.turns import Ticket
@@ -72,11 +72,14 @@ class Line:
 
     def execute(self, request: Request, control: Control) -> Timing | None:
         """Execute on the driver; where it may have to end early, it does, whatever the driver does."""
+        run = self.run
         if request.input_buffers or request.output_buffers:
             check_use(self.prepared, request)
+            if not self.timely:  # else its process sees to it
+                run = run_beside(run)
         if self.launched or (control.bounded and not self.timely):
-            return self.lane.run(self.run, request, control, self.launched)
-        return request.execute(self.run, control)
+            return self.lane.run(run, request, control, self.launched)
+        return request.execute(run, control)
 
     def name_buffers(self, request: Request, buffers: Mapping[int, Buffer]) -> None:
         """Tell a request which of its arguments lie in buffers of the driver's own; `buffers` is by operand of the whole."""

@@ -8,7 +8,7 @@ from nnhal.base.errors import InvalidArgument, OutputInsufficientSize
 from nnhal.base.memory import Memory
 from nnhal.hal.background import FencedExecution
 from nnhal.hal.binding import BoundRequest, flat_bytes
-from nnhal.hal.host import Hosted
+from nnhal.hal.host import Hosted, run_beside
 from nnhal.hal.memory import check_use
 from nnhal.hal.request import Control, Request, Run, Timing, plausible
 from nnhal.ipc.protocol import wire
@@ -47,6 +47,8 @@ class ServiceBinding:
         check_use(entry.prepared, bound)
         self._run: Run = entry.prepared.run
         self._hosted = Hosted(bound.input_buffers, bound.output_buffers) or None
+        if self._hosted is None and (bound.input_buffers or bound.output_buffers):
+            self._run = run_beside(self._run)
 
     @property
     def provides(self) -> bool:
