@@ -109,6 +109,7 @@ class Handlers:
 HANDLERS = {
     "function": lambda number, frame: _raise(),
     "of any arguments": _raise,
+    "with options": lambda *_, option=1: _raise(),
     "method": Handlers().method,
     "object": Handlers(),
     "partial": partial(lambda more, number, frame: _raise(), "more"),

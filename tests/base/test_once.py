@@ -4,9 +4,11 @@ import gc
 import os
 import signal
 import threading
+import time
 import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -116,6 +118,27 @@ def test_an_interrupt_of_the_one_who_makes_it_is_not_of_those_who_wait(table):
         gate.set()
         assert maker.result(LIMIT) is KeyboardInterrupt
         assert len({id(each.result(LIMIT)) for each in asked}) == 1
+
+
+def test_what_a_signal_handler_raises_in_the_one_who_makes_it_is_not_of_those_who_wait(table):
+    def handler(*_: object) -> None:
+        raise TimeoutError("the application's own")
+
+    def struck() -> object:
+        asked.append(pool.submit(table.get, "a", object))
+        waiting(table, 1)
+        signal.raise_signal(signal.SIGUSR2)
+        return time.sleep(0)
+
+    asked: list[Any] = []
+    before = signal.signal(signal.SIGUSR2, handler)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            with pytest.raises(TimeoutError, match="the application's own"):
+                table.get("a", struck)
+            assert asked[0].result(LIMIT) is table.get("a", object)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
 
 
 def test_a_stale_value_is_made_anew(table):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nnhal.base import private
-from nnhal.base.errors import DeviceUnavailable, InvalidArgument
+from nnhal.base.errors import DeviceUnavailable, InvalidArgument, ResourceExhausted
 from nnhal.ipc import names
 from nnhal.ipc.client import session
 
@@ -242,5 +242,5 @@ def test_a_service_that_is_not_there_leaves_no_descriptor(runtime: Path, monkeyp
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(socket, "socket", full)
-    with pytest.raises(DeviceUnavailable, match="service none: cannot be connected to: Too many open files"):
+    with pytest.raises(ResourceExhausted, match="service none: cannot be connected to: Too many open files"):
         names.connect("none")

@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -134,6 +135,21 @@ def test_the_fate_of_who_has_ended_is_told_without_a_wait(monkeypatch: pytest.Mo
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     monkeypatch.setattr(process, "wait", lambda _: pytest.fail("waits"))
     assert process.fate() == "the driver process ended with exit status 3"
+
+
+@pytest.mark.parametrize("by", ["wait", "SIGCHLD"])
+def test_of_an_exit_status_that_the_program_took_itself_nothing_is_known(by: str) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN if by == "SIGCHLD" else signal.SIG_DFL)
+    try:
+        process = says("time.sleep(60)")
+        assert process.poll() is None
+        os.kill(process.pid, signal.SIGKILL)
+        if by == "wait":
+            os.waitpid(process.pid, 0)
+        process.wait(LIMIT)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert "ended; how is not known" in process.fate() and process.own_end == ""
 
 
 def test_of_a_process_that_goes_on_there_is_no_fate_to_tell() -> None:

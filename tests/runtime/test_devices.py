@@ -233,6 +233,22 @@ def test_a_driver_by_a_relative_path_loads_in_a_process_of_its_own(tmp_path, mon
     assert len(compiled(*(np.ones(s.fixed, s.dtype) for s in compiled.inputs))) == 4
 
 
+def test_a_driver_file_that_calls_itself_otherwise_by_now_is_not_started_for_the_first_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(discovery, "_registered", {})
+    file = tmp_path / "renamed.py"
+    text = (
+        "from nnhal.drivers.reference import Reference\nclass Renamed(Reference):\n name = '{}'\n"
+        "def device(): return Renamed()\n"
+    )
+    file.write_text(text.format("first"))
+    nnhal.load_driver(file)
+    file.write_text(text.format("second"))
+    with pytest.raises(
+        nnhal.DeviceUnavailable, match=r"device first: its driver .* calls itself second, must be as when"
+    ):
+        nnhal.compile(sums(), devices=["first"], isolation="process")
+
+
 def test_a_device_is_known_by_name_version_origin_and_isolation(tmp_path, monkeypatch):
     monkeypatch.setattr(discovery, "_registered", {})
     driver = tmp_path / "filed.py"

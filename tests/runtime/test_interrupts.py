@@ -245,11 +245,21 @@ def test_what_a_signal_handler_raises_while_a_driver_elsewhere_executes_reaches_
         assert (compiled(X, B) == X + 1).all() and not blamed
 
 
-def test_what_a_signal_handler_raises_while_a_deadline_is_waited_for_reaches_the_application(alarm, blamed):
+WAITS: dict[str, Callable[[nnhal.Compiled], Any]] = {
+    "for a deadline": lambda c: c.run(X, B, deadline=LONG),
+    "for what was submitted": lambda c: c.submit(X, B).result(),
+    "for what was submitted, so long": lambda c: c.submit(X, B).result(LONG),
+    "for a fence": lambda c: c.execute_fenced(X, B).fence.wait(LONG),
+    "for what is behind a fence": lambda c: c.execute_fenced(X, B).result(LONG),
+}
+
+
+@pytest.mark.parametrize("what", WAITS)
+def test_what_a_signal_handler_raises_while_the_application_waits_reaches_it(alarm, blamed, what):
     ended = threading.Event()
     device = Own(lambda request, control: (alarm(), ended.wait(LONG), add(request, control)))
     with nnhal.compile(sums(), devices=[device], fallback="allow") as compiled:
         with pytest.raises(Alarm):
-            compiled.run(X, B, deadline=LONG)
+            WAITS[what](compiled)
         ended.set()
     assert not blamed

@@ -10,7 +10,7 @@ from types import FrameType, TracebackType
 from nnhal.base.errors import DriverFailed, NnhalError, OutOfMemory, clipped, told
 from nnhal.base.log import logger
 from nnhal.base.names import printable
-from nnhal.base.stacks import note_stack
+from nnhal.base.stacks import attribute_of, note_stack
 
 _log = logger("driver")
 
@@ -53,13 +53,13 @@ def own_error(error: BaseException) -> BaseException | None:
     each: BaseException | None = error
     while each is not None and id(each) not in seen:
         seen.add(id(each))
-        trace = each.__traceback__
+        trace: TracebackType | None = attribute_of(each, "__traceback__")
         before_this_call = each is not error and trace is not None and _runs(trace.tb_frame)
         if before_this_call:  # what an application handles already, while it makes the next call
             return None
         if _raised_by_a_handler(trace):
             return each
-        each = each.__cause__ or each.__context__
+        each = attribute_of(each, "__cause__") or attribute_of(each, "__context__")
     return None
 
 
@@ -76,12 +76,12 @@ def _raised_by_a_handler(trace: TracebackType | None) -> bool:
     interrupted: FrameType | None = None
     while trace is not None:
         frame, code = trace.tb_frame, trace.tb_frame.f_code
-        names = code.co_varnames[: code.co_argcount + bool(code.co_flags & CO_VARARGS)]
-        given: list[object] = [frame.f_locals.get(name) for name in names]
-        if given and isinstance(given[-1], tuple):
-            given[-1:] = given[-1]
+        given: list[object] = [frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount]]
+        if code.co_flags & CO_VARARGS:
+            more = frame.f_locals.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount])
+            given += more if type(more) is tuple else ()  # not `isinstance`, which asks what a driver made
         if interrupted is not None and any(
-            then is interrupted and isinstance(number, int) for number, then in pairwise(given)
+            then is interrupted and type(number) is int for number, then in pairwise(given)
         ):
             return True
         interrupted, trace = frame, trace.tb_next

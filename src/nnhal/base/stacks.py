@@ -53,10 +53,10 @@ def stack_of(error: BaseException) -> str:
     each: BaseException | None = error
     while each is not None and id(each) not in seen and len(parts) < _CAUSES:
         seen.add(id(each))
-        lines = list(_frames(_of(each, "__traceback__")))
+        lines = list(_frames(attribute_of(each, "__traceback__")))
         if lines:
             parts.append("\n".join([*lines, _line(told(each))]))
-        each = _of(each, "__cause__")
+        each = attribute_of(each, "__cause__")
     return _shown("\n".join(reversed(parts)))
 
 
@@ -69,8 +69,8 @@ def let_frames_go(error: E) -> E:
     each: BaseException | None = error
     while each is not None and id(each) not in seen:
         seen.add(id(each))
-        clear_frames(_of(each, "__traceback__"))
-        each = _of(each, "__cause__") or _of(each, "__context__")
+        clear_frames(attribute_of(each, "__traceback__"))
+        each = attribute_of(each, "__cause__") or attribute_of(each, "__context__")
     return error
 
 
@@ -86,7 +86,7 @@ def _shown(text: str) -> str:
     return clipped(printable(text[:LONGEST], keep="\n"), LONGEST)
 
 
-def _of(error: BaseException, what: str) -> Any:
+def attribute_of(error: BaseException, what: str) -> Any:
     """An attribute of every exception, whatever the class of this one says."""
     return getattr(BaseException, what).__get__(error)
 

@@ -145,8 +145,12 @@ def running() -> list[str]:
 
 
 def connect(name: str, seconds: float = CONNECT_SECONDS) -> "Session":
-    """Connect to a running service of this user. DeviceUnavailable where there is none, or it does not answer in time."""
+    """Connect to a running service of this user. DeviceUnavailable where there is none, or it does not answer in time.
+
+    ResourceExhausted where this process has no descriptor for it.
+    """
     from nnhal.base.answers import raise_own
+    from nnhal.base.errors import ResourceExhausted
     from nnhal.ipc import transport
     from nnhal.ipc.client.session import Session
 
@@ -155,7 +159,7 @@ def connect(name: str, seconds: float = CONNECT_SECONDS) -> "Session":
     try:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     except OSError as error:
-        raise _unavailable(f"service {name}: cannot be connected to: {error.strerror}") from None
+        raise ResourceExhausted(f"service {name}: cannot be connected to: {error.strerror}") from None
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", *divmod(int(seconds * 1e6), 10**6)))
     try:
         sock.connect(str(path))

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from nnhal.base import trace
+from nnhal.base.answers import raise_own
 from nnhal.base.brief import brief
 from nnhal.base.descriptors import Owner
 from nnhal.base.errors import Cancelled, Closed, MissedDeadline, NnhalError, ResourceExhausted
@@ -61,7 +62,8 @@ class Execution(Uncopied, instead="another process gets its `result()`"):
             self._future.exception(wait)
         except CancelledError:
             raise Cancelled("execution: cancelled by its owner") from None
-        except TimeoutError:
+        except TimeoutError as error:
+            raise_own(error)
             if wait != left:
                 raise TimeoutError(f"execution: not done after {timeout} s") from None
             raise self._missed() from None
@@ -74,8 +76,12 @@ class Execution(Uncopied, instead="another process gets its `result()`"):
     def _missed(self) -> MissedDeadline:
         self._overdue = True
         self.cancel()
-        with suppress(CancelledError, TimeoutError):  # it gives itself up: from then on it writes nothing
-            self._future.exception(_GRACE)
+        try:
+            self._future.exception(_GRACE)  # it gives itself up: from then on it writes nothing
+        except CancelledError:
+            pass
+        except TimeoutError as error:
+            raise_own(error)
         return MissedDeadline("execution: the deadline has passed")
 
     wait = result

@@ -5,8 +5,9 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from nnhal.base.errors import InvalidArgument, NnhalError
+from nnhal.base.errors import DeviceUnavailable, InvalidArgument, NnhalError
 from nnhal.base.log import logger
+from nnhal.base.names import is_path
 from nnhal.base.once import Once
 from nnhal.base.records import Record
 from nnhal.base.time import at_once
@@ -54,6 +55,11 @@ def _kept(place: Place, make: "Callable[[], Resilient]") -> "Resilient":
         device = make()
         try:
             discovery.check(device)
+            if is_path(place.driver) and (said := device.remote().name) != place.name:
+                raise DeviceUnavailable(
+                    f"device {place.name}: its driver {place.driver} calls itself {said}, must be as when it was loaded; "
+                    "load it again"
+                )
         except BaseException:
             device.close()
             raise

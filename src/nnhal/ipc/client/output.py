@@ -31,11 +31,16 @@ CRASHES = frozenset(
 )
 _CHUNK = 1 << 16
 _BREATH = 0.01  # seconds
+_LOOK = 0.02  # seconds between looks at whether a process has ended
 _libc = ctypes.PyDLL(None, use_errno=True)  # calls keep the interpreter lock
 
 
 class DriverProcess(subprocess.Popen[bytes]):
-    """A driver's process. `output` is what it said."""
+    """A driver's process. `output` is what it said.
+
+    An application may take the exit status itself, by `os.wait` or by ignoring SIGCHLD. `Popen` takes that for an exit with
+    status 0; here it says nothing about the driver.
+    """
 
     def __init__(
         self,
@@ -45,6 +50,7 @@ class DriverProcess(subprocess.Popen[bytes]):
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """driver: its name or path. environment: None for that of this process."""
+        self._reaping, self._taken = threading.RLock(), False
         self.output = Output(logger("driver").getChild(name_of(driver)))
         try:
             super().__init__(
@@ -71,6 +77,8 @@ class DriverProcess(subprocess.Popen[bytes]):
             except subprocess.TimeoutExpired:
                 return ""
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
+        if self._taken:
+            how = "ended; how is not known, as this program takes the exit status of its children itself"
         words = self.output.last_words()
         return f"the driver process {how}" + (f"; its last words: {words}" if words else "")
 
@@ -81,15 +89,36 @@ class DriverProcess(subprocess.Popen[bytes]):
         Anybody may send other signals than those of a crash, and the kernel sends SIGKILL where memory is short.
         """
         self._reap()
-        if self.returncode is None:
+        if self.returncode is None or self._taken:
             return ""
         return "exit" if self.returncode >= 0 else "crash" if -self.returncode in CRASHES else ""
+
+    def poll(self) -> int | None:
+        """Its exit status, None while it runs."""
+        self._reap()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; its exit status. TimeoutExpired after so many seconds."""
+        end, pause = None if timeout is None else time.monotonic() + timeout, 0.0005
+        while (code := self.poll()) is None:
+            if end is not None and time.monotonic() >= end:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0)
+            time.sleep(pause)
+            pause = min(2 * pause, _LOOK)
+        return code
 
     def _reap(self) -> None:
         """Take over its exit status where it has ended; the interpreter is kept."""
         status = ctypes.c_int()
-        if self.returncode is None and _libc.waitpid(self.pid, ctypes.byref(status), os.WNOHANG) == self.pid:
-            self.returncode = os.waitstatus_to_exitcode(status.value)
+        with self._reaping:
+            if self.returncode is not None:
+                return
+            found = _libc.waitpid(self.pid, ctypes.byref(status), os.WNOHANG)
+            if found == self.pid:
+                self.returncode = os.waitstatus_to_exitcode(status.value)
+            elif found < 0 and ctypes.get_errno() == errno.ECHILD:
+                self.returncode, self._taken = 0, True
 
 
 class Output:
