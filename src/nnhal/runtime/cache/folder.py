@@ -150,7 +150,7 @@ class OpenFiles:
         self._owner.close()
 
 
-class NotKept(Exception):
+class NothingSaved(Exception):
     """The driver kept nothing; the text says why."""
 
 
@@ -177,13 +177,13 @@ class NewEntry:
         return f"{self._key}.{self._generation}.new"
 
     def publish(self, token: bytes, facts: dict[str, Any]) -> None:
-        """Make the entry what was written. OSError: the entry is what it was. NotKept: nothing was written, and why."""
+        """Make the entry what was written. OSError: the entry is what it was. NothingSaved: nothing was written, and why."""
         fds = self.files.cache(token).files
         if not any(os.fstat(fd).st_size for fd in fds):
             os.pwrite(fds[0], bytes(1), 0)  # a full disk is a better reason, if it is the one
-            raise NotKept("the device kept nothing of it")
+            raise NothingSaved("the device kept nothing of it")
         if why := next(filter(None, map(refusal, fds)), ""):
-            raise NotKept(f"the device did not keep it: {why}")
+            raise NothingSaved(f"the device did not keep it: {why}")
         for fd in fds:
             os.fsync(fd)
         manifest = Manifest(self._key, self._generation, *self._count, facts, FORMAT)

@@ -24,7 +24,7 @@ from nnhal.hal.device import Device, Hints, cache_files_by, identity_of, prepare
 from nnhal.model.graph import Model
 from nnhal.model.parts import outline
 from nnhal.model.stored import stored
-from nnhal.runtime.cache.folder import Blamed, CacheFolder, Missing, NewEntry, NotKept
+from nnhal.runtime.cache.folder import Blamed, CacheFolder, Missing, NewEntry, NothingSaved
 from nnhal.runtime.cache.own import IMPORTED, OwnEntries, considered, imported
 from nnhal.runtime.cache.tokens import token_of
 from nnhal.runtime.cache.wanted import CacheOutcome, CacheState, Caching
@@ -246,7 +246,7 @@ class _Step(Record, frozen=True):
             return f"the driver failed while it was to keep it: {told(error)}"
         try:
             writing.publish(self.key, dict(facts))
-        except NotKept as error:
+        except NothingSaved as error:
             return str(error)
         except OSError as error:
             return f"it cannot be kept: {why_of(error)}"
