@@ -178,7 +178,10 @@ def test_a_home_that_is_not_known_is_told_and_fails_nothing(capsys, caplog, monk
     why = "the folder ~/.cache/nnhal/compiled is below a home folder that is not known"
     assert told(capsys) == f"off: {why}"
     assert why in called(capsys, "cache", "list", code=3)[1]
-    assert told(capsys, "--cache-dir", tmp_path / "cache") == f"{MISS}; the device kept nothing of it"
+    assert told(capsys, "--cache-dir", tmp_path / "cache") == (
+        f"{MISS}; the device did not keep it: no private record of what was cached:"
+        " ~/.local/state is below a home folder that is not known"
+    )
     assert (
         "no private record of what was cached: ~/.local/state is below a home folder that is not known" in caplog.text
     )

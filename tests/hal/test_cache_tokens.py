@@ -238,8 +238,11 @@ def test_where_there_can_be_no_record_none_is_opened_ahead(monkeypatch, tmp_path
     (tmp_path / "file").touch()
     monkeypatch.setenv("NNHAL_STATE_DIR", str(tmp_path / "file"))
     tokens.open_ahead("npu")
-    assert tokens.opened_ahead() is None
+    with pytest.raises(OSError, match="is a link or no folder, must be a folder"):
+        tokens.opened_ahead()
+    monkeypatch.setattr(tokens, "_only", [])
     monkeypatch.delenv("NNHAL_STATE_DIR")
     monkeypatch.setenv("XDG_STATE_HOME", "~nobody-of-this-name")
     tokens.open_ahead("npu")
-    assert tokens.opened_ahead() is None
+    with pytest.raises(OSError, match="is below a home folder that is not known"):
+        tokens.opened_ahead()

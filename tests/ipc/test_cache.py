@@ -140,7 +140,10 @@ def test_a_process_without_a_record_of_its_own_keeps_nothing(tmp_path, state):
     device = Resilient(NAME, lambda: start(NAME))
     try:
         with nnhal.compile(large(3), devices=[device], cache_dir=tmp_path / "cache") as compiled:
-            assert str(compiled.cache[0]) == "miss: there is no entry; the device kept nothing of it"
+            assert str(compiled.cache[0]) == (
+                "miss: there is no entry; the device did not keep it: no private record of what was cached:"
+                f" {state} is a link or no folder, must be a folder"
+            )
     finally:
         device.close()
 

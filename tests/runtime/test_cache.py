@@ -643,12 +643,6 @@ def test_a_full_disk_is_named(folder, monkeypatch, start):
     assert nothing_in(folder)
 
 
-def test_why_a_driver_in_another_process_kept_nothing_is_told(folder, state):
-    state.touch()
-    told = run(scaled(), folder, ["sample-full-1.3"], isolation="process")
-    assert told.startswith("miss: there is no entry; the device did not keep it: no private record of what was cached:")
-
-
 def test_an_interrupted_saving_closes_what_was_prepared(folder, interrupts):
     closed: list[int] = []
 

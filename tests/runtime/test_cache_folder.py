@@ -12,7 +12,7 @@ import pytest
 
 from nnhal.hal.cache.files import CacheFiles
 from nnhal.runtime.cache import folder as subject
-from nnhal.runtime.cache.folder import MAKING, CacheFolder, Manifest, Missing, NewEntry, NotKept
+from nnhal.runtime.cache.folder import MAKING, CacheFolder, Manifest, Missing, NewEntry, NothingSaved
 
 pytestmark = pytest.mark.cache
 
@@ -79,7 +79,7 @@ def test_files_are_open_to_read_and_write_from_their_beginning(folder):
 
 
 def test_an_entry_in_which_nothing_was_written_is_none(folder):
-    with pytest.raises(NotKept, match="the device kept nothing of it"):
+    with pytest.raises(NothingSaved, match="the device kept nothing of it"):
         publish(folder, data=b"")
     assert folder.entries() == [] and left(folder) == []
 

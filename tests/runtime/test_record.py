@@ -124,6 +124,31 @@ def test_a_record_that_others_may_read_or_that_is_a_link_is_not_believed(tmp_pat
         record.keep_profile(mine())
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        ("d", "m", "[" * 100_000 + "]" * 100_000, "run", "why", "name", 1),
+        ("d", "m", "[true]", "run", "why", "name", 1),
+        ("d", "m", "[1]", "run", b"\xff\xfe", "name", 1),
+        ("d", "m", "[1]", "run", "why", "name", "yesterday"),
+    ],
+    ids=["nested deep", "no numbers", "no text", "no time"],
+)
+def test_a_failure_that_nobody_wrote_is_none(row: tuple[object, ...]) -> None:
+    record.failed(record.KeptFailure("other", "m", (1,), "run", "why", "name"))
+    with closing(sqlite3.connect(record.path())) as c, c:
+        c.execute("insert into failures values (?, ?, ?, ?, ?, ?, ?)", row)
+    assert record.failures(["d"], "m") == []
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("inf"), -float("inf")])
+def test_no_time_that_cannot_be_was_learnt(seconds: float) -> None:
+    record.learn("m", [("a", 0.5), ("b", 0.5)])
+    with closing(sqlite3.connect(record.path())) as c, c:
+        c.execute("update learnt set seconds = ? where assignment = 'a'", (seconds,))
+    assert list(record.learnt("m")) == ["b"]
+
+
 def test_a_profile_that_lies_is_none() -> None:
     import sqlite3
 

@@ -18,10 +18,9 @@ _stores: Once[tuple[Path, str], TokenStore] = Once(lambda key: f"the record of {
 
 
 def _store(driver: str) -> TokenStore:
-    if (only := opened_ahead()) is not None:
-        return only
-
     try:
+        if (only := opened_ahead()) is not None:
+            return only
         place = state_folder(), driver
         return _stores.get(place, lambda: TokenStore.open(driver), stale=lambda store: store.gone)
     except OSError as error:

@@ -69,18 +69,23 @@ def records() -> Iterator[TokenStore]:
                 yield TokenStore(file)
 
 
-_only: list[TokenStore] = []  # of a process that opens no files any more
+_only: list[TokenStore | OSError] = []  # of a process that opens no files any more: its record, or why there is none
 
 
 def open_ahead(driver: str) -> None:
     """Open the record of the one driver of this process, which will be confined. Without one nothing is restored in it."""
-    with suppress(OSError):
+    try:
         _only.append(TokenStore.open(driver))
+    except OSError as error:
+        _only.append(error)
 
 
 def opened_ahead() -> TokenStore | None:
-    """The record that this process has opened so."""
-    return _only[0] if _only else None
+    """The record that this process has opened so, if it has. OSError where it could not."""
+    found = _only[0] if _only else None
+    if isinstance(found, OSError):
+        raise found
+    return found
 
 
 def _record(token: bytes, identity: bytes, digest: bytes) -> bytes:

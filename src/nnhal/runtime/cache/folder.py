@@ -150,7 +150,7 @@ class OpenFiles:
         self._owner.close()
 
 
-class NotKept(Exception):
+class NothingSaved(Exception):
     """The driver kept nothing; the text says why."""
 
 
@@ -186,14 +186,14 @@ class NewEntry:
 
         Raises:
             OSError: The entry is what it was.
-            NotKept: Nothing was written, and why.
+            NothingSaved: Nothing was written, and why.
         """
         cache = self.files.cache(token)
         if cache.unwritten and not unwritten:
             os.pwrite(cache.files[0], bytes(1), 0)  # a full disk is a better reason, if it is the one
-            raise NotKept("the device kept nothing of it")
+            raise NothingSaved("the device kept nothing of it")
         if why := next(filter(None, map(refusal, cache.files)), ""):
-            raise NotKept(f"the device did not keep it: {why}")
+            raise NothingSaved(f"the device did not keep it: {why}")
         for fd in cache.files:
             os.fsync(fd)
         manifest = Manifest(self._key, self._generation, *self._count, facts, FORMAT)

@@ -33,7 +33,7 @@ from nnhal.hal.device import (
 from nnhal.model.graph import Model
 from nnhal.model.parts import outline
 from nnhal.model.stored import stored
-from nnhal.runtime.cache.folder import Blamed, CacheFolder, Missing, NewEntry, NotKept
+from nnhal.runtime.cache.folder import Blamed, CacheFolder, Missing, NewEntry, NothingSaved
 from nnhal.runtime.cache.own import IMPORTED, OwnEntries, considered, imported
 from nnhal.runtime.cache.tokens import token_of
 from nnhal.runtime.cache.wanted import CacheOutcome, CacheState, Caching
@@ -264,11 +264,10 @@ class _Step(Record, frozen=True):
         try:
             writing.publish(self.key, dict(facts), unwritten=traits_of(lane.prepared).writes_later)
             return "its driver may write the entry later" if cache.unwritten else ""
-        except NotKept as error:
+        except NothingSaved as error:
             return str(error)
         except OSError as error:
             return f"it cannot be kept: {why_of(error)}"
-        return ""
 
     def _plainly_in(self, lane: Lane) -> None:
         lane.prepared = prepared_by(self.device, self.model, self.hints, as_is=True)

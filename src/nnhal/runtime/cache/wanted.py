@@ -81,7 +81,7 @@ class CacheEntry(Protocol):
         """Prepare a step for its lane. label: of the device."""
 
 
-class NotKept(Record, frozen=True):
+class NothingSaved(Record, frozen=True):
     """Nothing is kept. why: in the words of a `CacheOutcome`."""
 
     why: str = "nothing of it is kept"
@@ -92,7 +92,7 @@ class NotKept(Record, frozen=True):
         return CacheOutcome(label, "off", self.why)
 
 
-NOT_KEPT = NotKept()
+NOT_KEPT = NothingSaved()
 
 
 class Keeping(Protocol):
@@ -109,13 +109,13 @@ class Keeping(Protocol):
 
 
 class KeepsNothing(Record, frozen=True):
-    """Nothing is kept of a model. why: as of `NotKept`."""
+    """Nothing is kept of a model. why: as of `NothingSaved`."""
 
     why: str
 
     def entry(self, place: str, operations: Sequence[int] | None) -> CacheEntry:
         """As of `Keeping`."""
-        return NotKept(self.why)
+        return NothingSaved(self.why)
 
     def considered(self, device: Device, hints: Hints, place: str, ask: Callable[[], Claims]) -> Claims:
         """As of `Keeping`."""

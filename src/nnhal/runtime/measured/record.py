@@ -14,6 +14,8 @@ from contextlib import closing, contextmanager
 from functools import cache
 from typing import NamedTuple, TypeVar
 
+import msgspec
+
 from nnhal.base.descriptors import Owner
 from nnhal.base.digests import blake2b
 from nnhal.base.errors import BadFile, OperationFailed
@@ -182,7 +184,7 @@ def learnt(model: str) -> dict[str, Took]:
     """What assignments of a model's operations took, by their texts."""
 
     def ask(connection: sqlite3.Connection) -> dict[str, Took]:
-        sound = "typeof(assignment) = 'text' and typeof(seconds) = 'real'"
+        sound = "typeof(assignment) = 'text' and typeof(seconds) = 'real' and seconds between 0 and 1e9"
         took = "case when count > 0 then seconds end, count <> 1"
         rows = connection.execute(f"select assignment, {took} from learnt where model = ? and {sound}", (model,))
         return {assignment: Took(seconds, bool(settled)) for assignment, seconds, settled in rows}
@@ -240,8 +242,10 @@ def failures(devices: Iterable[str], model: str | None = None, *, name: str | No
 
     def ask(connection: sqlite3.Connection) -> list[KeptFailure]:
         marks = ", ".join("?" * len(asked))
+        texts = " and ".join(f"typeof({each}) = 'text'" for each in ("device", "model", "phase", "why", "name"))
+        sound = f"{texts} and typeof(at) = 'integer'"
         rows = connection.execute(
-            f"select * from failures where (device in ({marks}) or name = ?){which} order by at",
+            f"select * from failures where (device in ({marks}) or name = ?){which} and {sound} order by at",
             (*asked, name, *([model] if which else [])),
         )
         return [KeptFailure(d, m, _places(o), p, w, n, at) for d, m, o, p, w, n, at in rows.fetchall()]
@@ -251,7 +255,10 @@ def failures(devices: Iterable[str], model: str | None = None, *, name: str | No
 
 def _places(text: object) -> tuple[int, ...]:
     """Operations out of a row; ValueError for what are none."""
-    found = json.loads(text) if isinstance(text, str) else None
-    if not isinstance(found, list) or not all(type(n) is int for n in found):
-        raise ValueError(f"operations are {text!r:.50}, must be a list of numbers")
-    return tuple(found)
+    try:
+        return tuple(_numbers(text if isinstance(text, str) else ""))
+    except msgspec.DecodeError:
+        raise ValueError(f"operations are {text!r:.50}, must be a list of numbers") from None
+
+
+_numbers = msgspec.json.Decoder(list[int]).decode
