@@ -13,14 +13,16 @@ import pytest
 
 import nnhal
 from nnhal.base.levels import V1_3
+from nnhal.base.records import replace
 from nnhal.drivers.samples.full import FullV1_2, FullV1_3
 from nnhal.hal import code
 from nnhal.hal.blobcache import blobs_of
 from nnhal.hal.cache import keeper
-from nnhal.hal.code import CodeIdentity
-from nnhal.hal.device import code_by, written_by
+from nnhal.hal.code import CodeIdentity, code_of_functions
+from nnhal.hal.device import Hints, Prepared, code_by, written_by
 from nnhal.hal.hidl.adapters import adapt
-from nnhal.hal.wrappers import AtLevel, WithOptions
+from nnhal.hal.wrappers import AtLevel, WithOptions, Wrapper
+from nnhal.model.graph import Model
 from nnhal.runtime import discovery
 
 pytestmark = pytest.mark.cache
@@ -67,7 +69,7 @@ CHANGES: dict[str, tuple[str, dict[str, str], dict[str, str]]] = {
         "def later():\n    from helper import F", {"helper.py": "F = 2"}, {"helper.py": "F = 3"}
     ),
     "one that only that module names": (
-        "import helper", {"helper.py": "import inner", "inner.py": "F = 2"}, {"inner.py": "F = 3"}
+        "def later():\n    import helper", {"helper.py": "import inner", "inner.py": "F = 2"}, {"inner.py": "F = 3"}
     ),
     "a data file": ("T = 'table.json'", {"table.json": "2"}, {"table.json": "3"}),
     "a data file in a folder": (
@@ -91,7 +93,8 @@ def test_another_state_of_what_the_code_names_is_another_code(folder: Path, what
     assert known(loaded(folder / "drv.py")) != first
 
 
-def test_content_counts_and_not_size_and_time(folder: Path) -> None:
+def test_content_counts_and_not_size_and_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     found = []
     for value in (2, 3):
         put(folder / "drv.py", DRIVER.format(more=f"F = {value}"))
@@ -214,8 +217,9 @@ class Other(FullV1_3):
     """The same name and version."""
 
 
-def typed() -> Any:
-    space: dict[str, Any] = {"__name__": "__main__"}
+def typed(*, beside: bool) -> Any:
+    """beside: among the names of this module, which has a file."""
+    space: dict[str, Any] = {**(globals() if beside else {}), "__name__": __name__ if beside else "typed"}
     exec("from nnhal.drivers.samples.full import FullV1_3\nclass T(FullV1_3):\n    def f(self): ...", space)
     return space["T"]()
 
@@ -241,7 +245,8 @@ def test_another_class_other_arguments_and_other_captured_values_are_another_cod
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (typed, "class T was typed in or run from text, must be in a file"),
+        (lambda: typed(beside=False), "class T was typed in or run from text, must be in a file"),
+        (lambda: typed(beside=True), "class T was typed in or run from text, must be in a file"),
         (lambda: Made(object()), "it was made with an object of object, must be plain values"),
         (lambda: capturing(object()), "class capturing.<locals>.Capturing refers to an object of object"),
         (lambda: Made("x" * 100_000), "it was made with 100"),
@@ -268,6 +273,18 @@ def test_a_wrapped_device_has_the_code_of_the_one_inside() -> None:
     assert known(code_by(WithOptions(AtLevel(Other(), V1_3), {"a": 1}))) == known(code_by(Other()))
 
 
+class Preparing(Wrapper):
+    """Prepares something else than the device in it."""
+
+    def prepare(self, model: Model, hints: Hints) -> Prepared:
+        return super().prepare(model, replace(hints, threads=1))
+
+
+def test_an_authors_wrapper_that_prepares_otherwise_does_not_find_what_the_device_kept() -> None:
+    assert code_by(Preparing(Other())).unknown.startswith("wrapper Preparing prepares otherwise than the device in it")
+    assert code_by(AtLevel(Preparing(Other()), V1_3)).unknown
+
+
 class HalDriver(FullV1_2):
     """A driver of the HAL, without arguments."""
 
@@ -275,10 +292,15 @@ class HalDriver(FullV1_2):
         self.factor = factor
 
 
+class OtherHalDriver(FullV1_2):
+    """The same name and version."""
+
+
 def test_an_adapted_driver_is_known_by_the_object_of_the_driver() -> None:
     first = known(code_by(adapt(HalDriver())))
     assert first == known(code_by(adapt(HalDriver())))
-    assert len({first, known(code_by(adapt(HalDriver(3)))), known(code_by(adapt(FullV1_2())))}) == 3
+    others = [known(code_by(adapt(driver))) for driver in (HalDriver(3), FullV1_2(), OtherHalDriver())]
+    assert len({first, *others}) == 4
     assert "an object of object" in code_by(adapt(HalDriver(object()))).unknown
 
 
@@ -286,6 +308,18 @@ def test_a_driver_of_the_hal_has_a_store_for_blobs() -> None:
     assert blobs_of(HalDriver()).put(b"key", b"value")
     assert blobs_of(HalDriver()).get(b"key") == b"value"
     assert blobs_of(HalDriver(3)).get(b"key") is None
+
+
+def kernel(scale: Any) -> Callable[[], Any]:
+    return lambda: scale
+
+
+def test_kernels_that_an_application_registers_are_known_by_their_code() -> None:
+    groups: list[list[Any]] = [[], [kernel(2)], [kernel(3)], [known], [kernel(2), known]]
+    assert len({known(code_of_functions(group)) for group in groups}) == len(groups)
+    assert known(code_of_functions([kernel(2)])) == known(code_of_functions([kernel(2)]))
+    assert "refers to an object of object" in code_of_functions([kernel(object())]).unknown
+    assert "must be one of Python, in a file" in code_of_functions([eval("lambda: 2", {})]).unknown
 
 
 # --------------------------------------------------------------------------------------------- what Python itself imports

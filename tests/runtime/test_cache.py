@@ -14,7 +14,10 @@ import numpy as np
 import pytest
 
 import nnhal
+from nnhal.base.codes import OperandType
 from nnhal.base.errors import DeadObject, InvalidArgument, OperationFailed
+from nnhal.base.extensions import register_extension
+from nnhal.base.levels import V1_2
 from nnhal.drivers.litert.lowering import lower
 from nnhal.drivers.reference import Reference
 from nnhal.drivers.samples.full import FullV1_3, PreparedV1_3
@@ -23,6 +26,7 @@ from nnhal.hal.cache.files import MAGIC, REFUSAL, CacheContent, CacheFiles
 from nnhal.hal.device import Hints, Prepared
 from nnhal.hal.wrappers import AtLevel, Limited, Recorded, WithOptions
 from nnhal.model.graph import Model
+from nnhal.ops.schema import Form, Op, T, arg, out, register
 from nnhal.runtime.cache import wanted
 from nnhal.runtime.cache.folder import CacheFolder
 from nnhal.runtime.cache.tokens import token_of
@@ -157,6 +161,27 @@ def test_a_driver_whose_code_changed_under_the_same_version_is_a_miss(folder, mo
     real = keeper.identity
     monkeypatch.setattr(keeper, "identity", lambda *a, **k: real(a[0], a[1] + "x", *a[2:], **k))
     assert [run(scaled(), folder) for _ in range(2)] == [MISS, HIT]
+
+
+def multiplied(by: int) -> Model:
+    """A model of one operation of an extension whose kernel multiplies."""
+    name = "com.example.kept"
+    register_extension(name, operations=["TIMES"])
+    operand = arg("input", T, "batch length")
+    kind = {OperandType.TENSOR_FLOAT32: V1_2}
+    register(
+        Op(f"{name}.TIMES", kind, (Form(operand),), (out("output", kind, "batch length"),), lambda a, x: x * by, doc="")
+    )
+    b = nnhal.Builder("extended")
+    x = b.input((1, 4))
+    return b.finish([x], [b.operation(f"{name}.TIMES", x)])
+
+
+def test_another_kernel_of_an_extension_is_a_miss(folder):
+    for by, outcome in ((2, MISS), (2, HIT), (3, MISS)):
+        with nnhal.compile(multiplied(by), devices=[FullV1_3()], cache_dir=folder) as compiled:
+            np.testing.assert_array_equal(compiled(X[None]), by * X[None])
+            assert [str(each) for each in compiled.cache] == [outcome]
 
 
 def test_each_part_of_a_model_has_an_entry(folder):

@@ -17,7 +17,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from functools import cache
@@ -190,6 +190,30 @@ def code_of(kind: type, made: MadeWith) -> CodeIdentity:
     if why:
         return CodeIdentity.unlike_any(why)
     parts = [known.facts, made.text.encode(), *(digest for digest, _ in states), own.digest]
+    return CodeIdentity(_digest(b"".join(map(_digest, parts))))
+
+
+def code_of_functions(functions: Sequence[Callable[..., Any]]) -> CodeIdentity:
+    """The identity of the code of functions that an application registered, such as kernels of an extension."""
+    parts = [code_of_nnhal().digest]
+    for function in functions:
+        namespace = function.__globals__ if isinstance(function, FunctionType) else None
+        unit = None if namespace is None else _unit_of(namespace)
+        if namespace is not None and str(namespace.get("__name__")).partition(".")[0] == "nnhal":
+            continue
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        if unit is None or not isinstance(function, FunctionType) or function.__code__.co_filename.startswith("<"):
+            return CodeIdentity.unlike_any(
+                f"function {name} must be one of Python, in a file, for compilations that may call it to be kept"
+            )
+        try:
+            captured = _written(_captured(function, type(None)))
+        except TypeError as error:
+            return CodeIdentity.unlike_any(f"function {name} refers to {error} of the function that it is in")
+        digest, unknown = unit.state()
+        if unknown:
+            return CodeIdentity.unlike_any(unknown)
+        parts += [digest, f"{name}:{function.__code__.co_firstlineno}:{captured}".encode()]
     return CodeIdentity(_digest(b"".join(map(_digest, parts))))
 
 

@@ -10,6 +10,7 @@ from nnhal.base.records import replace
 from nnhal.hal.background import FencedExecution, Notify
 from nnhal.hal.burst import Burst, BurstExecutor
 from nnhal.hal.cache.files import CacheContent, CacheFiles
+from nnhal.hal.code import CodeIdentity
 from nnhal.hal.device import Capabilities, Considered, Device, Hints, Prepared, Verdict, identity_of
 from nnhal.hal.fence import Fence
 from nnhal.hal.lowering import lowered, refusals, stated_at, with_neighbours
@@ -60,8 +61,18 @@ class Wrapper(Device):
 
     @property
     def cached_as(self) -> Device:
-        """The device itself, or whose files those are."""
-        return self.inner.cached_as
+        """The device itself, or whose files those are; this one where an author's own wrapper prepares something else."""
+        kind = type(self)
+        own = {each for each in kind.__mro__ if {"prepare", "prepare_from_cache"} & vars(each).keys()}
+        return self.inner.cached_as if all(each.__module__.startswith("nnhal.") for each in own) else self
+
+    @property
+    def code_identity(self) -> CodeIdentity:
+        """That of the device itself; not known where an author's own wrapper prepares something else."""
+        if self.cached_as is not self:
+            return self.cached_as.code_identity
+        why = f"wrapper {type(self).__qualname__} prepares otherwise than the device in it, must be a Device to be kept"
+        return CodeIdentity.unlike_any(why)
 
     def told(self, hints: Hints) -> Hints:
         """What the device itself is told."""

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from nnhal.base.codes import FOREIGN_OPERATIONS
 from nnhal.base.digests import blake2b
 from nnhal.base.errors import DeadObject, InvalidArgument, MissedDeadline, NnhalError, clipped, told
 from nnhal.base.kept import kept
@@ -19,6 +20,7 @@ from nnhal.base.records import Record, replace
 from nnhal.base.version import __version__
 from nnhal.hal.cache.files import TOKEN_SIZE, CacheFiles, why_of
 from nnhal.hal.claims import Claims
+from nnhal.hal.code import code_of_functions
 from nnhal.hal.device import (
     Device,
     Hints,
@@ -33,6 +35,7 @@ from nnhal.hal.device import (
 from nnhal.model.graph import Model
 from nnhal.model.parts import outline
 from nnhal.model.stored import stored
+from nnhal.ops.schema import OPS
 from nnhal.runtime.cache.folder import Blamed, CacheFolder, Missing, NewEntry, NothingSaved
 from nnhal.runtime.cache.own import IMPORTED, OwnEntries, considered, imported
 from nnhal.runtime.cache.tokens import token_of
@@ -148,9 +151,12 @@ class ModelCache:
             return unknown
         if any(not pool.mappable for pool in model.pools):
             return "the model has constants in memory that cannot be mapped"
+        kernels = code_of_functions(_registered(model))
+        if kernels.unknown:
+            return kernels.unknown
         try:
             seen = outline(model)
-            key = _key(self._token, device, hints, place, operations, stored(seen))
+            key = _key(self._token, device, hints, place, operations, stored(seen) + kernels.digest)
             return _Step(folder, device, model, seen, hints, key, count)
         except (TypeError, ValueError) as error:
             return f"the options of the device cannot be written down: {error}"
@@ -282,10 +288,19 @@ def _count(device: Device) -> tuple[CacheFiles, str]:
     return count, "" if count else "the device keeps none"
 
 
+def _registered(model: Model) -> list[Callable[..., Any]]:
+    """What the application registered as kernels of extensions that a model uses: a driver may compute with them."""
+    foreign = {
+        o.type for graph in (model.main, *model.referenced) for o in graph.operations
+    } & FOREIGN_OPERATIONS.keys()
+    records = (OPS.get(FOREIGN_OPERATIONS[code]) for code in sorted(foreign))
+    return [record.kernel for record in records if record is not None]
+
+
 def _key(
     token: bytes, device: Device, hints: Hints, place: str, operations: Sequence[int] | None, seen: bytes
 ) -> bytes:
-    """What an entry is found by. seen: the outline of the step."""
+    """What an entry is found by. seen: the outline of the step, and the code of kernels that it may be computed by."""
     which = None if operations is None else list(operations)
     facts = [seen.hex(), token.hex(), place, which, *_facts(device, hints)]
     return blake2b(json.dumps(facts, sort_keys=True).encode(), person=b"nnhal key", digest_size=TOKEN_SIZE).digest()
