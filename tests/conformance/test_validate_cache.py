@@ -51,6 +51,12 @@ def test_each_check_of_what_is_kept_says_that_nothing_is(name):
     assert looked(healthy(), name, ADD) == ("unsupported", said, "")
 
 
+@pytest.mark.parametrize("name", sorted(FAMILY - {"cache-files"}))
+def test_a_driver_that_has_files_and_saves_nothing_gives_no_evidence(name):
+    saves_nothing = healthy(number_of_cache_files=lambda self: CacheFiles(1, 1))
+    assert looked(saves_nothing, name, ADD) == ("skipped", "it saves nothing of the calls that it takes", "")
+
+
 def test_damaged_files_may_be_taken_where_results_stay_right_and_those_of_another_token_may_not():
     models = []
 
