@@ -365,7 +365,7 @@ def test_a_slow_process_that_has_something_of_others_is_ended_13_s_later(service
     session, process, burst = service.session, Process(service.session), Burst()
     session.process = process  # type: ignore[assignment]
     limit = subject.HUNG_NS
-    channel = session._lane(None, None, 32)  # of another thread
+    channel = session._lane(UNLIMITED, 32)  # of another thread
     if others == "a notification":
         session.notified(wire.Execute(session.number(), 4, 1))
     elif others == "a burst":

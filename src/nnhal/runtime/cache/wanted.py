@@ -43,8 +43,8 @@ class Caching(Record, frozen=True):
     @classmethod
     def wanted(cls, folder: Folder, token: Any) -> "Caching":
         """What `compile` was asked for; NNHAL_CACHE_DIR where it says nothing. InvalidArgument for what cannot be."""
-        named = isinstance(folder, str | os.PathLike) and os.fsdecode(folder)
-        if not (folder is None or folder is False or (named and "\0" not in named)):
+        path = os.fsdecode(folder) if isinstance(folder, str | os.PathLike) else ""
+        if not (folder is None or folder is False or path) or "\0" in path:
             raise InvalidArgument(f"cache_dir is {shown(folder)}, must be the path of a folder")
         if token is not None and not (isinstance(token, bytes) and len(token) == TOKEN_SIZE):
             raise InvalidArgument(f"token is {shown(token)}, must be {TOKEN_SIZE} bytes")
