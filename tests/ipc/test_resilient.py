@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import os
 import socket
 import sys
 import threading
@@ -137,20 +138,31 @@ def test_health_is_told_in_words() -> None:
 def test_a_process_is_started_as_a_module_with_its_socket_and_options(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
-    def process(driver: str, command: list[str], pass_fds: tuple[int, ...]) -> Any:
+    def process(driver: str, command: list[str], pass_fds: tuple[int, ...], environment: dict[str, str] | None) -> Any:
         seen.append((driver, command, pass_fds))
+        given.append(environment)
         raise OSError("no more processes")
+
+    given: list[dict[str, str] | None] = []
+    monkeypatch.setenv("SECRET_TOKEN", "hunter2")
+    monkeypatch.setenv("ANOTHER", "1")
+    monkeypatch.setenv("NNHAL_ENVIRONMENT", "ANOTHER,NONE")
 
     monkeypatch.setattr(subject, "DriverProcess", process)
     for named, words in (
         ({}, []),
         ({"level": "1.1", "options": ["--threads", "2"]}, ["--threads", "2", "--level", "1.1"]),
+        ({"options": ["--unconfined"]}, ["--unconfined"]),
     ):
         with pytest.raises(DeviceUnavailable, match="device mine: its process cannot be started: no more processes"):
             start("mine", **named)  # type: ignore[arg-type]
         driver, command, (fd,) = seen.pop()
         assert driver == "mine"
         assert command == [sys.executable, "-P", "-m", "nnhal.serve", "mine", "--fd", str(fd), *words]
+    confined, _, unconfined = given
+    assert confined is not None and unconfined is None
+    assert confined == {name: os.environ[name] for name in confined} and "SECRET_TOKEN" not in confined
+    assert {"PATH", "ANOTHER", "NNHAL_ENVIRONMENT"} <= confined.keys()
 
 
 @pytest.mark.parametrize("lacks", ["socket.socketpair", "os.pipe2"])
