@@ -52,7 +52,7 @@ from nnhal.ipc.transport.fate import DYING_MS, ended, pidfd
 
 GREETING_NS = 30_000_000_000  # a driver may import a large engine first
 SETTLE_NS = 2_000_000_000  # after an interrupt, for a driver that writes to memory of the caller's to see it
-HUNG_NS = 2_000_000_000  # past a deadline without an answer: the process hangs, or is too slow to wait for
+HUNG_NS = 2_000_000_000  # past a deadline without an answer: the process hangs
 HUNG_BESIDE_OTHERS_NS = LOOP_TIMEOUT_MAXIMUM_NS  # the same where its end would take something from others
 MAX_LANES = 32  # for calls at once; as many may be given up and not have ended
 KEPT_LANES = 4  # of them, that executions of each lower priority leave to those of higher ones
