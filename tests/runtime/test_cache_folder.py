@@ -368,6 +368,16 @@ def test_a_folder_that_was_never_counted_is(folder):
     assert (folder.path / "written").stat().st_size == 1 and len(left(folder)) == 8
 
 
+def test_a_folder_in_the_place_of_a_description_is_replaced_or_keeps_no_other_entry(folder):
+    (folder.path / f"{ONE}.entry").mkdir()
+    publish(folder, ONE)
+    assert read(folder, ONE) == [b"data", b"data"]
+    (folder.path / f"{TWO}.entry").mkdir()
+    (folder.path / f"{TWO}.entry" / "notes.txt").touch()
+    folder.prune(0)
+    assert left(folder) == [f"{TWO}.entry"]
+
+
 def test_other_files_in_the_folder_stay(folder):
     (folder.path / "notes.txt").write_text("mine")
     publish(folder)

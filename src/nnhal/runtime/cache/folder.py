@@ -241,13 +241,20 @@ class CacheFolder:
             new.close()
 
     def remove(self, name: str) -> None:
-        """Take a file away, if it is there."""
+        """Take a file away, if it is there, or an empty folder in its place."""
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=self._fd)
+            try:
+                os.unlink(name, dir_fd=self._fd)
+            except IsADirectoryError:
+                os.rmdir(name, dir_fd=self._fd)
 
     def rename(self, old: str, new: str) -> None:
         """Give a file another name, at once and for good."""
-        os.rename(old, new, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+        try:
+            os.rename(old, new, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+        except IsADirectoryError:
+            self.remove(new)
+            os.rename(old, new, src_dir_fd=self._fd, dst_dir_fd=self._fd)
         os.fsync(self._fd)
 
     # ------------------------------------------------------------------------------------------------------ entries
@@ -499,6 +506,11 @@ class CacheFolder:
 
     def _take_out(self, key: str) -> None:
         for name in (f"{key}.entry", f"{key}.used"):
+            self._clear(name)
+
+    def _clear(self, name: str) -> None:
+        """Take a file away where that can be done: one that stays keeps no other."""
+        with contextlib.suppress(OSError):
             self.remove(name)
 
     def _tidy(self, most: int, rest: int, keep: str = "") -> list[str]:
@@ -522,11 +534,11 @@ class CacheFolder:
         for match in filter(None, map(_FILE.fullmatch, listed)):
             generation = f"{match[1]}.{match[2]}"
             if generation not in marks and (generation not in alive or match[3] in ("making", "new")):
-                self.remove(match[0])
+                self._clear(match[0])
         keys = {entry.key for entry in entries} - set(gone)
         for name in listed:
             if name.endswith(".used") and name[:-5] not in keys:
-                self.remove(name)
+                self._clear(name)
         own = Owner()
         try:
             log = self.open("written", os.O_RDWR | os.O_CREAT, own)
