@@ -34,7 +34,7 @@ from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.hal.utilities import is_extension
 from nnhal.hal.wrappers import AtLevel, Limited
-from nnhal.ipc.client.buffer import RemoteBuffer
+from nnhal.ipc.client.buffer import RemoteContents
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery, interpreter
@@ -510,7 +510,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often contents went into buffers of another process, and out of them."""
     counts = Counter[str]()
     for name in ("copy_from", "copy_to"):
-        monkeypatch.setattr(RemoteBuffer, name, counting(counts, name, getattr(RemoteBuffer, name)))
+        monkeypatch.setattr(RemoteContents, name, counting(counts, name, getattr(RemoteContents, name)))
     monkeypatch.setattr(interpreter, "LARGE", 1 << 12)
     return counts
 

@@ -98,7 +98,7 @@ class Buffer(ABC):
     def shape(self) -> tuple[int, ...] | None:
         """Shape of the contents, None while there are none."""
 
-    def within(self, _: Control) -> "Contents":
+    def within(self, _: Control) -> "BufferContents":
         """Its contents, for one execution: what has to ask another process does so within the execution's budget."""
         return self
 
@@ -106,7 +106,7 @@ class Buffer(ABC):
         """Give the memory back."""
 
 
-class Contents(Protocol):
+class BufferContents(Protocol):
     """What is asked of a buffer's contents."""
 
     @property

@@ -63,9 +63,9 @@ class RemoteBuffer(Buffer):
         if self.in_doubt:
             raise OperationFailed(f"buffer {self.token} has no contents, must be written or copied to first")
 
-    def within(self, control: Control) -> "_Contents":
+    def within(self, control: Control) -> "RemoteContents":
         """Its contents, asked for within a budget."""
-        return _Contents(self, self._session, control)
+        return RemoteContents(self, self._session, control)
 
     @property
     def shape(self) -> tuple[int, ...] | None:
@@ -92,7 +92,7 @@ class RemoteBuffer(Buffer):
             self.close()
 
 
-class _Contents:
+class RemoteContents:
     """What a buffer holds, for calls within one budget."""
 
     def __init__(self, buffer: RemoteBuffer, session: Session, control: Control) -> None:
