@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from nnhal.hal import background
 from nnhal.hal.request import Control
 
-LIMIT = 60.0  # seconds until a test that waits for an event fails: no duration that anything depends on
+LIMIT = 8.0  # seconds until a test that waits for an event fails: no duration that anything depends on
 NS = 1_000_000_000
 BACKGROUND = ("nnhal-idle", "nnhal-worker")  # threads that the process keeps, whichever test started them
 
@@ -27,6 +28,11 @@ def until(true: Callable[[], object], what: str = "the event") -> None:
             pytest.fail(f"{what}: not within {LIMIT:.0f} s")
         time.sleep(pause)
         pause = min(2 * pause, 0.02)
+
+
+def workers_are_idle() -> None:
+    """Wait until each thread that works in the background waits for work."""
+    until(lambda: len(background._idle) >= sum(t.name == "nnhal-worker" for t in threading.enumerate()), "all are idle")
 
 
 def jitter(dice: random.Random, seconds: float) -> None:
@@ -50,6 +56,8 @@ class Clock:
     def monotonic_ns(self) -> int:
         """The time in nanoseconds."""
         return self.ns
+
+    perf_counter_ns = monotonic_ns
 
     def monotonic(self) -> float:
         """The time in seconds."""

@@ -132,11 +132,6 @@ def most(device: RemoteDevice, name: str) -> int:
     return {quota.name: quota.most for quota in usage(device).quotas}[name]
 
 
-def descriptors() -> int:
-    """How many this process has open."""
-    return len(os.listdir("/proc/self/fd"))
-
-
 def opened() -> list[str]:
     """What each of them is of, as far as that can be seen."""
     found = []

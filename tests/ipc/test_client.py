@@ -32,6 +32,7 @@ from nnhal.ipc.client.session import Session
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.transport.channel import Channel
 from tests.ipc.support import LIMIT, Peer, wait_until
+from tests.waiting import Opened
 
 PATIENCE = int(LIMIT * 1e9)
 WELCOME = wire.Welcome(wire.VERSION, int(V1_3), "peer", os.getpid(), 0b101, True, {})
@@ -99,12 +100,12 @@ def test_a_greeting_that_is_not_answered_as_it_must_be_says_so_and_leaves_nothin
     answer: bytes | None, kind: type[NnhalError], says: str
 ) -> None:
     gc.collect()
-    before = descriptors()
+    opened = Opened()
     with pytest.raises(kind) as refused:
         greeted(answer)
     assert says in str(refused.value) and type(refused.value) is kind
     assert ("in x" in refused.value.stack) == (answer is not None and b"in x" in answer)
-    wait_until(lambda: descriptors() <= before, "nothing is left")
+    opened.closed()
 
 
 def test_a_greeting_may_take_30_s_unless_another_time_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -519,10 +520,10 @@ def test_a_death_is_told_to_all_who_wait_and_to_all_who_come(service: Service) -
 def test_a_closed_session_is_closed_and_who_comes_is_told(service: Service) -> None:
     session = service.session
     session.call(ASK, wire.Word)
-    before = descriptors()
+    own = list(session._own.fds)
     session.close()
     session.close()
-    assert not session._thread.is_alive() and descriptors() < before
+    assert not session._thread.is_alive() and own and not session._own.fds
     with pytest.raises(Closed, match="peer: the connection was closed"):
         session.call(ASK, wire.Word)
     session.give_up("too late")

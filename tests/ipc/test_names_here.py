@@ -12,6 +12,7 @@ import pytest
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument
 from nnhal.ipc import names
 from nnhal.ipc.client import session
+from tests.waiting import Opened
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def test_names_have_up_to_64_letters(name: str, runtime: Path) -> None:
 
 
 def test_a_socket_is_the_users_own_and_listens_and_its_name_is_taken(runtime: Path) -> None:
-    before, umask = descriptors(), os.umask(0o022)
+    opened, umask = Opened(), os.umask(0o022)
     try:
         with names.listen("mine") as listener:
             path = runtime / "mine.sock"
@@ -73,7 +74,7 @@ def test_a_socket_is_the_users_own_and_listens_and_its_name_is_taken(runtime: Pa
                 names.listen("mine")
         assert path.exists() and names.running() == [] and not path.exists()
         assert names.sweep(path) is True
-        assert descriptors() <= before
+        opened.closed()
     finally:
         os.umask(umask)
 
@@ -82,7 +83,7 @@ def test_a_name_that_somebody_takes_meanwhile_or_that_cannot_be_bound_leaves_not
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names.directory()
-    before, umask = descriptors(), os.umask(0o022)
+    opened, umask = Opened(), os.umask(0o022)
 
     def taken(*_: object) -> None:
         raise FileExistsError
@@ -95,7 +96,8 @@ def test_a_name_that_somebody_takes_meanwhile_or_that_cannot_be_bound_leaves_not
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime / ("long" * 40)))
         with pytest.raises(DeviceUnavailable, match=r"service mine: .*: AF_UNIX path too long"):
             names.listen("mine")
-        assert os.umask(0o022) == 0o022 and descriptors() <= before and not list(runtime.glob("mine*"))
+        assert os.umask(0o022) == 0o022 and not list(runtime.glob("mine*"))
+        opened.closed()
     finally:
         os.umask(umask)
 
@@ -197,10 +199,10 @@ def test_a_service_of_another_user_is_refused(
 
 def test_a_service_that_is_not_there_leaves_no_descriptor(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names.directory()
-    before = descriptors()
+    opened = Opened()
     with pytest.raises(DeviceUnavailable, match="service none: No such file or directory; running: none is running"):
         names.connect("none")
-    assert descriptors() <= before
+    opened.closed()
 
     def full(*_: object) -> Any:
         raise OSError(24, "Too many open files")

@@ -28,6 +28,7 @@ import pytest
 from nnhal.ipc.transport import _native
 from tests.ipc.fuzz_queue import fuzz
 from tests.ipc.support import lingering
+from tests.waiting import Opened
 
 HANG_NS = 30_000_000_000  # a wait that takes this long hangs
 REQUEST, RESULT = 64, 320  # where a queue's words start: write index, +64 read index, +128 event, +192 waiter
@@ -149,31 +150,31 @@ while not isinstance(m := l.receive(), int): l.answer(m[0][::-1])
 def test_64_descriptors_pass_and_more_are_refused_without_a_leak(lanes):
     a, b, sock, _ = lanes
     with tempfile.TemporaryFile() as file:
-        before = descriptors()
+        opened = Opened()
         assert a.send(b"x", (file.fileno(),) * 65) == _native.TOO_LARGE
         assert a.send(b"x", (file.fileno(),) * 1000) == _native.TOO_LARGE
         assert b.receive(0) == _native.TIMEOUT
         push(sock, 0, b"x", [file.fileno()] * 100)
         assert b.receive(HANG_NS) == _native.TOO_LARGE
-        assert descriptors() == before
+        opened.closed()
         assert a.send(b"x", [file.fileno()] * 64) == 0
         _, fds = b.receive(HANG_NS)
-        assert len(fds) == 64 and descriptors() == before + 64
+        assert len(fds) == 64 and opened.count() == 64
         taken = [fds.take() for _ in range(64)]
         assert len(set(taken)) == 64 and len(fds) == 0 and fds.take() == -1
         for fd in taken:
             os.close(fd)
-        assert descriptors() == before
+        opened.closed()
 
 
 def test_too_long_messages_are_refused_and_their_descriptors_closed(lanes):
     a, b, sock, _ = lanes
-    before = descriptors()
+    opened = Opened()
     longest = 64 * 1024 + 4 * 1024
     assert a.send(bytes(longest + 1)) == _native.TOO_LARGE
     push(sock, 0, bytes(longest + 1), [0, 1])
     assert b.receive(HANG_NS) == _native.TOO_LARGE
-    assert descriptors() == before
+    opened.closed()
     assert a.send(bytes(longest)) == 0
     assert b.receive(HANG_NS) == (bytes(longest), _native.NONE)
 
@@ -182,7 +183,7 @@ def test_descriptors_that_find_no_room_are_all_closed(lanes):
     a, b, sock, _ = lanes
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert a.send(b"x", (sock.fileno(),) * 20) == 0
-    before = descriptors()
+    opened = Opened()
     lowest = os.dup(0)
     os.close(lowest)
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 5, hard))
@@ -190,7 +191,7 @@ def test_descriptors_that_find_no_room_are_all_closed(lanes):
         assert b.receive(HANG_NS) == _native.TOO_LARGE
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert descriptors() == before
+    opened.closed()
 
 
 def test_descriptor_that_is_not_open_is_the_callers_error(lanes):
@@ -303,11 +304,11 @@ def test_an_answer_of_another_number_is_corrupt_and_its_descriptors_are_closed(l
     push(other, 1, b"answer")
     assert a.call(b"call", (), HANG_NS) == (b"answer", _native.NONE)
     assert a.ask(b"call") == 0
-    before = descriptors()
+    opened = Opened()
     for _ in range(3):
         push(other, number, b"answer", [0, 1, 2])
         assert a.receive(HANG_NS) == _native.CORRUPT and a.awaited == 2
-    assert descriptors() == before
+    opened.closed()
     push(other, 2, b"right")
     assert a.receive(HANG_NS) == (b"right", _native.NONE)
 
@@ -317,12 +318,13 @@ def test_an_answer_of_another_number_is_corrupt_and_its_descriptors_are_closed(l
 def test_a_message_without_bytes_after_its_number_is_corrupt_and_its_descriptors_are_closed(lanes, length, awaited):
     a, _, _, other = lanes
     assert not awaited or a.ask(b"call") == 0
-    before = descriptors()
+    opened = Opened()
     datagram = struct.pack("<Q", int(awaited))[:length]
     for fds in ([0], [0, 1, 2], [0] * 64, [0] * 65):
         other.sendmsg([datagram], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
         assert a.receive(HANG_NS) == _native.CORRUPT
-    assert a.asked == 0 and descriptors() == before
+    assert a.asked == 0
+    opened.closed()
     if length:
         other.send(datagram)
         assert a.receive(HANG_NS) == _native.CORRUPT
@@ -387,23 +389,23 @@ def received(lanes, count: int) -> _native.Descriptors:
 
 
 def test_descriptors_that_nobody_took_are_closed_with_their_owner(lanes):
-    before = descriptors()
+    opened = Opened()
     for taken in (0, 1, 3):
         owner = received(lanes, 3)
         mine = [owner.take() for _ in range(taken)]
-        assert len(owner) == 3 - taken and descriptors() == before + 3
+        assert len(owner) == 3 - taken and opened.count() == 3
         del owner
-        assert descriptors() == before + taken
+        assert opened.count() == taken
         for fd in mine:
             os.close(fd)
 
 
 def test_descriptors_are_closed_once(lanes):
-    before = descriptors()
+    opened = Opened()
     owner = received(lanes, 3)
     first = owner.take()
     owner.close()
-    assert (len(owner), owner.take(), descriptors()) == (0, -1, before + 1)
+    assert (len(owner), owner.take(), opened.count()) == (0, -1, 1)
     again = os.dup(0)  # one of the numbers that were closed
     owner.close()
     del owner
@@ -413,7 +415,7 @@ def test_descriptors_are_closed_once(lanes):
 
 
 def test_descriptors_are_closed_where_an_exception_passes_their_owner(lanes):
-    before = descriptors()
+    opened = Opened()
 
     def fails() -> None:
         owner = received(lanes, 5)
@@ -423,7 +425,7 @@ def test_descriptors_are_closed_where_an_exception_passes_their_owner(lanes):
     for _ in range(3):
         with contextlib.suppress(ZeroDivisionError):
             fails()
-        assert descriptors() == before
+        opened.closed()
 
 
 def test_nobody_makes_an_owner_of_descriptors_but_a_lane():
@@ -692,7 +694,7 @@ def test_spinning_exchange_rarely_blocks_on_two_cpus(pair):
 def test_exchanges_leave_no_descriptor_and_no_mapping(pair):
     threading.Thread(target=serve, args=(pair.service,)).start()
     pair.client.exchange(packet(1), HANG_NS)
-    before = descriptors(), mappings("nnhal-queues")
+    opened, before = Opened(), mappings("nnhal-queues")
     for i in range(20_000):
         assert pair.client.exchange(packet(3, i % 2), HANG_NS) == packet(3, i % 2)
     for _ in range(300):
@@ -702,7 +704,8 @@ def test_exchanges_leave_no_descriptor_and_no_mapping(pair):
         both[0].hold()
         assert both[0].send(packet(1)) == 0 and both[1].receive(0) == packet(1)
         del both
-    assert (descriptors(), mappings("nnhal-queues")) == before
+    opened.closed()
+    assert mappings("nnhal-queues") == before
     pair.client.close()
 
 

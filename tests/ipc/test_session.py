@@ -69,6 +69,7 @@ from tests.ipc.support import (
     wait_until,
     wide,
 )
+from tests.waiting import Opened
 
 
 @pytest.fixture(scope="module")
@@ -106,10 +107,10 @@ def test_a_session_that_lacks_a_thread_or_a_descriptor_is_refused_with_its_reaso
     monkeypatch.setattr(
         *((threading.Thread, "start", no_thread) if what == "a thread" else (os, "eventfd", no_descriptor))
     )
-    before = len(os.listdir("/proc/self/fd"))
+    opened = Opened()
     with pytest.raises(ResourceExhausted, match=what.removeprefix("a ")):
         start(PROBE)
-    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before, "its descriptors are closed")
+    opened.closed()
 
 
 def test_a_session_that_is_closed_during_an_execution_leaves_the_callers_memory_alone() -> None:
@@ -333,7 +334,7 @@ def test_a_request_over_a_thousand_memories_is_bound_and_leaves_none_behind() ->
     with own_process() as device:
         count = 1000
         prepared = prepare(device, wide(count))
-        before, clean = len(os.listdir("/proc/self/fd")), inside(device)["memories"]
+        opened, clean = Opened(), inside(device)["memories"]
         memories = [Memory.from_array(np.float32([n])) for n in range(count)]
         given = [memory.view(0, 4, np.float32, (1,)) for memory in memories]
         for extra in range(2):
@@ -344,7 +345,7 @@ def test_a_request_over_a_thousand_memories_is_bound_and_leaves_none_behind() ->
         assert device.session.calls["Bind"] == 1
         del memories, given, done
         wait_until(lambda: gc.collect() >= 0 and inside(device)["memories"] <= clean, "memories of the service")
-        assert len(os.listdir("/proc/self/fd")) <= before
+        opened.closed()
 
 
 def test_a_model_over_a_thousand_memories_is_compiled() -> None:
@@ -545,7 +546,7 @@ def test_lanes_after_a_hundred_interrupted_calls_are_usable_and_every_later_resu
         for model in (prepared, slow):
             run(model, numbers())
         before, dice = inside(device), random.Random(1)
-        count, fds = 0, len(os.listdir("/proc/self/fd"))
+        count, opened = 0, Opened()
         for n in range(100):
             count += interrupts.during(lambda n=n: run(slow, numbers(start=1000 + n)), dice.uniform(0.0005, 0.02))
             for _ in range(3):
@@ -559,7 +560,7 @@ def test_lanes_after_a_hundred_interrupted_calls_are_usable_and_every_later_resu
         assert all(np.array_equal(y, 2 * numbers(start=n)) for n, y in enumerate(outputs))
         wait_until(lambda: inside(device)["inside"] == 0, "the executions end")
         settled(device, before, lanes=8)
-        wait_until(lambda: gc.collect() >= 0 and len(os.listdir("/proc/self/fd")) <= fds + 16, "descriptors")
+        opened.closed(but=16)
 
 
 def settled(device: RemoteDevice, before: dict[str, int], lanes: int = 1) -> None:
@@ -846,12 +847,12 @@ def test_descriptors_that_come_with_an_answer_and_that_nobody_wants_are_closed()
     }
     with Peer(lambda lane, call: lane.answer(wire.encode(answers[type(call)]), (0, 1, 2))) as session:
         assert session.call(wire.GetVersionString(), wire.Word)[0].value == "1"
-        before = len(os.listdir("/proc/self/fd"))
+        opened = Opened()
         for _ in range(50):
             assert session.call(wire.GetVersionString(), wire.Word)[0].value == "1"
             with pytest.raises(InvalidArgument, match="no"):
                 session.call(wire.GetStatus(), wire.Word)
-        assert len(os.listdir("/proc/self/fd")) <= before
+        opened.closed()
         with pytest.raises(DeadObject, match="answered getType with Acknowledged"):
             session.call(wire.GetType(), wire.Word)
 

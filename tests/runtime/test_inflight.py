@@ -19,8 +19,8 @@ from nnhal.hal.request import UNLIMITED, Control
 from nnhal.runtime import inflight
 from nnhal.runtime.caller import InUse
 from nnhal.runtime.inflight import Execution, Home, Queue
-from tests.hal.devices import descriptors
 from tests.runtime.test_execution import wait_until
+from tests.waiting import Opened
 
 LONG = 20  # seconds after which something counts as hanging
 
@@ -289,14 +289,14 @@ def test_a_descriptor_asked_for_after_the_end_is_readable_at_once():
 
 
 def test_descriptors_go_with_the_execution_and_those_for_its_end_with_that():
-    before = descriptors()
+    opened = Opened()
     future, execution = running()
     execution.fileno()
-    assert descriptors() == before + 2
+    assert opened.count() == 2
     future.set_result(1)
-    assert descriptors() == before + 1
+    assert opened.count() == 1
     del execution
-    assert descriptors() == before
+    opened.closed()
 
 
 # ----------------------------------------------------------------------------------------------------------- awaiting

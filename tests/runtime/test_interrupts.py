@@ -15,10 +15,10 @@ import pytest
 import nnhal
 from nnhal.hal.background import _idle, start
 from nnhal.hal.wrappers import Limited
-from tests.hal.devices import descriptors
 from tests.interrupts import interrupted_at, interrupted_in
 from tests.runtime.graphs import sums
 from tests.runtime.test_execution import LONG, Own, add, wait_until
+from tests.waiting import Opened
 
 X, B = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
 
@@ -136,7 +136,7 @@ OPENS: dict[str, Callable[[nnhal.Fence, nnhal.Execution], Any]] = {
 @pytest.mark.parametrize("name", OPENS)
 def test_what_was_opened_is_closed_wherever_the_interrupt_comes(name):
     compiled = nnhal.compile(sums(), devices="reference")
-    (fence, _), before = nnhal.fence_pair(), descriptors()
+    (fence, _), opened = nnhal.fence_pair(), Opened()
 
     def points(frame: Any, event: str) -> bool:
         return "nnhal" in frame.f_code.co_filename
@@ -144,4 +144,4 @@ def test_what_was_opened_is_closed_wherever_the_interrupt_comes(name):
     found = interrupted_in(name, points, lambda: OPENS[name](fence, compiled.submit(X, B)))
     assert found > 1
     compiled.close()
-    assert descriptors() == before
+    opened.closed()

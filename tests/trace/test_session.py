@@ -26,10 +26,10 @@ from nnhal.runtime.compiled import Compiled
 from nnhal.runtime.tracing import perfetto, session
 from nnhal.runtime.tracing.perfetto import read
 from nnhal.runtime.tracing.timeline import Timeline
-from tests.hal.devices import descriptors
 from tests.interrupts import interrupted_at
-from tests.ipc.support import doubling, wait_until
+from tests.ipc.support import doubling
 from tests.trace.opened import ALWAYS, decoded, opened, wrong
+from tests.waiting import Opened
 
 X = np.arange(4, dtype=np.float32)
 
@@ -229,12 +229,12 @@ def test_an_interrupt_anywhere_leaves_nothing_traced_and_the_next_trace_is_whole
 
     with nnhal.compile(doubling(), devices="reference") as compiled:
         compiled(X)
-        before = descriptors()
+        opened = Opened()
 
         def traced() -> None:
             nonlocal whole, struck
             struck = False
-            wait_until(lambda: descriptors() <= before, "all is closed")  # a last look at memory may go on
+            opened.closed()  # a last look at memory may go on
             assert base.process.recording is None and base.process.users == 0 and all(plain(*seam) for seam in SEAMS)
             if path.exists() and path.stat().st_size:
                 whole += 1
