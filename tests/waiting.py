@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 from nnhal.hal import background
 from nnhal.hal.request import Control
 
-LIMIT = 8.0  # seconds until a test that waits for an event fails: no duration that anything depends on
+LIMIT = 20.0  # seconds until a test that waits for an event fails: no duration that anything depends on
 NS = 1_000_000_000
 BACKGROUND = ("nnhal-idle", "nnhal-worker")  # threads that the process keeps, whichever test started them
 
@@ -63,6 +63,10 @@ class Clock:
         """The time in seconds."""
         return self.ns / NS
 
+    def sleep(self, seconds: float) -> None:
+        """Whoever sleeps lets so much time pass."""
+        self.advance(seconds)
+
     def advance(self, seconds: float) -> None:
         """Let so much time pass."""
         with self._lock:
@@ -105,20 +109,26 @@ class Opened:
         gc.collect()
         return (_descriptors() - self._before).total()
 
+    def like(self, fd: int) -> int:
+        """How many of them are duplicates of a descriptor."""
+        gc.collect()
+        status = os.fstat(fd)
+        return (_descriptors() - self._before)[status.st_dev, status.st_ino]
+
     def closed(self, but: int = 0) -> None:
         """Wait until none is open, or no more than `but`."""
         until(lambda: self.count() <= but, f"descriptors are closed, all but {but}")
 
 
 class Started:
-    """Threads started since this was made, without those that the process keeps."""
+    """Threads started since this was made, but for some by name: those that the process keeps."""
 
-    def __init__(self) -> None:
-        self._before = set(threading.enumerate())
+    def __init__(self, but: Container[str] = BACKGROUND) -> None:
+        self._before, self._but = set(threading.enumerate()), but
 
     def threads(self) -> list[threading.Thread]:
         """Those that have not ended."""
-        return [t for t in set(threading.enumerate()) - self._before if t.name not in BACKGROUND and t.is_alive()]
+        return [t for t in set(threading.enumerate()) - self._before if t.name not in self._but and t.is_alive()]
 
     def ended(self) -> None:
         """Wait until all have ended."""

@@ -18,7 +18,7 @@ from nnhal.ipc.protocol import wire
 from nnhal.ipc.transport.channel import Channel
 from tests.faults.support import attempt, doubling
 from tests.ipc.support import Peer, request_for, wait_until
-from tests.waiting import Opened
+from tests.waiting import Opened, until
 
 ONE = wire.WirePerformance(1.0, 1.0)
 FLOAT32, QUANT8 = int(OperandType.TENSOR_FLOAT32), int(OperandType.TENSOR_QUANT8_ASYMM)
@@ -128,13 +128,11 @@ def test_a_message_without_bytes_leaves_no_descriptor(where):
         assert aim is not None
         aim.socket.sendmsg([], rights)
 
-    opened = Opened()
     peer = Peer(answer)
     with peer as session:
+        opened = Opened()
         for _ in range(4):
             error = attempt(lambda: session.call(wire.GetVersionString(), wire.Word))
             assert isinstance(error, NnhalError), error
         assert session.dead is not None
-    del error
-    peer.callbacks = None
-    opened.closed()
+        until(lambda: not opened.like(0), "what came is closed")
