@@ -15,7 +15,7 @@ import pytest
 from nnhal.hal import background
 from nnhal.hal.request import Control
 
-LIMIT = 20.0  # seconds until a test that waits for an event fails: no duration that anything depends on
+LIMIT = 60.0  # seconds until a test that waits for an event fails: no duration that anything depends on
 NS = 1_000_000_000
 BACKGROUND = ("nnhal-idle", "nnhal-worker")  # threads that the process keeps, whichever test started them
 
@@ -33,6 +33,12 @@ def until(true: Callable[[], object], what: str = "the event") -> None:
 def workers_are_idle() -> None:
     """Wait until each thread that works in the background waits for work."""
     until(lambda: len(background._idle) >= sum(t.name == "nnhal-worker" for t in threading.enumerate()), "all are idle")
+
+
+def pass_time(seconds: float) -> None:
+    """Let so much time pass: what takes long, or what must not happen and gets time to. However long it lasts, nothing that
+    is asserted of a program without fault changes."""
+    time.sleep(seconds)
 
 
 def jitter(dice: random.Random, seconds: float) -> None:

@@ -28,7 +28,7 @@ import pytest
 from nnhal.ipc.transport import _native
 from tests.ipc.fuzz_queue import fuzz
 from tests.ipc.support import lingering
-from tests.waiting import Opened
+from tests.waiting import Opened, jitter, until
 
 HANG_NS = 30_000_000_000  # a wait that takes this long hangs
 REQUEST, RESULT = 64, 320  # where a queue's words start: write index, +64 read index, +128 event, +192 waiter
@@ -435,6 +435,7 @@ def test_nobody_makes_an_owner_of_descriptors_but_a_lane():
     _native.NONE.close()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("how", ("closed", "forgotten", "refused"))
 def test_other_threads_run_while_descriptors_are_closed_that_take_long(lanes, how):
     a, b, sock, _ = lanes
@@ -479,7 +480,6 @@ try: print('ready', flush=True); q.receive()
 except KeyboardInterrupt: print('interrupted')
 """
     process = peer(code, pair.fd)
-    time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     assert ended(process) == "interrupted\n"
 
@@ -669,7 +669,7 @@ print(q.stats()['lost_wakes'], p)
         sent = packets[rng.randrange(100)]
         assert pair.client.exchange(sent, HANG_NS) == sent
         if i % 64 == 0:  # the other side is sometimes asleep already, sometimes about to be
-            time.sleep(rng.random() * 1e-4)
+            jitter(rng, 1e-4)
     stats = pair.client.stats()
     assert stats["packets"] == 100_000 and stats["lost_wakes"] == 0
     assert stats["waits"] > 0 and stats["wakes"] > 0
@@ -677,6 +677,7 @@ print(q.stats()['lost_wakes'], p)
     assert ended(process) == f"0 {_native.CLOSED}\n"
 
 
+@pytest.mark.nightly
 def test_spinning_exchange_rarely_blocks_on_two_cpus(pair):
     if len(os.sched_getaffinity(0)) < 2:
         assert pair.client.budget_ns == 0
@@ -773,8 +774,7 @@ def test_an_answer_that_comes_a_second_time_is_not_the_next_ones(pair):
             assert answer.result() == packet(1, tag)
         asked = pair.word(REQUEST)
         answer = pool.submit(pair.client.exchange, packet(2, 3), HANG_NS)
-        while pair.word(REQUEST) == asked:
-            time.sleep(0.001)
+        until(lambda: pair.word(REQUEST) != asked, "the question")
         assert pair.service.send(packet(1, 2)) == 0
         assert answer.result() == _native.CORRUPT
 
@@ -884,10 +884,12 @@ def test_end_of_the_watched_process_is_dead_without_a_holder(pair):
 
 
 def test_waiter_that_came_before_the_holder_sees_its_end(pair):
+    dice = random.Random(1)
+
     def live() -> None:
-        time.sleep(0.05)
+        jitter(dice, 0.1)
         pair.service.hold()
-        time.sleep(0.05)
+        jitter(dice, 0.1)
 
     thread = threading.Thread(target=live)
     thread.start()

@@ -2,7 +2,6 @@
 
 import itertools
 import threading
-import time
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +21,7 @@ from tests.runtime.devices import Fake, for_nothing
 from tests.runtime.graphs import SHAPE, sums
 from tests.runtime.test_arguments import WIDE, N, formed
 from tests.runtime.test_execution import add, relued, two_outputs, wait_until
+from tests.waiting import pass_time
 
 X, B = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
 LONG = 20  # seconds after which something counts as hanging
@@ -324,7 +324,7 @@ def test_where_a_driver_cannot_launch_all_runs_in_the_background_after_what_was_
     fenced = compiled.execute_fenced(X)
     assert fenced.way == "in the background: device second: not today"
     (launched,) = first.launches
-    time.sleep(0.05)
+    pass_time(0.05)
     assert not fenced.done() and ran == []  # it might write to the same memory
     launched.fail(OperationFailed("whatever came of it"))
     with pytest.raises(nnhal.NnhalError):  # `add` of one input is none
@@ -537,7 +537,7 @@ def test_options_that_may_change_are_the_same_for_all_steps_where_they_run_here(
 def test_several_steps_have_one_limit_from_the_fences_on(monkeypatch):
     """Each alone would keep it."""
     for_nothing(monkeypatch)
-    slow = [Fake(takes=lambda n, own=own: n == own, on_run=lambda: time.sleep(0.3)) for own in (0, 1)]
+    slow = [Fake(takes=lambda n, own=own: n == own, on_run=lambda: pass_time(0.3)) for own in (0, 1)]
     compiled = nnhal.compile(sums(2), devices=slow)
     assert len(compiled.placement.steps) == 2
     with pytest.raises(nnhal.MissedDeadline):

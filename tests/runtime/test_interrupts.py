@@ -3,7 +3,6 @@
 import gc
 import random
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -18,7 +17,7 @@ from nnhal.hal.wrappers import Limited
 from tests.interrupts import interrupted_at, interrupted_in
 from tests.runtime.graphs import sums
 from tests.runtime.test_execution import LONG, Own, add, wait_until
-from tests.waiting import Opened
+from tests.waiting import Opened, pass_time
 
 X, B = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
 
@@ -91,7 +90,7 @@ def test_a_gate_that_is_opened_twice_does_not_make_two_of_a_worker():
     for worker in list(_idle):
         worker.wake.open()
         worker.wake.open()
-    time.sleep(0.1)
+    pass_time(0.1)
     assert len(set(_idle)) == len(_idle)
 
 
