@@ -39,10 +39,6 @@ def lanes() -> Iterator[tuple[Channel, Channel]]:
     theirs.close()
 
 
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 # ------------------------------------------------------------------------------------------------------------ messages
 
 

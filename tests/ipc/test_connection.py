@@ -124,11 +124,6 @@ def client() -> Iterator[Client]:
     wait_until(lambda: client.used() == client.first, "all is given back")
 
 
-def descriptors() -> int:
-    """How many are open; what other tests left behind may be closed at any time."""
-    return len(os.listdir("/proc/self/fd"))
-
-
 # ------------------------------------------------------------------------------------------------------------ greeting
 
 

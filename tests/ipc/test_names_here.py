@@ -23,10 +23,6 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "run" / "nnhal"
 
 
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 def test_the_folder_is_made_for_the_user_alone_and_may_be_there(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         assert names.directory() == runtime and stat.S_IMODE(runtime.stat().st_mode) == 0o700

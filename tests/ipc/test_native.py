@@ -72,10 +72,6 @@ def push(sock: socket.socket, number: int, data: bytes, fds: Sequence[int] = ())
     sock.sendmsg([struct.pack("<Q", number) + data], rights)
 
 
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 def mappings(name: str) -> int:
     return Path("/proc/self/maps").read_text().count(name)
 

@@ -31,12 +31,6 @@ from tests.waiting import Opened
 SHRINK, ADD_SEALS = 0x0002, 1033
 
 
-def descriptors() -> set[str]:
-    """Those that are open; what other tests left behind may be closed at any time."""
-    gc.collect()
-    return set(os.listdir("/proc/self/fd"))
-
-
 def memfd(size: int, seal: int = 0) -> int:
     fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, size)

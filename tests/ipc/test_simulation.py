@@ -48,6 +48,7 @@ def test_simulated_runs_break_no_invariant(seed: int) -> None:
     simulated(seed)
 
 
+@pytest.mark.nightly
 def test_runs_of_a_new_seed_break_no_invariant() -> None:
     simulated(random.SystemRandom().randrange(10**9))
 

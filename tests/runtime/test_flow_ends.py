@@ -40,6 +40,7 @@ from nnhal.runtime import discovery, interpreter
 from nnhal.runtime.allocate import allocate
 from tests.runtime.devices import failing, for_nothing, to_be_killed
 from tests.runtime.test_flow import LONG, Some, X, branching, doubling, endless, growing, nested, times_of, two, where
+from tests.waiting import Clock
 
 CONTROL = "IF", "WHILE"
 
@@ -75,6 +76,12 @@ class Whole(Limited):
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
         self.buffers.append(super().allocate(desc, roles))
         return self.buffers[-1]
+
+
+@pytest.fixture
+def no_loop_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is: by default a loop has two seconds."""
+    Clock().play(monkeypatch, interpreter)
 
 
 # ---------------------------------------------------------------------------------------------------------- how it ends
@@ -245,6 +252,7 @@ def test_what_was_prepared_inside_is_closed_where_the_rest_does_not_prepare():
     assert [each.closed for each in device.prepared] == [True]
 
 
+@pytest.mark.usefixtures("no_loop_times_out")
 @pytest.mark.parametrize("fallback", ["allow", "forbid"])
 def test_when_a_process_dies_with_what_a_loop_keeps_there_it_is_run_again_elsewhere_or_told(fallback, monkeypatch):
     monkeypatch.setattr(interpreter, "LARGE", 1)
@@ -270,6 +278,7 @@ def test_when_a_process_dies_with_what_a_loop_keeps_there_it_is_run_again_elsewh
 # ------------------------------------------------------------------------------------------------------------ how it runs
 
 
+@pytest.mark.usefixtures("no_loop_times_out")
 @pytest.mark.parametrize("isolation", ["none", "process"])
 def test_every_way_to_execute_gives_the_same(isolation):
     devices: list[Any] = two() if isolation == "none" else [Whole(to_be_killed())]
@@ -329,6 +338,7 @@ def test_a_burst_is_one_at_a_time_and_of_no_use_once_it_is_closed():
     assert compiled(X, times_of(2)).tolist() == [0, 4, 8, 12]
 
 
+@pytest.mark.usefixtures("no_loop_times_out")
 def test_a_burst_takes_another_while_one_that_was_given_up_is_still_inside():
     slow = threading.Event()
     compiled = nnhal.compile(doubling(), devices=[adder(on_run=nth(2, partial(slow.wait, 5)))])
