@@ -69,6 +69,8 @@ class Clock:
         """The time in seconds."""
         return self.ns / NS
 
+    perf_counter = monotonic
+
     def sleep(self, seconds: float) -> None:
         """Whoever sleeps lets so much time pass."""
         self.advance(seconds)

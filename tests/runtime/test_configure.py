@@ -128,7 +128,7 @@ def test_what_was_given_up_is_over_before_the_driver_is_told():
 
 
 def test_its_deadline_holds_for_what_was_given_up_too():
-    compiled = compiled_for("none", gain=1, slow=0.6)
+    compiled = compiled_for("none", gain=1, slow=1.5)
     with pytest.raises(MissedDeadline):
         compiled.run(X, deadline=0.05)
     with pytest.raises(MissedDeadline):

@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 
 import nnhal
+from nnhal.base import time as base_time
 from nnhal.base.records import replace
-from nnhal.runtime import discovery, isolation
+from nnhal.runtime import discovery, isolation, tuning
 from nnhal.runtime.judgement import identity_of
 from nnhal.runtime.measured import place, record
 from nnhal.runtime.measured.later import settle
 from nnhal.runtime.measured.profile import MachineProfile
 from tests.runtime.devices import Fake, failing
 from tests.runtime.test_learning import X, chain, clock, driver, profiled, two, where  # noqa: F401
-from tests.waiting import LIMIT
+from tests.waiting import LIMIT, Clock
 
 
 def compiled_for(*devices: Any, **more: Any) -> nnhal.Compiled:
@@ -50,7 +51,11 @@ def test_what_is_tuned_and_single_is_on_one_device(tmp_path: Path) -> None:
         assert where(compiled.placement) == ["slow"] * 2
 
 
-def test_tuning_leaves_time_for_what_is_to_end_by_a_deadline(tmp_path: Path) -> None:
+def test_tuning_leaves_time_for_what_is_to_end_by_a_deadline(
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played: Clock = request.getfixturevalue("clock")
+    played.play(monkeypatch, tuning, base_time)
     for n in range(3):
         driver(tmp_path, f"slow{n}", seconds=0.1)
     with compiled_for("slow0", "slow1", "slow2", fallback="forbid", deadline=2.0, tune=60) as compiled:
