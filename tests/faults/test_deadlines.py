@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -158,7 +159,8 @@ def test_what_is_prepared_waits_in_a_queue_of_its_own_high_first_and_until_its_d
     busy = threading.Thread(target=running, args=(X,))
     busy.start()  # executions are in another queue
     wait_until(lambda: made.inside == 1, "it runs")
-    made.prepare_gate.clear()
+    may_end = threading.Semaphore(0)
+    made.prepare_gate = SimpleNamespace(wait=may_end.acquire)  # type: ignore[assignment]
 
     def prepare(priority: str, **wanted: Any) -> None:
         nnhal.compile(doubling(), **slowed, priority=priority, **wanted).close()
@@ -171,12 +173,14 @@ def test_what_is_prepared_waits_in_a_queue_of_its_own_high_first_and_until_its_d
         wait_until(lambda threads=threads: waiting() == len(threads) - width, "all but some wait")
     with pytest.raises(MissedDeadline):
         prepare("low", deadline=0.2)
-    made.prepare_gate.set()
+    may_end.release(2)
+    wait_until(lambda: len(made.prepared) == 1 + width + 2, "the next two")
+    assert made.prepared[1:] == ["LOW"] * width + ["HIGH"] * 2
+    may_end.release(len(threads))
     for thread in threads:
         thread.join(LIMIT)
     made.gate.set()
     busy.join(LIMIT)
-    assert made.prepared[1:] == ["LOW"] * width + ["HIGH"] * 2 + ["LOW"] * 3
 
 
 def test_executions_of_a_device_that_only_notifies_do_not_wait_for_what_their_client_prepares_either() -> None:

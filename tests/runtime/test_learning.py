@@ -20,9 +20,9 @@ from nnhal.runtime import discovery, execute, isolation, learning
 from nnhal.runtime.judgement import identity_of
 from nnhal.runtime.learning import COUNTED, UNCOUNTED
 from nnhal.runtime.measured import place, record
-from nnhal.runtime.measured.later import settle
+from nnhal.runtime.measured.later import later, settle
 from nnhal.runtime.measured.profile import CostLine, CrossingCost, DeviceProfile, MachineProfile
-from tests.waiting import LIMIT, Clock
+from tests.waiting import LIMIT, Clock, pass_time
 
 US = 1e-6
 SLOW = """
@@ -343,6 +343,16 @@ def test_a_report_that_was_asked_for_is_told_while_it_learns(tmp_path: Path) -> 
             _, none = compiled.run(X)
             _, report = compiled.run(X, measure=True)
             assert none is None and report is not None and len(report.steps) == 2
+
+
+def test_what_is_written_in_the_background_is_written_in_order() -> None:
+    order, gate = list[str](), threading.Event()
+    later(lambda: (gate.wait(LIMIT), order.append("begun")))
+    later(lambda: order.append("took"))
+    pass_time(0.05)
+    gate.set()
+    settle(LIMIT)
+    assert order == ["begun", "took"]
 
 
 # ------------------------------------------------------------------------------------------------------------- failures
