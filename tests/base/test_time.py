@@ -168,7 +168,7 @@ def test_an_interrupt_waits_for_nothing_that_was_called_at_once(interrupts):
     go_on = threading.Event()
     try:
         with interrupts.expected(0.05):
-            at_once("waiting", lambda _: go_on.wait(20), [1, 2])
+            at_once("waiting", lambda _: go_on.wait(LIMIT), [1, 2])
     finally:
         go_on.set()
 

@@ -14,6 +14,7 @@ import nnhal
 from nnhal.ipc.client import session as sessions
 from nnhal.ipc.client.process import Resilient, start
 from tests.ipc.support import wait_until
+from tests.waiting import LIMIT
 
 pytestmark = pytest.mark.faults
 
@@ -114,5 +115,5 @@ def test_a_close_that_hangs_delays_nobody_else():
             done.set()
 
         threading.Thread(target=use, daemon=True).start()
-        assert done.wait(20)
+        assert done.wait(LIMIT)
         assert device.restarts == 0

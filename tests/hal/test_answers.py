@@ -447,7 +447,7 @@ while not background._idle:
 child = os.fork()
 there = threading.Event()
 background.start(there.set)
-came = there.wait(10)
+came = there.wait(60)
 if not child:
     os._exit(not came)
 assert came and os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

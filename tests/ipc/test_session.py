@@ -539,7 +539,7 @@ def test_a_loop_time_out_past_the_limit_is_refused(device: RemoteDevice) -> None
         run(prepare(device), numbers(), Control(loop_timeout=16_000_000_000))
 
 
-def test_lanes_after_a_hundred_interrupted_calls_are_usable_and_every_later_result_is_right(
+def test_lanes_after_sixty_interrupted_calls_are_usable_and_every_later_result_is_right(
     interrupts: Interrupts,
 ) -> None:
     with own_process() as device:
@@ -548,11 +548,12 @@ def test_lanes_after_a_hundred_interrupted_calls_are_usable_and_every_later_resu
             run(model, numbers())
         before, dice = inside(device), random.Random(1)
         count, opened = 0, Opened()
-        for n in range(100):
+        for n in itertools.count():
+            if count == 60:
+                break
             count += interrupts.during(lambda n=n: run(slow, numbers(start=1000 + n)), dice.uniform(0.0005, 0.02))
             for _ in range(3):
                 assert np.array_equal(run(prepared, numbers(start=n)), 2 * numbers(start=n))
-        assert count > 50
         session = device.session
         assert session.dead is None and not any(channel.in_doubt for channel in session._free)
         wait_until(lambda: not session._given_up, "lanes that were given up")

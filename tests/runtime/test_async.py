@@ -13,7 +13,7 @@ from tests.runtime.graphs import counter, sums
 from tests.waiting import until
 
 X, B = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
-LONG = 20  # seconds after which something counts as hanging
+LONG = 60  # seconds after which something counts as hanging
 
 
 @pytest.fixture(params=["1", "0"], ids=["calls", "callbacks"], autouse=True)

@@ -26,7 +26,7 @@ from tests.runtime.test_execution import add, relued, two_outputs, wait_until
 from tests.waiting import Clock, pass_time
 
 X, B = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
-LONG = 20  # seconds after which something counts as hanging
+LONG = 60  # seconds after which something counts as hanging
 CHAIN = "each step behind its fence"
 NOBODY = ExecutionInfo(Timing(), Timing())
 

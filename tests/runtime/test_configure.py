@@ -16,7 +16,7 @@ from nnhal.ipc.client.process import Resilient, start
 from nnhal.runtime import discovery
 from tests.contract.drivers import tunable
 from tests.runtime.devices import for_nothing
-from tests.waiting import until
+from tests.waiting import LIMIT, until
 
 DRIVER = Path(tunable.__file__)
 X, W = np.arange(4, dtype=np.float32), np.float32([5, 6, 7, 8])
@@ -99,7 +99,7 @@ def test_no_execution_sees_half_of_a_change_whatever_its_steps(kind):
         compiled.configure("tunable", {"gain": 1 + change % 2})
     over.set()
     for thread in threads:
-        thread.join(20)
+        thread.join(LIMIT)
     assert not wrong and not any(step.use.working for step in compiled.memory.steps if step.device == "tunable")
 
 

@@ -27,7 +27,7 @@ from tests.waiting import LIMIT, jitter, pass_time, until
 from tests.waiting import until as wait_until
 
 X, B = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
-LONG = 20  # seconds after which something counts as hanging
+LONG = 60  # seconds after which something counts as hanging
 ISOLATION = pytest.mark.parametrize("isolation", ["none", "process"])
 
 

@@ -21,7 +21,7 @@ from tests.waiting import pass_time, until
 
 X, B = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
 WAYS = pytest.mark.parametrize("isolation", ["none", "process"])
-LONG = 20  # seconds after which something counts as hanging
+LONG = 60  # seconds after which something counts as hanging
 WAY = {"none": "in the background: no driver has fences of its own", "process": "each step behind its fence"}
 
 

@@ -22,7 +22,7 @@ from nnhal.runtime.inflight import Execution, Home, Queue
 from tests.runtime.test_execution import wait_until
 from tests.waiting import Opened, pass_time
 
-LONG = 20  # seconds after which something counts as hanging
+LONG = 60  # seconds after which something counts as hanging
 
 
 def nothing() -> None:
