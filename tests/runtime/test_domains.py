@@ -21,7 +21,7 @@ from nnhal.model.graph import State
 from nnhal.runtime import discovery
 from tests.runtime.devices import Fake, failing, for_nothing, to_be_killed
 from tests.runtime.graphs import FLOATS, SHAPE, counter, sums
-from tests.waiting import pass_time
+from tests.waiting import pass_time, until
 
 X, B = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
 WAYS = pytest.mark.parametrize("isolation", ["none", "process"])
@@ -363,13 +363,14 @@ def test_a_stream_whose_driver_died_says_so_until_it_is_reset():
 @pytest.mark.parametrize("given_up_by", ["deadline", "cancel", "another execution"])
 @WAYS
 def test_contents_that_began_last_stay_whatever_becomes_of_who_began_before(isolation, given_up_by):
-    seconds = 1.5 if given_up_by == "cancel" else 0.5
+    seconds = 1.5 if given_up_by == "cancel" else 1.2
     options = {"faulty": {"run": f"sleep:{seconds}"}}
     slow = nnhal.compile(sums(), devices="faulty", isolation=isolation, fallback="forbid", driver_options=options)
     a = nnhal.allocate([(slow, "output", 0)])
-    limit = 5 if given_up_by == "cancel" else 0.2
+    limit, before = 30 if given_up_by == "cancel" else 0.6, a._writer
     execution = slow.submit(X, B, out=a, deadline=limit)
-    pass_time(0.05)  # it begins
+    until(lambda: a._writer is not before, "it begins")
+    pass_time(0.2)  # in the driver's process, too
     if given_up_by == "another execution":
         assert slow.submit(X, B, out=a).result(30) is a
         expected = X + 1
