@@ -6,12 +6,13 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from nnhal.hal import background
 from nnhal.hal.request import Control
 
 LIMIT = 60.0  # seconds until a test that waits for an event fails: no duration that anything depends on
@@ -27,6 +28,17 @@ def until(true: Callable[[], object], what: str = "the event") -> None:
             pytest.fail(f"{what}: not within {LIMIT:.0f} s")
         time.sleep(pause)
         pause = min(2 * pause, 0.02)
+
+
+def workers_are_idle() -> None:
+    """Wait until each thread that works in the background waits for work."""
+    until(lambda: len(background._idle) >= sum(t.name == "nnhal-worker" for t in threading.enumerate()), "all are idle")
+
+
+def pass_time(seconds: float) -> None:
+    """Let so much time pass: what takes long, or what must not happen and gets time to. However long it lasts, nothing that
+    is asserted of a program without fault changes."""
+    time.sleep(seconds)
 
 
 def jitter(dice: random.Random, seconds: float) -> None:
@@ -51,9 +63,17 @@ class Clock:
         """The time in nanoseconds."""
         return self.ns
 
+    perf_counter_ns = monotonic_ns
+
     def monotonic(self) -> float:
         """The time in seconds."""
         return self.ns / NS
+
+    perf_counter = monotonic
+
+    def sleep(self, seconds: float) -> None:
+        """Whoever sleeps lets so much time pass."""
+        self.advance(seconds)
 
     def advance(self, seconds: float) -> None:
         """Let so much time pass."""
@@ -97,20 +117,26 @@ class Opened:
         gc.collect()
         return (_descriptors() - self._before).total()
 
+    def like(self, fd: int) -> int:
+        """How many of them are duplicates of a descriptor."""
+        gc.collect()
+        status = os.fstat(fd)
+        return (_descriptors() - self._before)[status.st_dev, status.st_ino]
+
     def closed(self, but: int = 0) -> None:
         """Wait until none is open, or no more than `but`."""
         until(lambda: self.count() <= but, f"descriptors are closed, all but {but}")
 
 
 class Started:
-    """Threads started since this was made, without those that the process keeps."""
+    """Threads started since this was made, but for some by name: those that the process keeps."""
 
-    def __init__(self) -> None:
-        self._before = set(threading.enumerate())
+    def __init__(self, but: Container[str] = BACKGROUND) -> None:
+        self._before, self._but = set(threading.enumerate()), but
 
     def threads(self) -> list[threading.Thread]:
         """Those that have not ended."""
-        return [t for t in set(threading.enumerate()) - self._before if t.name not in BACKGROUND and t.is_alive()]
+        return [t for t in set(threading.enumerate()) - self._before if t.name not in self._but and t.is_alive()]
 
     def ended(self) -> None:
         """Wait until all have ended."""

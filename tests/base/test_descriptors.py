@@ -11,12 +11,9 @@ import pytest
 from nnhal.base.descriptors import Owner, open_into
 from nnhal.base.memory import Memory
 from nnhal.hal.fence import fence_pair
+from tests.waiting import Opened
 
 MAKERS: dict[str, Callable[[], object]] = {"memory": lambda: Memory.allocate(4096), "both ends of a fence": fence_pair}
-
-
-def opened() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def is_open(fd: int) -> bool:
@@ -47,10 +44,11 @@ def test_each_of_several_owners_gets_one() -> None:
 
 
 def test_what_is_no_descriptor_is_forgotten_and_nothing_else_is_closed() -> None:
-    before = opened()
+    opened = Opened()
     owner = Owner(-1, 2**80, 2**31, "0", None)  # type: ignore[arg-type]
     owner.close()
-    assert owner.fds == [] and opened() == before and is_open(0)
+    assert owner.fds == [] and is_open(0)
+    opened.closed()
 
 
 @pytest.mark.parametrize("what", MAKERS)
@@ -59,7 +57,7 @@ def test_an_interrupt_while_the_holder_of_descriptors_goes_leaves_none_open(
 ) -> None:
     """At every point where Python runs: an exception in a finalizer is lost, and what it was to do with it."""
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
-    before = opened()
+    opened = Opened()
     for place in count():
         held, left = [MAKERS[what]()], [place]
 
@@ -77,7 +75,7 @@ def test_an_interrupt_while_the_holder_of_descriptors_goes_leaves_none_open(
         finally:
             sys.setprofile(None)
         held.clear()
-        assert opened() == before
+        opened.closed()
         if left[0] >= 0:
             break
     assert place  # it was struck at least once

@@ -22,6 +22,7 @@ from nnhal.base.errors import BadFile, Closed, InvalidArgument, OutOfMemory, Unm
 from nnhal.base.memory import Layout, Memory
 from nnhal.base.sealed import Store
 from tests.interrupts import Interrupts
+from tests.waiting import Opened
 
 ADD_SEALS, GET_SEALS, SHRINK, GROW = 1033, 1034, 0x0002, 0x0004
 RGBA = 1  # AHARDWAREBUFFER_FORMAT_R8G8B8A8_UNORM
@@ -40,11 +41,6 @@ def opened(what: str, tmp_path: Path) -> tuple[int, ...]:
         (tmp_path / "f").write_bytes(bytes(64))
         return (os.open(tmp_path / "f", os.O_PATH),)
     return (os.eventfd(0),)
-
-
-def descriptors() -> int:
-    gc.collect()
-    return len(os.listdir("/proc/self/fd"))
 
 
 @pytest.fixture
@@ -108,13 +104,13 @@ def test_what_is_written_through_a_writable_file_is_in_the_file(file: Path) -> N
 
 
 def test_a_refused_descriptor_leaves_none_open(file: Path) -> None:
-    before = descriptors()
+    opened = Opened()
     fd = os.open(file, os.O_RDONLY)
     for arguments in ({"size": 65}, {"size": 8, "offset": 60}, {"size": 8, "readonly": False}, {"size": 0}):
         with pytest.raises(InvalidArgument):
             Memory.from_fd(fd, **arguments)  # type: ignore[arg-type]
     os.close(fd)
-    assert descriptors() == before
+    opened.closed()
 
 
 # --------------------------------------------------------------------------------------------------- sealing, copying
@@ -203,10 +199,11 @@ def test_there_is_no_memory_of_no_bytes(size: int) -> None:
 
 
 def test_what_cannot_be_allocated_leaves_no_descriptor_while_the_error_is_held() -> None:
-    before = descriptors()
+    opened = Opened()
     with pytest.raises(OutOfMemory, match="could not be allocated") as caught:
         Memory.allocate(1 << 62)
-    assert descriptors() == before and caught.value.__cause__ is not None
+    assert caught.value.__cause__ is not None
+    opened.closed()
 
 
 @pytest.mark.parametrize("path", [3, None, 1.5])
@@ -314,13 +311,13 @@ def test_an_opaque_hardware_buffer_is_of_another_format_than_blob() -> None:
 
 
 def test_closing_gives_every_descriptor_back() -> None:
-    before = descriptors()
+    opened = Opened()
     source = Memory.allocate(16)
     memories = [source, Memory.from_fd(source.fd, 16), Memory.hardware_buffer_blob(5)]
     memories.append(Memory.hardware_buffer(48, Layout(4, 3, 1, RGBA), source.fd))
     for memory in memories:
         memory.close()
-    assert descriptors() == before
+    opened.closed()
 
 
 # -------------------------------------------------------------------------------------------------- which pool it is in
@@ -416,9 +413,9 @@ def test_an_interrupt_while_a_memory_is_made_leaves_no_descriptor(make, tmp_path
         while True:
             make(tmp_path / "f")
 
-    before = len(os.listdir("/proc/self/fd"))
+    opened = Opened()
     with Interrupts() as interrupts:
         for n in range(50):
             assert interrupts.during(again, n * 2e-5)
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
+    opened.closed()

@@ -13,6 +13,7 @@ import pytest
 
 from nnhal.base import private
 from nnhal.base.private import NotPrivate, absolute, alone, made_anew, private_file, private_folder
+from tests.waiting import Opened
 
 pytestmark = pytest.mark.cache
 
@@ -46,11 +47,11 @@ def test_what_is_made_is_the_users_alone_whatever_the_umask(tmp_path, umask):
 def test_a_folder_that_others_may_use_is_refused(tmp_path, bits):
     (tmp_path / "cache").mkdir()
     os.chmod(tmp_path / "cache", bits)
-    before = os.listdir("/proc/self/fd")
+    opened = Opened()
     for _ in range(3):
         with pytest.raises(NotPrivate, match=f"has mode {bits & 0o777:04o}, must be this user's alone"):
             private_folder(tmp_path / "cache")
-    assert set(os.listdir("/proc/self/fd")) <= set(before)
+    opened.closed()
 
 
 def test_a_link_to_a_folder_and_a_file_are_refused(tmp_path):
@@ -101,11 +102,11 @@ def test_a_file_that_is_refused_is_closed(tmp_path):
     folder = private_folder(tmp_path / "cache")
     (tmp_path / "cache" / "open").touch(0o600)
     os.chmod(tmp_path / "cache" / "open", 0o640)
-    before = os.listdir("/proc/self/fd")
+    opened = Opened()
     for _ in range(3):
         with pytest.raises(NotPrivate):
             private_file(folder, "open", os.O_RDWR)
-    assert set(os.listdir("/proc/self/fd")) <= set(before)
+    opened.closed()
     os.close(folder)
 
 

@@ -12,6 +12,7 @@ import pytest
 from nnhal.base.errors import BadFile
 from nnhal.base.memory import Memory
 from nnhal.base.sealed import Store, sealed
+from tests.waiting import Opened
 
 WRITTEN = np.arange(100, dtype=np.int16)
 
@@ -66,10 +67,10 @@ def test_where_the_kernel_knows_no_seal_against_writing_it_is_still_for_reading_
 
 def test_a_store_that_is_never_sealed_gives_its_descriptor_back() -> None:
     gc.collect()
-    before = os.listdir("/proc/self/fd")
+    opened = Opened()
     Store("test").add(WRITTEN)
     gc.collect()
-    assert set(os.listdir("/proc/self/fd")) <= set(before)
+    opened.closed()
 
 
 def test_a_file_is_copied_as_it_is(tmp_path: Path) -> None:

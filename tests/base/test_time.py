@@ -10,6 +10,7 @@ import pytest
 
 from nnhal.base.errors import InvalidArgument, MissedDeadline, ResourceExhausted
 from nnhal.base.time import SLICE, at_once, by, limit, nanoseconds, patience, point_in_time, seconds_until
+from tests.waiting import Started
 
 LIMIT = 60.0  # seconds after which something that has to happen counts as hanging
 
@@ -111,10 +112,7 @@ def test_work_that_does_not_end_in_time_is_left_behind_and_its_late_result_hande
 
 
 def test_an_error_that_comes_late_is_nobodys(caplog):
-    def there():
-        return sum(t.name != "nnhal-idle" for t in threading.enumerate())  # which models of other tests may have
-
-    gate, late, threads = threading.Event(), [], there()
+    gate, late, started = threading.Event(), [], Started()
 
     def work():
         gate.wait(LIMIT)
@@ -123,10 +121,8 @@ def test_an_error_that_comes_late_is_nobodys(caplog):
     with pytest.raises(MissedDeadline):
         by(soon(), "work", work, late=late.append)
     gate.set()
-    give_up = time.monotonic() + LIMIT
-    while there() > threads and time.monotonic() < give_up:
-        time.sleep(0.001)
-    assert there() == threads and not late and not caplog.records
+    started.ended()
+    assert not late and not caplog.records
 
 
 def test_an_interrupt_ends_the_wait_and_the_result_is_handed_over():
@@ -172,7 +168,7 @@ def test_an_interrupt_waits_for_nothing_that_was_called_at_once(interrupts):
     go_on = threading.Event()
     try:
         with interrupts.expected(0.05):
-            at_once("waiting", lambda _: go_on.wait(20), [1, 2])
+            at_once("waiting", lambda _: go_on.wait(LIMIT), [1, 2])
     finally:
         go_on.set()
 

@@ -61,7 +61,7 @@ def test_what_is_going_to_be_measured_is_proved(
     assert left.value.exit_code == 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_was_not_proved_is_proved_before_it_is_measured() -> None:
     """Else the exact forms are measured, and others run once somebody proves."""
     path = Path(__file__).parents[1] / "drivers" / "forms_driver.py"

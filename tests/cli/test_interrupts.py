@@ -16,6 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from nnhal.drivers.litert.engine import engine
+from tests.waiting import LIMIT, until
 
 SECOND = 1.0
 PATIENCE = 60
@@ -98,10 +99,9 @@ def strike(words: list[str], after: float, folder: Path) -> Struck:
 
 def staying(mark: str) -> list[str]:
     """Processes of a command that are still there some seconds after its end: one that was just starting has to notice."""
-    end = time.monotonic() + 10
-    while (found := list(marked(mark))) and time.monotonic() < end:
-        time.sleep(0.1)
-    return found
+    with contextlib.suppress(pytest.fail.Exception):
+        until(lambda: not list(marked(mark)), "their end")
+    return list(marked(mark))
 
 
 def marked(mark: str) -> Iterator[str]:
@@ -118,12 +118,13 @@ def slack() -> float:
     return 10 * (time.monotonic() - begin)
 
 
-def check(words: str, times: int, folder: Path, request: pytest.FixtureRequest) -> None:
+def check(words: str, times: int, folder: Path, request: pytest.FixtureRequest, *, timely: bool = False) -> None:
+    """Strike a command at random so often. timely: it has to end within a second."""
     places = {"SERVICE": f"struck-{uuid.uuid4().hex[:8]}"}
     if "VECTORS" in words:
         places["VECTORS"] = str(request.getfixturevalue("vectors"))
     arguments = [places.get(word, word) for word in words.split()]
-    dice, longest, struck = random.SystemRandom(), 6.0, 0
+    dice, longest, struck = random.Random(words), 6.0, 0
     for _ in range(times * 5):
         after = dice.uniform(0.01, longest)
         begin = time.monotonic()
@@ -135,9 +136,11 @@ def check(words: str, times: int, folder: Path, request: pytest.FixtureRequest) 
             longest = max(0.05, min(longest, time.monotonic() - begin))  # how long it takes by itself
             continue
         struck += 1
-        assert found.spent < SECOND or found.spent < SECOND + slack(), where
+        assert not timely or found.spent < SECOND or found.spent < SECOND + slack(), where
         # What has done its work, and is struck while it ends, ends by the signal itself, as a service does, or just ends.
-        assert found.code in (130, -signal.SIGINT) or (found.code == 0 and found.spent < SECOND / 10), where
+        assert found.code in (130, -signal.SIGINT) or (found.code == 0 and (not timely or found.spent < SECOND / 10)), (
+            where
+        )
         if struck == times:
             return
     pytest.fail(f"{words}: struck {struck} times of {times * 5}")
@@ -150,13 +153,13 @@ def test_an_interrupt_that_a_library_takes_for_an_error_of_its_own_ends_the_comm
         "    def find_spec(self, name, path, target=None):\n"
         "        if name == 'nnhal.cli.doctor':\n"
         "            try: os.kill(os.getpid(), signal.SIGINT); time.sleep(0.1)\n"
-        "            except KeyboardInterrupt: time.sleep(60)\n"
+        "            except KeyboardInterrupt: time.sleep(600)\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "sys.meta_path.insert(0, Swallowing()); from nnhal.cli import start; start()\n"
     )
-    begin = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", code, "doctor"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (130, "nnhal: interrupted\n") and time.monotonic() - begin < 30
+    command = [sys.executable, "-c", code, "doctor"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT)
+    assert (done.returncode, done.stderr) == (130, "nnhal: interrupted\n")
 
 
 def test_an_interrupt_in_a_finalizer_ends_the_command_without_a_trace():
@@ -232,18 +235,18 @@ def test_an_interrupt_while_litert_is_initialised_is_none_of_its_failures(monkey
 
 
 @pytest.mark.parametrize("words", QUICK)
-def test_control_c_ends_a_verb_within_a_second_without_a_trace(words, tmp_path, request):
+def test_control_c_ends_a_verb_without_a_trace(words, tmp_path, request):
     check(words, 3, tmp_path, request)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("words", [*QUICK, *OTHERS])
 def test_control_c_ends_every_verb_whenever_it_comes(words, tmp_path, request):
-    check(words, 25, tmp_path, request)
+    check(words, 25, tmp_path, request, timely=True)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_control_c_ends_a_download(tmp_path, monkeypatch):
     monkeypatch.delenv("NNHAL_MODELS")
     for after in (0.8, 1.0, 1.2, 1.5, 2.0):

@@ -2,16 +2,17 @@
 
 import contextlib
 import os
+import random
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
 
 import pytest
 
 from tests.ipc.support import LIMIT, wait_until
+from tests.waiting import jitter
 
 STUCK = """
 import time
@@ -67,7 +68,7 @@ def started(command: Command, what: str) -> bool:
 
 
 WORKER, DRIVER = "nnhal.conformance.worker", "nnhal.serve"
-# What is to be there, seconds after that, and how many interrupts come.
+# What is to be there, seconds after that at most, and how many interrupts come.
 MOMENTS = {
     "a worker starts": (WORKER, 0.0, 1),
     "a driver's process starts": (DRIVER, 0.0, 1),
@@ -85,10 +86,10 @@ def test_an_interrupted_run_ends_and_leaves_no_process(moment: str, jobs: str, v
     command = Command("conformance", str(vectors), "--driver", str(driver), "--isolate", "--jobs", jobs)
     try:
         wait_until(lambda: started(command, what), moment)
-        time.sleep(later)
+        jitter(dice := random.Random(1), later)
         for _ in range(times):
             command.interrupt()
-            time.sleep(0.02)
+            jitter(dice, 0.04)
         _, said = command.process.communicate(timeout=LIMIT)
         if times == 1:  # a later one may reach Python while it ends, which then says where
             assert command.process.returncode == 130 and "nnhal: interrupted" in said and "Traceback" not in said

@@ -100,7 +100,7 @@ def test_a_shape_that_depends_on_an_input_left_out_at_run_time_is_accepted(vecto
     check_way(run, way)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_all_vectors_and_reruns_pass_by_plain_calls(vectors: Path) -> None:
     run = isolated(vectors, rerun=True, jobs=all_cpus())
@@ -109,7 +109,7 @@ def test_all_vectors_and_reruns_pass_by_plain_calls(vectors: Path) -> None:
     check_way(run, "plain")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("way", sorted(set(METHODS_OF_WAYS) - {"plain"}))
 def test_a_tenth_of_the_vectors_passes_in_every_way(vectors: Path, way: str) -> None:
@@ -145,7 +145,7 @@ def test_a_share_of_the_vectors_passes_on_a_driver_of_an_old_level(vectors: Path
     check_level(isolated(vectors, level=level, share=SMALL), level)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("level", METHODS_OF_LEVELS)
 def test_all_vectors_of_an_old_level_pass_on_a_driver_of_that_level(vectors: Path, level: str) -> None:

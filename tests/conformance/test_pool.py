@@ -4,7 +4,6 @@ The processes are threads here, the clock is the test's own: nothing waits, and 
 """
 
 import contextlib
-import gc
 import os
 import select
 import signal
@@ -26,6 +25,7 @@ from nnhal.conformance import pool, worker
 from nnhal.conformance.pool import BARREN, ENDING, LOADING, TELLING, Work, _WorkProcess, children_of, run_all
 from nnhal.conformance.subject import Bundle, Subject
 from nnhal.conformance.worker import Answer, Board, Ready
+from tests.waiting import Opened
 
 T = 10.0  # seconds that the driver may take
 NO_PID = 1 << 22  # and above: no process has it
@@ -228,11 +228,6 @@ def verdicts(outcomes: Sequence[Any]) -> dict[str, str]:
     return {outcome[0]: outcome[1] for outcome in outcomes}
 
 
-def descriptors() -> int:
-    gc.collect()
-    return len(os.listdir("/proc/self/fd"))
-
-
 # ---------------------------------------------------------------------------------------------------- where all is well
 
 
@@ -265,7 +260,7 @@ def test_there_are_as_many_processes_as_are_asked_for_and_have_something_to_do(
 
 
 def test_a_process_is_told_its_descriptors_its_parent_and_the_subject_and_the_pool_keeps_none(played: System) -> None:
-    before = descriptors()
+    opened = Opened()
     some = work(["a"])
     assert came(some) == [("a", "passed")]
     (process,) = played.started
@@ -274,7 +269,7 @@ def test_a_process_is_told_its_descriptors_its_parent_and_the_subject_and_the_po
     assert program[:3] == [sys.executable, "-P", "-c"] and "from played import main" in program[3]
     assert int(parent) == os.getpid() and int(socket_) != int(memory)
     del process.board
-    assert descriptors() == before
+    opened.closed()
 
 
 def test_a_process_that_cannot_be_started_is_said_with_the_reason_and_leaves_no_descriptor(played: System) -> None:
@@ -282,10 +277,10 @@ def test_a_process_that_cannot_be_started_is_said_with_the_reason_and_leaves_no_
         with pytest.raises(ResourceExhausted, match="a process to run in cannot be started: Too many open files"):
             came(work(["a"]))
 
-    before = descriptors()
+    opened = Opened()
     played.kind.fails = 24, "Too many open files"
     refused()
-    assert descriptors() == before
+    opened.closed()
 
 
 def test_at_the_end_processes_end_by_themselves_and_then_are_killed_while_ctrl_c_changes_nothing(

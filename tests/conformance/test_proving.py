@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -19,6 +18,7 @@ import nnhal
 from nnhal.base.codes import OperandType
 from nnhal.base.errors import InvalidArgument, OperationFailed
 from nnhal.conformance.differential import arrays_of, judge, kernel_outputs, model_of, run
+from nnhal.conformance.pool import children_of
 from nnhal.conformance.proving.hard import FAMILIES, hard_calls
 from nnhal.conformance.proving.run import ProofOutcome, found_by, keep
 from nnhal.drivers.reference import Reference
@@ -35,6 +35,7 @@ from nnhal.ops.transposed import transposed
 from nnhal.ops.weighted import weighted
 from nnhal.runtime import discovery, isolation
 from tests.differential.ends import off
+from tests.waiting import until
 
 DRIVER = Path(__file__).parents[1] / "drivers" / "forms_driver.py"
 QUANT8 = "TENSOR_QUANT8_ASYMM"
@@ -405,7 +406,7 @@ def test_what_is_found_by_what_came(outcomes: list[ProofOutcome], found: Proved 
 def test_a_proof_that_is_interrupted_leaves_no_record(tmp_path: Path) -> None:
     state = tmp_path / "state"
     process = prove(state, "--timeout", "60", "--jobs", "1")  # MUL hangs for that long
-    time.sleep(4)
+    until(lambda: children_of(process.pid), "a worker")
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=LIMIT)
     assert process.returncode == 130

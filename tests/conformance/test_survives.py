@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -292,7 +291,6 @@ def device():
 
 
 def test_a_run_of_several_processes_is_one_of_all_vectors(vectors: Path) -> None:
-    begin = time.monotonic()
     one, several = (run(Selection(vectors, operations=frozenset({"RELU"})), jobs) for jobs in (1, 3))
     assert sorted((o.id, o.variant, o.verdict) for o in one) == sorted((o.id, o.variant, o.verdict) for o in several)
-    assert len(one) > 10 and time.monotonic() - begin < 60
+    assert len(one) > 10

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +29,7 @@ from nnhal.hal.request import Timing
 from nnhal.model.graph import CONSTANTS
 from nnhal.model.validate import validate
 from tests.suites.faulty.driver.faults import table
+from tests.waiting import pass_time, until
 
 ADD, QUANTIZE = "ADD", "QUANTIZE"
 
@@ -128,7 +128,7 @@ def by_turns(self: Any, request: Any, result: Any) -> None:
 
 def shared_scratch(self: Any, request: Any, result: Any) -> None:
     self.scratch = result
-    time.sleep(0.0005)
+    pass_time(0.02)  # others come meanwhile
     request.write(0, self.scratch)
 
 
@@ -254,7 +254,7 @@ def scribbled_constants(self: Any, request: Any, control: Any) -> None:
 
 def ignoring(self: Any, request: Any, control: Any) -> None:
     if control.bounded:
-        time.sleep(0.35)
+        pass_time(0.35)
     self.give(request, self.result(request))
 
 
@@ -734,10 +734,7 @@ def test_copies_that_a_driver_makes_of_its_process_are_found_and_end_with_it(tmp
     (outcome,) = [o for some, _, _ in run_checks(chosen, 1) for o in some.outcomes if o.check == "growth"]
     assert outcome.verdict == "failed" and "leaves 1 processes behind" in outcome.reason
     pids = [int(line) for line in told.read_text().split()]
-    end = time.monotonic() + 10
-    while left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
-        assert time.monotonic() < end, f"{len(left)} of {len(pids)} still run"
-        time.sleep(0.05)
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "the end of the copies")
 
 
 def test_a_single_check_runs_whatever_others_say_and_is_repeated_by_its_command(tmp_path: Path) -> None:

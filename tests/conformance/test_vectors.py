@@ -59,7 +59,7 @@ def whole_and_part(devices: list[str]) -> Iterator[ParameterSet]:
         part = SHARE.get(device, 1.0)
         yield pytest.param(device, part, id=device if part == 1 else f"{device} in part")
         if part < 1:
-            yield pytest.param(device, 1.0, id=device, marks=pytest.mark.slow)
+            yield pytest.param(device, 1.0, id=device, marks=pytest.mark.nightly)
 
 
 @pytest.mark.timeout(900)
@@ -79,7 +79,7 @@ LAYERS = "ADD", "AVERAGE_POOL_2D", "CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNEC
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("share", [0.3, pytest.param(1.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("share", [0.3, pytest.param(1.0, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("device", FORMS)
 def test_where_a_fast_form_fails_a_vector_the_proof_has_refused_it(vectors, tmp_path, monkeypatch, device, share):
     chosen = ["--share", str(share), "--filter", "quant", *(f"--operation={name}" for name in LAYERS)]

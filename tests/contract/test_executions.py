@@ -3,7 +3,6 @@
 The matrix is breaches (`drivers.hostile`) x ways x in process and isolated.
 """
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from nnhal.ipc.client.process import Resilient, start
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import State
 from tests.contract.drivers.hostile import BREACHES, LATE
+from tests.waiting import pass_time
 
 DRIVER = Path(__file__).parent / "drivers" / "hostile.py"
 SHAPE = (2, 3)
@@ -154,7 +154,7 @@ def test_a_result_is_right_or_an_error_has_a_name(breach, way, isolation):
         again = run(x * 2, s)
         assert (again[0] == 2 * x + W).all()
         if breach.startswith("late"):
-            time.sleep(2 * LATE)
+            pass_time(2 * LATE)
         for result, before in zip(results, kept, strict=True):
             assert result is None or (result == before).all()
         assert not any(np.shares_memory(r, i) for r in results if r is not None for i in (x, s))
@@ -177,5 +177,5 @@ def test_nothing_is_written_to_the_callers_memory_after_an_error(isolation):
     rooms = [np.full(SHAPE, -1, np.float32), np.full(SHAPE, -1, np.float32)]
     with pytest.raises(nnhal.NnhalError, match=r"output 0 \(y\) was not written, must be"):
         compiled(ZERO, ZERO, out=rooms)
-    time.sleep(3 * LATE)
+    pass_time(3 * LATE)
     assert all((room == -1).all() for room in rooms)

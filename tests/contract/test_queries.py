@@ -3,13 +3,9 @@
 The matrix is queries x nonsense (`drivers.liar`) x at once or from the second answer on x in process and isolated.
 """
 
-import gc
 import os
-import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator
-from operator import le
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +21,7 @@ from nnhal.runtime import discovery, isolation
 from nnhal.runtime.discovery import Found
 from tests.contract.drivers import liar
 from tests.contract.drivers.liar import ABOUT_ITSELF, AT_LOAD, ERRORS, OWN, QUERIES
+from tests.waiting import Opened, Started, until
 
 DRIVER = Path(liar.__file__)
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -79,12 +76,9 @@ def test_the_matrix_is_as_large_as_it_is_said_to_be():
 # ------------------------------------------------------------------------------------------------------------ around it
 
 
-def held() -> tuple[int, set[threading.Thread], set[str]]:
-    """Descriptors, threads but for idle ones, children of this process."""
-    gc.collect()
-    threads = {t for t in threading.enumerate() if t.name not in ("nnhal-worker", "nnhal-idle")}
-    children = set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
-    return len(os.listdir("/proc/self/fd")), threads, children
+def children() -> set[str]:
+    """Of this process."""
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -92,7 +86,7 @@ def liar_is_installed() -> Iterator[None]:
     """As an entry point, and for other processes by its file. Afterwards nothing is left, and all others work."""
     use(nnhal.compile(model("")), lambda error: False)
     isolation.close_all()
-    before = held()
+    opened, started, before = Opened(), Started(), children()
     points = discovery._installed()
     points["liar"] = EntryPoint("liar", f"{liar.__name__}:device", discovery.GROUP)
     yield
@@ -101,11 +95,9 @@ def liar_is_installed() -> Iterator[None]:
     forget()
     isolation.close_all()
     liar._kept.clear()
-    end = time.monotonic() + SETTLED
-    while not all(map(le, held(), before)) and time.monotonic() < end:
-        time.sleep(0.05)
-    for what, now in zip(before, held(), strict=True):
-        assert now <= what
+    opened.closed()
+    started.ended()
+    until(lambda: children() <= before, "processes end")
     use(nnhal.compile(model("")), lambda error: False)
 
 

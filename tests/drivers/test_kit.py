@@ -39,6 +39,7 @@ from nnhal.model.graph import Model, Operation
 from nnhal.model.validate import validate
 from nnhal.ops.schema import F16, F32, Q8, Q8PC, Bound
 from tests.runtime.devices import for_nothing
+from tests.waiting import LIMIT
 
 
 class Doubled(Prepared):
@@ -56,7 +57,7 @@ class Doubled(Prepared):
 
     def run(self, request: Request, control: Control) -> Timing | None:
         if self.hold is not None:
-            self.hold.wait(10)
+            self.hold.wait(LIMIT)
         assert not self.closed
         (x,) = request.inputs
         assert x is not None and x.shape == self.shapes[0]
@@ -655,7 +656,7 @@ def test_who_waits_for_a_member_when_the_program_ends_gets_none(monkeypatch):
     while not made._waiting:
         pass
     monkeypatch.setattr(team, "_ending", [None])
-    waiting.join(5)
+    waiting.join(LIMIT)
     assert told and made.busy
     made.give(first)
     assert not made.busy and made.take(UNLIMITED) is first  # the main thread's

@@ -206,7 +206,7 @@ def test_a_file_gives_the_very_bits_that_litert_gives_when_it_reads_it(device: D
     agree(device, name)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("suffix", ["", "_int8", "_uint8"])
 @pytest.mark.parametrize("name", ["mobilenet_v1", "mobilenet_v2"])
 def test_a_mobilenet_gives_the_very_bits_that_litert_gives_when_it_reads_it(

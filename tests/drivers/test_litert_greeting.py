@@ -9,6 +9,7 @@ import pytest
 
 from nnhal.drivers.litert import engine
 from nnhal.drivers.litert.greeting import GREETING, without_greeting
+from tests.waiting import LIMIT
 
 USE = """
 import numpy as np, nnhal
@@ -52,7 +53,7 @@ def test_what_others_write_meanwhile_arrives_and_what_their_processes_write_late
     assert children[0].wait() == 0
     threads = [t for t in threading.enumerate() if t.name == "nnhal-stderr"]
     for thread in threads:
-        thread.join(10)
+        thread.join(LIMIT)
     assert capfd.readouterr().err == "before\nINFO: Created something else\nno end of line of a thread\nafter\nlate\n"
 
 

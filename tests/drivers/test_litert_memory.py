@@ -26,6 +26,7 @@ from nnhal.ipc.client.process import Resilient, start
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from tests import requests
+from tests.waiting import until
 
 litert = pytest.importorskip("nnhal.drivers.litert")
 pytest.importorskip("ai_edge_litert")
@@ -121,6 +122,7 @@ def test_weights_anywhere_in_several_pools_are_computed_with(anywhere: Device, o
     assert np.array_equal(run(prepared, ONES), ONES @ w[0].T @ w[1].T @ w[2].T)
 
 
+@pytest.mark.nightly
 def test_a_drivers_process_holds_the_clients_pages_and_no_copy_of_weights() -> None:
     memory, count = Memory.allocate(64 * SIZE), 64
     weights = [fill(memory, n * SIZE, n) for n in range(count)]
@@ -354,8 +356,7 @@ def test_an_execution_beyond_the_most_interpreters_waits_for_one(prepared: Prepa
     threads = [threading.Thread(target=run, args=(prepared, ONES)) for _ in range(4)]
     for thread in threads:
         thread.start()
-    while Counted.together.n_waiting < 4:
-        time.sleep(0.001)
+    until(lambda: Counted.together.n_waiting == 4, "all are inside")
     with pytest.raises(MissedDeadline):
         requests.run(prepared, [ONES], Control(deadline=time.monotonic_ns() + 100_000_000))
     assert len(Counted.alive) == 4

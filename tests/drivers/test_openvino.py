@@ -467,6 +467,7 @@ def slow() -> Model:
     return b.finish([x], [y])
 
 
+@pytest.mark.nightly
 def test_a_deadline_ends_an_execution_between_layers() -> None:
     prepared = prepared_by(OpenVINO(), slow(), Hints(threads=1))
     x = np.zeros((1, 128, 128, 64), np.float32)

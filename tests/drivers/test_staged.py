@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from nnhal.hal import later
 from nnhal.hal.cache.locks import written_alone
 from nnhal.hal.device import Hints
 from nnhal.model.graph import Model
+from tests.waiting import Opened, Started
 
 pytestmark = pytest.mark.cache
 X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(1, 8)
@@ -104,42 +104,36 @@ def test_a_file_that_is_being_written_is_a_miss_and_nobody_waits(tmp_path: Path)
     with nnhal.compile(halves(), devices=[Staged()], cache_dir=folder) as compiled:
         settled(compiled)
     (file,) = folder.glob("*.m0")
-    with file.open("r+b") as held, written_alone([held.fileno()]):
-        start = time.monotonic()
-        with nnhal.compile(halves(), devices=[Staged()], cache_dir=folder) as compiled:
-            assert str(compiled.cache[0]) == "miss: model file 0 is being written by its driver"
-            np.testing.assert_array_equal(compiled(X), right(halves()))
-        assert time.monotonic() - start < 60
+    with (
+        file.open("r+b") as held,
+        written_alone([held.fileno()]),
+        nnhal.compile(halves(), devices=[Staged()], cache_dir=folder) as compiled,
+    ):
+        assert str(compiled.cache[0]) == "miss: model file 0 is being written by its driver"
+        np.testing.assert_array_equal(compiled(X), right(halves()))
 
 
 def test_no_descriptor_and_no_thread_stays(tmp_path: Path) -> None:
-    import threading
-
     def once(number: int) -> None:
         with nnhal.compile(halves(), devices=[Staged()], cache_dir=tmp_path / f"cache{number}") as compiled:
             compiled(X)
 
-    def held() -> tuple[int, int]:
-        threads = [t for t in threading.enumerate() if t.name != "nnhal-idle"]  # which models of other tests may have
-        return len(os.listdir("/proc/self/fd")), len(threads)
-
     once(0)
-    before = held()
+    opened, started = Opened(), Started()
     for n in range(1, 5):
         once(n)
-    assert held() == before
+    opened.closed()
+    started.ended()
 
 
 def test_an_interrupted_saving_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> bool:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(later, "PATIENCE", 30)
+    monkeypatch.setattr(later, "PATIENCE", 3600)
     monkeypatch.setattr(StagedPrepared, "save", interrupted)
-    start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         nnhal.compile(halves(), devices=[Staged()], cache_dir=tmp_path / "cache")
-    assert time.monotonic() - start < 30
 
 
 def test_it_prepares_without_a_cache_and_takes_what_the_reference_takes() -> None:

@@ -1,11 +1,8 @@
 """Around every fault test: a runtime directory of its own, and nothing left behind in this process."""
 
 import gc
-import threading
 import weakref
-from collections import Counter
 from collections.abc import Generator, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,7 +10,8 @@ import pytest
 from nnhal.hal import background
 from nnhal.ipc.client.session import Session
 from nnhal.runtime import isolation
-from tests.faults.support import WITNESS, opened, service, wait_until
+from tests.faults.support import WITNESS, service, wait_until
+from tests.waiting import Opened, Started
 
 FAILED = pytest.StashKey[bool]()
 
@@ -46,10 +44,6 @@ def shared(runtime_directory: Path) -> Iterator[str]:
         yield "shared"
 
 
-def _threads() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("nnhal") and t.name != "nnhal-idle"]
-
-
 def _sessions() -> list[Session]:
     return [s for s in gc.get_objects() if type(s) is Session]  # objects of other tests lie about their class
 
@@ -68,16 +62,13 @@ def nothing_left(
 ) -> Iterator[None]:
     """Descriptors, threads and sessions of this process are what they were before the test."""
     gc.collect()
-    before, threads = opened(), len(_threads())
+    opened, started = Opened(), Started(("nnhal-idle",))
     others = weakref.WeakSet(_sessions())  # of tests elsewhere
     yield
     isolation.close_all()
     if request.node.stash[FAILED]:
         return  # the traceback holds what the test held
     caplog.get_records("call").clear()  # and so do logged errors
-    wait_until(lambda: len(_threads()) <= threads, f"threads {_threads()} end")
+    started.ended()
     wait_until(lambda: gc.collect() >= 0 and others.issuperset(_sessions()), "sessions end")
-    with suppress(AssertionError):
-        wait_until(lambda: gc.collect() >= 0 and len(opened()) <= len(before), "descriptors end")
-    now = opened()
-    assert len(now) <= len(before), f"descriptors are left of {Counter(now) - Counter(before)}"
+    opened.closed()

@@ -21,6 +21,7 @@ from nnhal.hal.device import Device, Hints, Prepared, prepared_by
 from nnhal.hal.request import UNLIMITED, Control, Request
 from nnhal.ipc import names
 from nnhal.ipc.client.device import RemoteDevice
+from nnhal.ipc.client.session import Session
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import model_to_wire
 from nnhal.ipc.transport import _native
@@ -133,9 +134,9 @@ def most(device: RemoteDevice, name: str) -> int:
     return {quota.name: quota.most for quota in usage(device).quotas}[name]
 
 
-def descriptors() -> int:
-    """How many this process has open."""
-    return len(os.listdir("/proc/self/fd"))
+def asked_to_execute(session: Session) -> int:
+    """How often, so far."""
+    return sum(count for name, count in list(session.calls.items()) if name.lower().startswith("execute"))
 
 
 def opened() -> list[str]:

@@ -16,8 +16,9 @@ from nnhal.hal.request import UNLIMITED, Control
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.transport.channel import Channel
-from tests.faults.support import attempt, descriptors, doubling
+from tests.faults.support import attempt, doubling
 from tests.ipc.support import Peer, request_for, wait_until
+from tests.waiting import Opened, until
 
 ONE = wire.WirePerformance(1.0, 1.0)
 FLOAT32, QUANT8 = int(OperandType.TENSOR_FLOAT32), int(OperandType.TENSOR_QUANT8_ASYMM)
@@ -64,13 +65,13 @@ class Speaker(Peer):
 def test_descriptors_that_no_answer_and_no_notification_needs_are_closed():
     with Speaker(gift=(0, 1, 2)) as session:
         device = RemoteDevice(session)
-        before = descriptors()
+        opened = Opened()
         for _ in range(20):
             device.status()
             prepared = prepared_by(device, doubling(), Hints())
             request_for(prepared, np.ones(4, np.float32)).execute(prepared.run, Control())
             prepared.close()
-        wait_until(lambda: descriptors() <= before, "descriptors")
+        opened.closed()
 
 
 WRONG = {
@@ -111,10 +112,10 @@ def test_a_notification_that_nobody_asked_for_ends_the_session_and_says_so(note,
 
 @pytest.mark.parametrize("level", [0, 9, 255])
 def test_a_service_of_a_level_that_does_not_exist_is_unavailable_and_leaves_nothing(level):
-    before = descriptors()
+    opened = Opened()
     with pytest.raises(DeviceUnavailable, match="level"):
         Speaker(level=level)
-    wait_until(lambda: descriptors() <= before, "descriptors")
+    opened.closed()
 
 
 @pytest.mark.parametrize("where", ["lane", "callbacks"])
@@ -129,9 +130,9 @@ def test_a_message_without_bytes_leaves_no_descriptor(where):
 
     peer = Peer(answer)
     with peer as session:
-        before = descriptors()
+        opened = Opened()
         for _ in range(4):
             error = attempt(lambda: session.call(wire.GetVersionString(), wire.Word, UNLIMITED))
             assert isinstance(error, NnhalError), error
         assert session.dead is not None
-        wait_until(lambda: descriptors() <= before, "descriptors")
+        until(lambda: not opened.like(0), "what came is closed")

@@ -15,7 +15,7 @@ def test_a_cache_that_is_spoiled_meanwhile_changes_no_result_and_fails_nothing(i
     assert found["most_bytes"] < (QUOTA << 20) * 3 // 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_same_for_longer() -> None:
     found = storm(8, 1000, seed=2)
     assert (found["wrong"], found["failed"], found["right"]) == (0, 0, 8000)

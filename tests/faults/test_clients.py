@@ -6,7 +6,6 @@ import random
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -24,6 +23,7 @@ from tests.faults.support import (
     WITNESS,
     Hostile,
     X,
+    asked_to_execute,
     attempt,
     back_to,
     client_of,
@@ -36,6 +36,7 @@ from tests.faults.support import (
     wait_until,
     works,
 )
+from tests.waiting import jitter
 
 EXPECTED = (X + X).tobytes()
 
@@ -69,7 +70,7 @@ def test_a_client_killed_while_four_threads_compile_does_not_touch_another(share
             assert client.stdout is not None
             with client, client.stdout:
                 assert client.stdout.readline() == b"compiling\n"
-                time.sleep(dice.uniform(0.0, 0.1))
+                jitter(dice, 0.1)
                 client.kill()
             neighbour.still_served()
         back_to(before, watcher)
@@ -95,11 +96,23 @@ def _round(name: str) -> None:
         device.close()
 
 
-def test_a_thousand_clients_come_compile_and_go_and_nothing_grows(shared: str) -> None:
-    """49: descriptors, mappings and threads of the service are back at the base line.
+def test_clients_come_compile_and_go_and_nothing_stays(shared: str) -> None:
+    """49: descriptors, mappings and threads of the service are back at the base line."""
+    with client_of(shared) as watcher:
+        for _ in range(20):
+            _round(shared)
+        assert works(watcher)
+        before = held(watcher)
+        for _ in range(60):
+            _round(shared)
+        back_to(before, watcher)
+        assert works(watcher)
 
-    Resident bytes of the service and of this process grow by less than a page a round: a thread's stack, a frame, a lane's
-    buffer or a model that stayed would each be more.
+
+@pytest.mark.nightly
+def test_a_thousand_clients_come_compile_and_go_and_no_memory_grows(shared: str) -> None:
+    """49: resident bytes of the service and of this process grow by less than a page a round: a thread's stack, a frame, a
+    lane's buffer or a model that stayed would each be more.
     """
     with client_of(shared) as watcher:
         for _ in range(WARM):
@@ -142,7 +155,7 @@ def test_close_waits_for_executions_in_flight_and_later_ones_are_refused() -> No
     compiled, device = witness(sleep=0.5)
     with ThreadPoolExecutor(4) as pool:
         running = [pool.submit(compiled, X) for _ in range(4)]
-        time.sleep(0.2)
+        wait_until(lambda: asked_to_execute(device.remote().session) == 4, "all run")
         compiled.close()
         assert [r.result(LIMIT).tobytes() for r in running] == [EXPECTED] * 4
     for use in (lambda: compiled(X), compiled.burst, lambda: compiled.submit(X), lambda: compiled.run(X)):
@@ -153,15 +166,13 @@ def test_close_waits_for_executions_in_flight_and_later_ones_are_refused() -> No
 
 def test_a_device_closed_under_executions_ends_them_with_a_named_error() -> None:
     """50: whoever waits gets an error at once, none hangs, and the death counts as none."""
-    compiled, device = witness(sleep=20)
+    compiled, device = witness(sleep=10 * LIMIT)
     with ThreadPoolExecutor(4) as pool:
         running = [pool.submit(compiled, X) for _ in range(4)]
-        time.sleep(0.3)
-        began = time.monotonic()
+        wait_until(lambda: asked_to_execute(device.remote().session) == 4, "all run")
         device.close()
         for r in running:
             assert isinstance(r.exception(LIMIT), NnhalError), r.exception()
-        assert time.monotonic() - began < 15, "the executions were waited for, which take 20 s"
     assert device.health.total == 0
     with pytest.raises(Closed):
         compiled(X)
@@ -192,7 +203,7 @@ def test_a_burst_closed_while_it_runs_ends_with_a_named_error() -> None:
     burst = prepared_model.burst()
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(lambda: attempt(lambda: request(prepared_model).execute(burst.run, Control())))
-        time.sleep(0.3)
+        wait_until(lambda: held(device)["inside"] == 1, "it runs")
         burst.close()
         error = running.result(LIMIT)
     assert error is None or isinstance(error, NnhalError), error
@@ -264,7 +275,7 @@ LEAVING = """
 import sys, threading, nnhal
 from nnhal.ipc.client.process import Resilient, start
 from tests.faults.support import WITNESS, X, doubling
-options = {"witness": {"sleep": 30.0 if "running" in sys.argv else 0.0}}
+options = {"witness": {"sleep": 600.0 if "running" in sys.argv else 0.0}}
 device = Resilient("witness", lambda: start(WITNESS))
 compiled = nnhal.compile(doubling(64), devices=[device], isolation="process", driver_options=options)
 other = nnhal.compile(doubling(64), devices=["faulty"], isolation="process")
@@ -283,11 +294,9 @@ print(device.pid, other._caller.plan.steps[0].device.pid, flush=True)
 
 @pytest.mark.parametrize("what", ["idle", "running"])
 def test_an_interpreter_that_exits_is_quick_silent_and_takes_its_drivers_along(what: str) -> None:
-    """50: with nothing closed, also while executions of 30 s run on daemon threads."""
-    began = time.monotonic()
+    """50: with nothing closed, also while executions of ten minutes run on daemon threads."""
     done = _script(LEAVING, what)
     assert (done.returncode, done.stderr) == (0, "")
-    assert time.monotonic() - began < 25, "the exit waited for executions"
     for pid in done.stdout.split():
         wait_until(lambda pid=pid: not os.path.exists(f"/proc/{pid}"), f"the end of driver process {pid}")
 
@@ -297,12 +306,13 @@ def test_threads_that_use_a_device_while_it_is_closed_get_results_or_named_error
     for _ in range(3):
         compiled, device = witness()
         wrong: list[object] = []
+        right: list[None] = []
 
-        def work(compiled: nnhal.Compiled = compiled, wrong: list[object] = wrong) -> None:
+        def work(compiled: nnhal.Compiled = compiled, wrong: list[object] = wrong, right: list[None] = right) -> None:
             while True:
                 out = attempt(lambda: compiled(X))
                 if isinstance(out, np.ndarray):
-                    wrong.extend([out] if out.tobytes() != EXPECTED else [])
+                    (right if out.tobytes() == EXPECTED else wrong).append(None)
                     continue
                 wrong.extend([] if isinstance(out, NnhalError) else [out])
                 return
@@ -310,7 +320,7 @@ def test_threads_that_use_a_device_while_it_is_closed_get_results_or_named_error
         threads = [threading.Thread(target=work) for _ in range(8)]
         for thread in threads:
             thread.start()
-        time.sleep(0.1)
+        wait_until(lambda right=right: len(right) > 20, "all are busy")
         device.close()
         for thread in threads:
             thread.join(LIMIT)

@@ -28,7 +28,7 @@ from nnhal.base.errors import (
 from nnhal.ipc.client import session as client
 from nnhal.ipc.client.process import Health, Resilient, start
 from nnhal.runtime.compiled import Compiled
-from tests.faults.support import LIMIT, WITNESS, X, attempt, doubling, undisturbed, wait_until
+from tests.faults.support import LIMIT, WITNESS, X, asked_to_execute, attempt, doubling, undisturbed, wait_until
 
 EXPECTED = (X + X).tobytes()
 SECOND = 1_000_000_000
@@ -156,8 +156,10 @@ def test_one_death_under_many_waiting_threads_is_counted_once() -> None:
     with faulty(run="sleep:30", after=8) as compiled, ThreadPoolExecutor(8) as pool:
         device = device_of(compiled)
         assert all(pool.map(lambda _: computes(compiled), range(8)))
+        session = device.remote().session
+        before = asked_to_execute(session)
         waits = [pool.submit(compiled, X) for _ in range(8)]
-        time.sleep(0.3)
+        wait_until(lambda: asked_to_execute(session) == before + 8, "all wait")
         os.kill(device.pid, signal.SIGKILL)
         for wait in waits:
             with pytest.raises(DeadObject, match="SIGKILL"):

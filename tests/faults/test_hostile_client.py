@@ -155,7 +155,7 @@ def test_a_call_with_a_broken_field_is_refused_by_name_or_right(arena: Arena, ki
     all_of(arena, {case.name: partial(arena.strike, case) for case in cases})
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", DEEP, ids=[kind.__name__ for kind in DEEP])
 def test_a_model_request_or_pool_with_a_broken_field_is_refused_by_name_or_right(
     arena: Arena, kind: type[wire.ClientCall]

@@ -403,7 +403,7 @@ def test_an_answer_in_another_way_gives_a_right_result_or_an_error_with_a_name(d
     strike_all(drivers, [case for case in CASES.values() if case.answer == answer and not case.field])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("answer", MARKED)
 def test_an_answer_with_a_broken_field_gives_a_right_result_or_an_error_with_a_name(
     drivers: Drivers, answer: str

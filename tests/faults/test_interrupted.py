@@ -1,10 +1,10 @@
 """Interrupts wherever they come: nothing is lost, every later result is right, and programs end."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import pytest
 
 from tests.faults.interrupted import storm
 from tests.ipc.support import LIMIT, wait_until
+from tests.waiting import jitter
 
 
 def test_two_hundred_interrupts_in_every_way_to_execute_lose_nothing_and_make_no_result_wrong():
@@ -26,7 +27,7 @@ def test_control_c_ends_a_run_of_vectors_and_its_drivers(words, vectors, tmp_pat
         process = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
     least = 2 if "--isolate" in words else 1  # workers, and the drivers' processes
     wait_until(lambda: len(_below(process.pid)) >= least or process.poll() is not None, "workers and drivers")
-    time.sleep(1)
+    jitter(random.Random(1), 1)
     below = _below(process.pid)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     try:

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -19,6 +18,7 @@ from tests.faults.support import (
     LIMIT,
     WITNESS,
     X,
+    asked_to_execute,
     attempt,
     client_of,
     doubling,
@@ -201,7 +201,7 @@ def test_a_service_killed_and_restarted_under_its_name_serves_the_same_clients_a
     assert run(model, X).tobytes() == EXPECTED
     with ThreadPoolExecutor(3) as pool:
         waits = [pool.submit(request(slow).execute, slow.run, Control()) for _ in range(3)]
-        time.sleep(0.3)
+        wait_until(lambda: asked_to_execute(device.remote().session) == 4, "all run")
         first.kill()
         for wait in waits:
             assert isinstance(wait.exception(LIMIT), DeadObject), wait.exception()

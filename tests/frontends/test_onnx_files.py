@@ -3,7 +3,6 @@
 import gc
 import os
 import struct
-import time
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import nnhal
 from nnhal.frontends.onnx.reader import read
 from nnhal.frontends.onnx.wire import numbers
 from nnhal.frontends.source import opened
+from tests.effort import lines
 from tests.frontends.onnx_models import by_onnxruntime, check, model, node, saved
 
 RNG = np.random.default_rng(3)
@@ -224,10 +224,12 @@ def test_a_length_that_wraps_is_refused():
 
 def test_millions_of_empty_messages_are_refused_before_they_are_made():
     data = b"\x08\x08" + field(7, b"\x0a\x00" * 3_000_000)
-    began = time.monotonic()
-    with pytest.raises(nnhal.BadFile):
-        nnhal.load(data)
-    assert time.monotonic() - began < 5
+
+    def load():
+        with pytest.raises(nnhal.BadFile):
+            nnhal.load(data)
+
+    assert lines(load) < 100_000
 
 
 def test_a_constant_that_asks_for_all_memory_is_refused():
@@ -381,16 +383,6 @@ def test_a_truncated_header_is_no_onnx_file():
     refused(struct.pack("<I", 8) * 2, "must be")
 
 
-def seconds_for(work):
-    """Of the processor, the less of two."""
-    found = []
-    for _ in range(2):
-        start = time.process_time()
-        work()
-        found.append(time.process_time() - start)
-    return min(found)
-
-
 def chain(count):
     nodes = [node("Relu", f"t{n}", f"t{n + 1}") for n in range(count)]
     return model(nodes, {"t0": real(2, 3)}, outputs=f"t{count}", infer=False)
@@ -405,18 +397,18 @@ def branches(count):
     return model(nodes, {"t0": real(2, 3)}, {"c": np.array(True)}, f"t{count}", infer=False)
 
 
-@pytest.mark.parametrize(("kind", "few"), [(chain, 1000), (branches, 600)])
-def test_reading_eight_times_the_nodes_takes_about_eight_times_as_long(kind, few):
+@pytest.mark.parametrize(("kind", "few"), [(chain, 250), (branches, 100)])
+def test_reading_eight_times_the_nodes_is_about_eight_times_as_much_work(kind, few):
     labels = [opened(kind(count).SerializeToString()) for count in (few, 8 * few)]
-    times = [seconds_for(partial(read, memory, label, None)) for label, memory in labels]
-    assert times[1] < 16 * times[0]
+    work = [lines(partial(read, memory, label, None)) for label, memory in labels]
+    assert work[1] < 10 * work[0]
 
 
-def test_adding_one_row_eight_times_as_often_takes_about_eight_times_as_long():
-    times = []
-    for count in (600, 4800):
+def test_adding_one_row_eight_times_as_often_is_about_eight_times_as_much_work():
+    work = []
+    for count in (150, 1200):
         nodes = [node("Conv", "x w", "t0"), *(node("Add", f"t{n} t0", f"t{n + 1}") for n in range(count))]
         made = model(nodes, {"x": real(1, 2, 5)}, {"w": real(2, 2, 1)}, f"t{count}", infer=False)
         made.doc_string = "-" * 800_000  # so that it may have as many operations
-        times.append(seconds_for(partial(nnhal.load, made.SerializeToString())))
-    assert times[1] < 14 * times[0]
+        work.append(lines(partial(nnhal.load, made.SerializeToString())))
+    assert work[1] < 10 * work[0]

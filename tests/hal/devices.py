@@ -1,7 +1,5 @@
 """The devices that buffers, fences and bursts are tested on, each real, and small models with requests for them."""
 
-import gc
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -110,9 +108,3 @@ def together(works: Iterable[Callable[[], None]]) -> None:
             raise TimeoutError(f"not ended within {LIMIT:g} s")
     if raised:
         raise raised[0]
-
-
-def descriptors() -> int:
-    """How many are open in this process, but for those of things that nobody has any more."""
-    gc.collect()
-    return len(os.listdir("/proc/self/fd"))

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from typing import Any
 
 import numpy as np
@@ -50,7 +49,8 @@ from nnhal.hal.memory_use import MOST as MOST_BYTES
 from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import Control, Request, Signature
 from nnhal.model.layouts import LAYOUTS
-from tests.hal.devices import LIMIT, X, adding, asked, descriptors, device_of, prepare
+from tests.hal.devices import LIMIT, X, adding, asked, device_of, prepare
+from tests.waiting import Opened, workers_are_idle
 
 F32 = OperandType.TENSOR_FLOAT32
 NONE, FAILED = ErrorStatus.NONE, ErrorStatus.GENERAL_FAILURE
@@ -367,7 +367,7 @@ def test_a_joined_fence_tells_of_all_and_of_what_followed():
 
 @pytest.mark.parametrize("status", [NONE, FAILED, None])
 def test_joined_fences_leave_no_descriptors(status):
-    before = descriptors()
+    opened = Opened()
     for _ in range(20):
         fence, signal = fence_pair()
         joined = once_signalled([fence], lambda: None)
@@ -376,10 +376,7 @@ def test_joined_fences_leave_no_descriptors(status):
             with contextlib.suppress(NnhalError):
                 joined.wait(LIMIT)
         del fence, signal, joined
-    end = time.monotonic() + LIMIT
-    while descriptors() > before:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    opened.closed()
 
 
 def test_nothing_follows_where_nobody_holds_the_joined_fence():
@@ -409,10 +406,7 @@ def test_a_fenced_execution_tells_its_end_once_to_each_who_asked():
 @pytest.fixture
 def idle(monkeypatch) -> Any:
     """No worker is idle, and none works that would be later."""
-    end = time.monotonic() + LIMIT
-    while len(background._idle) < sum(t.name == "nnhal-worker" for t in threading.enumerate()):
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    workers_are_idle()
     monkeypatch.setattr(background, "_idle", found := type(background._idle)())
     return found
 
@@ -453,7 +447,7 @@ while not background._idle:
 child = os.fork()
 there = threading.Event()
 background.start(there.set)
-came = there.wait(10)
+came = there.wait(60)
 if not child:
     os._exit(not came)
 assert came and os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

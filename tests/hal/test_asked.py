@@ -45,6 +45,7 @@ from nnhal.hal.request import Control, Request, Timing
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from tests.hal.devices import X, adding, asked
+from tests.waiting import LIMIT
 
 MINE = "device mine"
 
@@ -108,15 +109,15 @@ class Held:
 
     def hold(self, *_: object) -> None:
         self.inside.set()
-        assert self.over.wait(20)
+        assert self.over.wait(LIMIT)
 
     def __enter__(self) -> None:
         self.thread.start()
-        assert self.inside.wait(20)
+        assert self.inside.wait(LIMIT)
 
     def __exit__(self, *_: object) -> None:
         self.over.set()
-        self.thread.join(20)
+        self.thread.join(LIMIT)
 
 
 def test_what_a_device_does_not_say_is_the_default_of_the_definition() -> None:

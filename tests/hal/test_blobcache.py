@@ -14,6 +14,7 @@ from nnhal.hal import blobcache
 from nnhal.hal.blobcache import BlobCache, blobs_of
 from nnhal.hal.cache import tokens
 from nnhal.hal.cache.state import StateFile
+from tests.waiting import Opened
 
 pytestmark = pytest.mark.cache
 
@@ -253,10 +254,10 @@ def test_a_store_that_is_dropped_closes_its_file() -> None:
         assert blobs.get(b"k") == b"v"
 
     used()
-    before = len(os.listdir("/proc/self/fd"))
+    opened = Opened()
     for _ in range(20):
         used()
-    assert len(os.listdir("/proc/self/fd")) <= before
+    opened.closed()
 
 
 def test_a_store_without_a_file_is_one_too() -> None:

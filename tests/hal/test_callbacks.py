@@ -1,7 +1,6 @@
 """Executions with a callback: notified once, whatever happens."""
 
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ from nnhal.hal.background import asynchronous
 from nnhal.hal.device import Prepared
 from nnhal.hal.request import Control, Timing
 from tests.hal.devices import DEVICES, LIMIT, Own, X, adding, asked, device_of, late, nan, prepare, together
+from tests.waiting import pass_time, until
 
 PLAIN = Control()
 
@@ -38,11 +38,11 @@ def test_a_callback_is_notified_once_of_success_and_of_failure(step: Prepared) -
         try:
             step.execute(made, control, notify)
         except MissedDeadline:  # over before it was launched: then nothing follows
-            time.sleep(0.05)
+            pass_time(0.05)
             assert failed and not told
             continue
         assert over.wait(LIMIT)
-        time.sleep(0.02)
+        pass_time(0.02)
         ((error, timing),) = told
         assert isinstance(error, MissedDeadline) == failed
         assert (timing is not None and timing.in_driver is not None) == control.measure
@@ -73,10 +73,7 @@ def test_a_callback_that_fails_hurts_nobody(caplog: pytest.LogCaptureFixture) ->
     step = prepare(device_of("reference"), adding(1))
     step.execute(asked(step, X, nan()), PLAIN, notify)
     assert called.wait(LIMIT)
-    end = time.monotonic() + LIMIT
-    while "the callback of an execution failed" not in caplog.text:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: "the callback of an execution failed" in caplog.text, "it is told")
 
 
 @pytest.mark.parametrize(("value", "means"), [(None, False), ("1", False), ("0", True)])

@@ -13,6 +13,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from nnhal.base import time as base_time
 from nnhal.base.codes import ErrorStatus
 from nnhal.base.errors import (
     Cancelled,
@@ -26,7 +27,8 @@ from nnhal.base.errors import (
 )
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array
-from nnhal.hal import background
+from nnhal.hal import background, queue
+from nnhal.hal import request as request_module
 from nnhal.hal.background import FencedExecution
 from nnhal.hal.device import Device, Prepared
 from nnhal.hal.fence import Fence, fence_pair
@@ -40,13 +42,13 @@ from tests.hal.devices import (
     X,
     adding,
     asked,
-    descriptors,
     device_of,
     doubling,
     late,
     nan,
     prepare,
 )
+from tests.waiting import Clock, Opened, until, workers_are_idle
 
 NONE = ErrorStatus.NONE
 PLAIN = Control()
@@ -356,30 +358,28 @@ def test_an_execution_that_failed_holds_nothing_until_a_garbage_collection(how: 
             step.execute(request, Control(deadline=1), lambda *_: there.set())
             assert there.wait(LIMIT)
         del request
-        end = time.monotonic() + LIMIT
-        while alive() is not None and time.monotonic() < end:
-            time.sleep(0.001)
-        assert alive() is None
+        until(lambda: alive() is None, "it is gone")
     finally:
         gc.enable()
 
 
-def test_time_spent_waiting_is_no_part_of_the_limit_after_the_fences() -> None:
+def test_time_spent_waiting_is_no_part_of_the_limit_after_the_fences(monkeypatch: pytest.MonkeyPatch) -> None:
     gate, signal = fence_pair()
-    limit = 1.0
+    clock, limit = Clock().play(monkeypatch, background, queue, request_module, base_time), 1.0
     step = prepare(device_of("reference"), adding(1))
     execution = step.execute_fenced(asked(step, X, nan()), PLAIN, [gate], after=int(limit * 1e9))
-    time.sleep(limit * 1.1)
+    clock.advance(limit * 1.1)
     signal.set()
     assert ended(execution) == NONE
 
 
-def test_a_driver_that_ends_late_has_missed_the_deadline() -> None:
-    def sleep(_: Request, control: Control) -> None:
-        assert control.deadline is not None
-        time.sleep(max(0.0, (control.deadline - time.monotonic_ns()) / 1e9) + 0.001)
+def stays(_: Request, control: Control) -> None:
+    """Until the deadline has passed."""
+    until(lambda: time.monotonic_ns() > (control.deadline or 0), "the deadline")
 
-    prepared = Own(sleep)
+
+def test_a_driver_that_ends_late_has_missed_the_deadline() -> None:
+    prepared = Own(stays)
     buffer = device_of("reference").allocate(ANY, [BufferRole(prepared, 0, True)])
     execution = prepared.execute_fenced(asked(prepared, X, buffer), PLAIN, after=10_000_000)
     assert ended(execution).name.startswith("MISSED_DEADLINE")
@@ -387,7 +387,7 @@ def test_a_driver_that_ends_late_has_missed_the_deadline() -> None:
 
 
 def test_a_driver_that_ends_late_has_missed_the_deadline_where_it_wrote_to_arrays_too() -> None:
-    prepared = Own(lambda _, control: time.sleep(max(0.0, (control.deadline - time.monotonic_ns()) / 1e9) + 0.001))
+    prepared = Own(stays)
     execution = prepared.execute_fenced(asked(prepared, X, nan()), PLAIN, after=10_000_000)
     assert ended(execution).name.startswith("MISSED_DEADLINE")
 
@@ -505,7 +505,8 @@ def test_times_contain_each_other(step: Prepared) -> None:
     gate, signal = fence_pair()
     begin = time.monotonic_ns()
     execution = step.execute_fenced(asked(step, X, nan()), Control(measure=True), [gate])
-    time.sleep(0.05)
+    begun = time.monotonic_ns()
+    until(lambda: time.monotonic_ns() > begun + 50_000_000, "some time has passed")
     signal.set()
     assert ended(execution) == NONE
     info = execution.get_execution_info()
@@ -542,10 +543,7 @@ def test_times_that_cannot_be_true_are_dropped_with_a_line_in_the_log(
 @pytest.fixture
 def no_threads() -> Iterator[None]:
     """Threads cannot be had: those that are idle are taken, and nobody has room for a stack of this size for another."""
-    end = time.monotonic() + LIMIT
-    while len(background._idle) < sum(t.name == "nnhal-worker" for t in threading.enumerate()):
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    workers_are_idle()
     taken = [background._idle.pop() for _ in range(len(background._idle))]
     before = threading.stack_size(2**46)
     yield
@@ -558,14 +556,14 @@ def test_without_threads_launching_is_resource_exhausted_and_nothing_is_left() -
     step = prepare(device_of("reference"), adding(1))
     gate, _signal = fence_pair()
     gc.collect()
-    before = descriptors()
+    opened = Opened()
     for _ in range(3):
         with pytest.raises(ResourceExhausted, match="no thread for it"):
             step.execute_fenced(asked(step, X, nan()), PLAIN, [gate])
         with pytest.raises(ResourceExhausted, match="no thread for it"):
             step.execute(asked(step, X, nan()), PLAIN, lambda *_: pytest.fail("notified"))
     gc.collect()
-    assert descriptors() == before
+    opened.closed()
 
 
 def test_many_executions_leave_no_descriptors(step: Prepared) -> None:
@@ -578,11 +576,6 @@ def test_many_executions_leave_no_descriptors(step: Prepared) -> None:
             execution.get_execution_info()
 
     some(20)
-    gc.collect()
-    before = descriptors()
+    opened = Opened()
     some(200)
-    end = time.monotonic() + LIMIT
-    while descriptors() > before + 5:  # frames that are kept; a thread that is just ending
-        gc.collect()
-        assert time.monotonic() < end, f"{before} descriptors became {descriptors()}"
-        time.sleep(0.01)
+    opened.closed(but=5)  # frames that are kept

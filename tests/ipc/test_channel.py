@@ -23,6 +23,7 @@ from nnhal.ipc.transport import _native, absent, fate
 from nnhal.ipc.transport import channel as subject
 from nnhal.ipc.transport.channel import Channel, NoProtocol, failure
 from tests.ipc.support import LIMIT
+from tests.waiting import Opened
 
 PATIENCE = int(LIMIT * 1e9)
 INLINE, MARK = 64 << 10, 0xC1  # bytes of a message in itself; a byte that MessagePack never begins with
@@ -38,10 +39,6 @@ def lanes() -> Iterator[tuple[Channel, Channel]]:
     theirs.close()
 
 
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 # ------------------------------------------------------------------------------------------------------------ messages
 
 
@@ -52,7 +49,7 @@ def test_a_message_arrives_as_it_is_however_long_with_its_descriptors(
     ours, theirs = lanes
     data = bytes(range(1, 101)) * (size // 100 + 1)
     data = data[:size]
-    before, read, write = descriptors(), *os.pipe()
+    opened, read, write = Opened(), *os.pipe()
     for _ in range(2):
         ours.send(data, (read, write))
         got, fds = theirs.receive(PATIENCE)
@@ -66,7 +63,7 @@ def test_a_message_arrives_as_it_is_however_long_with_its_descriptors(
     fds.close()
     os.close(read)
     os.close(write)
-    assert descriptors() <= before
+    opened.closed()
 
 
 @pytest.mark.parametrize("size", [10, INLINE, INLINE + 1])
@@ -110,13 +107,14 @@ def test_who_is_told_of_a_long_message_may_refuse_it_before_it_is_read(lanes: tu
     theirs.admit = ours.admit = admit
     ours.send(b"short")
     theirs.receive(PATIENCE)
-    before = descriptors()
+    opened = Opened()
     for _ in range(2):
         ours.send(bytes(INLINE + 7))
     assert len(theirs.receive(PATIENCE)[0]) == INLINE + 7
     with pytest.raises(ResourceExhausted, match="no room"):
         theirs.receive(PATIENCE)
-    assert told == [INLINE + 7] * 2 and descriptors() <= before
+    assert told == [INLINE + 7] * 2
+    opened.closed()
     ours.ask(b"x")
     theirs.receive(PATIENCE)
     theirs.answer(bytes(INLINE + 9))
@@ -163,7 +161,7 @@ LONG = {
 def test_a_long_message_lies_in_a_sealed_memory_of_its_size(lanes: tuple[Channel, Channel], what: str) -> None:
     head, make, says = LONG[what]
     ours, theirs = lanes
-    before = descriptors()
+    opened = Opened()
     fds = [] if make is None else [make()]
     assert ours.lane.send(head, fds) == 0
     for fd in fds:
@@ -173,7 +171,7 @@ def test_a_long_message_lies_in_a_sealed_memory_of_its_size(lanes: tuple[Channel
             theirs.receive(PATIENCE)
     else:
         assert theirs.receive(PATIENCE)[0] == bytes(100)
-    assert descriptors() <= before
+    opened.closed()
     ours.send(b"next")
     assert theirs.receive(PATIENCE)[0] == b"next"
 
@@ -212,12 +210,12 @@ def test_a_long_message_that_there_is_no_room_for_is_not_sent(
     def no(*_: object) -> Any:
         raise OSError(errno.ENOSPC, "no room")
 
-    before = descriptors()
+    opened = Opened()
     with monkeypatch.context() as patched:
         patched.setattr(os, what, no)
         with pytest.raises(ResourceExhausted, match=r"message: .*no room"):
             lanes[0].send(bytes(INLINE + 1))
-    assert descriptors() <= before
+    opened.closed()
     with pytest.raises(MissedDeadline):
         lanes[1].receive(0)
 
@@ -249,8 +247,9 @@ def test_statuses_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_look_at_whether_descriptors_are_to_be_had_leaves_none() -> None:
-    before = descriptors()
-    assert subject._no_descriptors() is False and descriptors() <= before
+    opened = Opened()
+    assert subject._no_descriptors() is False
+    opened.closed()
 
 
 def test_a_lane_hangs_up_is_closed_and_says_whose_it_is(lanes: tuple[Channel, Channel]) -> None:

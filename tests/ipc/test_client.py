@@ -31,15 +31,12 @@ from nnhal.ipc.client.session import Session
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.transport.channel import Channel
 from tests.ipc.support import LIMIT, Peer, wait_until
+from tests.waiting import Opened
 
 PATIENCE = int(LIMIT * 1e9)
 WELCOME = wire.Welcome(wire.VERSION, int(V1_3), "peer", os.getpid(), 0b101, True, {})
 ASK = wire.GetVersionString()
 ONE = wire.Word("1")
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def soon() -> int:
@@ -98,12 +95,12 @@ def test_a_greeting_that_is_not_answered_as_it_must_be_says_so_and_leaves_nothin
     answer: bytes | None, kind: type[NnhalError], says: str
 ) -> None:
     gc.collect()
-    before = descriptors()
+    opened = Opened()
     with pytest.raises(kind) as refused:
         greeted(answer)
     assert says in str(refused.value) and type(refused.value) is kind
     assert ("in x" in refused.value.stack) == (answer is not None and b"in x" in answer)
-    wait_until(lambda: descriptors() <= before, "nothing is left")
+    opened.closed()
 
 
 def test_a_greeting_may_take_30_s_unless_another_time_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -600,10 +597,9 @@ def test_a_death_is_the_drivers_fault_where_there_is_evidence(
 def test_a_closed_session_is_closed_and_who_comes_is_told(service: Service) -> None:
     session = service.session
     session.call(ASK, wire.Word, UNLIMITED)
-    before = descriptors()
     session.close()
     session.close()
-    assert not session._thread.is_alive() and descriptors() < before
+    assert not session._thread.is_alive() and session._control.socket.fileno() < 0
     with pytest.raises(Closed, match="peer: the connection was closed"):
         session.call(ASK, wire.Word, UNLIMITED)
     session.give_up("too late")

@@ -73,7 +73,7 @@ import faulthandler, time
 faulthandler.enable(all_threads=False)
 def falls(): ctypes.string_at(0)
 faulthandler.dump_traceback_later(0.2)
-time.sleep(0.6)
+time.sleep(2)
 falls()
 """
     done = child(CONFINE + body)

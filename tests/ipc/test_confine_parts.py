@@ -21,6 +21,7 @@ import pytest
 from nnhal.base.errors import InvalidArgument
 from nnhal.ipc.confinement import allowed, filter, kernel, landlock, limits, stdio
 from nnhal.ipc.confinement.allowed import ALLOWED, JUDGED
+from tests.waiting import Opened
 
 # ------------------------------------------------------------------------------------------------------------ landlock
 
@@ -91,9 +92,9 @@ def test_as_much_is_closed_as_the_kernel_knows_and_what_it_lacks_is_said(
     asked = Landlock(abi)
     monkeypatch.setattr(landlock, "syscall", asked)
     monkeypatch.setattr(landlock, "_other_threads", lambda: "; others")
-    before = os.listdir("/proc/self/fd")
+    opened = Opened()
     said = landlock.restrict([])
-    assert len(os.listdir("/proc/self/fd")) <= len(before)
+    opened.closed()
     rights, tcp, scopes = KNOWN[abi]
     assert asked.handled == KNOWN[abi]
     assert asked.flags == (1 << 3 if abi >= 8 else 0)  # all threads
@@ -523,12 +524,12 @@ def test_what_takes_the_place_of_a_descriptor_leaves_none_besides(
     held: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held.append(os.open("/dev/zero", os.O_RDONLY))
-    before = len(os.listdir("/proc/self/fd"))
+    opened = Opened()
     stdio._replace(held[0], "/dev/null", os.O_RDONLY)
-    assert os.read(held[0], 1) == b"" and len(os.listdir("/proc/self/fd")) <= before
+    assert os.read(held[0], 1) == b"" and opened.count() == 1
     flags: list[int] = []
-    opened = os.open
-    monkeypatch.setattr(os, "open", lambda path, how: flags.append(how) or opened(path, how))
+    real = os.open
+    monkeypatch.setattr(os, "open", lambda path, how: flags.append(how) or real(path, how))
     free = os.dup(held[0])
     os.close(free)  # the next one that is opened has this number
     stdio._replace(free, "/dev/null", os.O_WRONLY)

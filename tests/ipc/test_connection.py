@@ -36,6 +36,7 @@ from nnhal.ipc.transport.channel import Channel, end_of
 from nnhal.model.graph import Model
 from tests import requests
 from tests.ipc.support import LIMIT, a_share, a_table, doubling, numbers, request_for, run, served_here, wait_until
+from tests.waiting import Opened
 
 SECONDS = 1_000_000_000
 HELLO = wire.Hello(wire.VERSION, 0b1010)
@@ -121,11 +122,6 @@ def client() -> Iterator[Client]:
     yield client
     client.close()
     wait_until(lambda: client.used() == client.first, "all is given back")
-
-
-def descriptors() -> int:
-    """How many are open; what other tests left behind may be closed at any time."""
-    return len(os.listdir("/proc/self/fd"))
 
 
 # ------------------------------------------------------------------------------------------------------------ greeting
@@ -237,13 +233,14 @@ def test_lanes_answer_beside_one_another_and_end_by_themselves(client: Client) -
 
 def test_a_lane_that_is_refused_says_why_and_counts_for_nothing(client: Client) -> None:
     lane, callbacks = client.attached(3), client.attached(4, True)
-    held, before = client.used(), descriptors()
+    held, opened = client.used(), Opened()
     for fields, says in (
         ((3, False), "3 is the number of what goes on already"),
         ((5, True), "there is a callback lane already, must be one"),
     ):
         assert says in client.says(wire.AttachLane(*fields))
-    assert client.used() == held and len(client.connection._lanes) == 1 and descriptors() <= before
+    assert client.used() == held and len(client.connection._lanes) == 1
+    opened.closed()
     assert client.ask(wire.GetVersionString(), lane=lane) == wire.Word("1")
     callbacks.close()
 
@@ -372,10 +369,10 @@ def test_a_long_message_counts_while_it_is_at_hand_and_is_refused_where_there_is
 
 
 def test_descriptors_that_nobody_asked_for_are_closed(client: Client) -> None:
-    before = descriptors()
+    opened = Opened()
     for _ in range(3):
         assert client.ask(wire.GetVersionString(), (0, 1, 2)) == wire.Word("1")
-        assert descriptors() <= before
+        opened.closed()
 
 
 def test_an_answer_that_cannot_travel_is_an_error_that_says_so() -> None:
@@ -399,12 +396,14 @@ def test_a_release_that_is_to_be_answered_is_when_what_was_released_has_ended(cl
 
 def test_outputs_that_travel_in_a_memory_leave_no_descriptor_here() -> None:
     with served_here(Null()) as device:
-        prepared, before = prepared_by(device, doubling(100_000), Hints()), 0
+        prepared = prepared_by(device, doubling(100_000), Hints())
+        requests.run(prepared, [numbers(100_000)])
+        opened = Opened()
         for _ in range(3):
             done = requests.run(prepared, [numbers(100_000)])
             assert done.results[0].tolist() == [0] * 100_000
-            before = before or descriptors()
-            assert descriptors() <= before
+            del done
+            opened.closed()
 
 
 def test_each_call_is_traced_by_its_name_where_that_is_wanted(client: Client, caplog: pytest.LogCaptureFixture) -> None:
@@ -456,7 +455,7 @@ def test_a_client_that_cannot_be_notified_is_hung_up_on(client: Client) -> None:
 
 
 def test_when_the_client_is_gone_its_lanes_end_and_nothing_is_left_open(caplog: pytest.LogCaptureFixture) -> None:
-    before = descriptors()
+    opened = Opened()
     client = Client()
     client.ask(HELLO)
     lanes = [client.attached(3), client.attached(4), client.attached(5, True)]
@@ -472,7 +471,7 @@ def test_when_the_client_is_gone_its_lanes_end_and_nothing_is_left_open(caplog: 
     client.lane.close()
     assert not any("is not waited for" in text for text in caplog.messages)
     assert wanted.is_set() and client.connection.wanted.gone.is_set() and ended == ["object"]
-    wait_until(lambda: descriptors() <= before, "descriptors are closed")
+    opened.closed()
     wait_until(lambda: client.used() == client.first, "all is given back")
     with pytest.raises(DeadObject, match="connection: is ending"):
         client.connection._call_back(wire.NotifyExecuted(8, wire.Executed()))

@@ -25,6 +25,7 @@ from nnhal.ipc.protocol import wire
 from tests import requests
 from tests.interrupts import Interrupts
 from tests.ipc.support import LIMIT, PROBE, doubling, inside, made, numbers, prepare, run, shifting, wait_until
+from tests.waiting import Opened
 
 
 @pytest.fixture
@@ -296,8 +297,8 @@ def test_an_interrupt_while_the_folder_is_ones_own_leaves_no_descriptor(runtime:
             with names._alone():
                 pass
 
-    before = len(os.listdir("/proc/self/fd"))
+    opened = Opened()
     with Interrupts() as interrupts:
         for n in range(50):
             assert interrupts.during(again, n * 2e-5)
-    assert len(os.listdir("/proc/self/fd")) <= before
+    opened.closed()

@@ -15,6 +15,7 @@ from nnhal.base import private
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument, ResourceExhausted
 from nnhal.ipc import names
 from nnhal.ipc.client import session
+from tests.waiting import Opened
 
 
 @pytest.fixture
@@ -23,10 +24,6 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     monkeypatch.delenv("LISTEN_FDS", raising=False)
     return tmp_path / "run" / "nnhal"
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def test_the_folder_is_made_for_the_user_alone_and_may_be_there(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +59,7 @@ def test_names_have_up_to_64_letters(name: str, runtime: Path) -> None:
 
 
 def test_a_socket_is_the_users_own_and_listens_and_its_name_is_taken(runtime: Path) -> None:
-    before, umask = descriptors(), os.umask(0o022)
+    opened, umask = Opened(), os.umask(0o022)
     try:
         with names.listen("mine") as listener:
             path = runtime / "mine.sock"
@@ -76,7 +73,7 @@ def test_a_socket_is_the_users_own_and_listens_and_its_name_is_taken(runtime: Pa
                 names.listen("mine")
         assert path.exists() and names.running() == [] and not path.exists()
         assert names.sweep(path) is True
-        assert descriptors() <= before
+        opened.closed()
     finally:
         os.umask(umask)
 
@@ -100,7 +97,7 @@ def test_a_name_that_somebody_takes_meanwhile_or_that_cannot_be_bound_leaves_not
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names.directory()
-    before, umask = descriptors(), os.umask(0o022)
+    opened, umask = Opened(), os.umask(0o022)
 
     def taken(*_: object) -> None:
         raise FileExistsError
@@ -115,7 +112,8 @@ def test_a_name_that_somebody_takes_meanwhile_or_that_cannot_be_bound_leaves_not
             says = r"service mine: the path of its socket .* has \d+ bytes, must be at most 104; set XDG_RUNTIME_DIR to"
             with pytest.raises(DeviceUnavailable, match=says):
                 use("mine")
-        assert os.umask(0o022) == 0o022 and descriptors() <= before and not list(runtime.glob("mine*"))
+        assert os.umask(0o022) == 0o022 and not list(runtime.glob("mine*"))
+        opened.closed()
     finally:
         os.umask(umask)
 
@@ -233,10 +231,10 @@ def test_a_service_of_another_user_is_refused(
 
 def test_a_service_that_is_not_there_leaves_no_descriptor(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names.directory()
-    before = descriptors()
+    opened = Opened()
     with pytest.raises(DeviceUnavailable, match="service none: No such file or directory; running: none is running"):
         names.connect("none")
-    assert descriptors() <= before
+    opened.closed()
 
     def full(*_: object) -> Any:
         raise OSError(24, "Too many open files")

@@ -28,6 +28,7 @@ import pytest
 from nnhal.ipc.transport import _native
 from tests.ipc.fuzz_queue import fuzz
 from tests.ipc.support import lingering, wait_until
+from tests.waiting import Opened, jitter, until
 
 HANG_NS = 30_000_000_000  # a wait that takes this long hangs
 REQUEST, RESULT = 64, 320  # where a queue's words start: write index, +64 read index, +128 event, +192 waiter
@@ -70,10 +71,6 @@ def push(sock: socket.socket, number: int, data: bytes, fds: Sequence[int] = ())
     """Send what a lane would, by hand: a number and bytes."""
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     sock.sendmsg([struct.pack("<Q", number) + data], rights)
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def mappings(name: str) -> int:
@@ -150,31 +147,31 @@ while not isinstance(m := l.receive(), int): l.answer(m[0][::-1])
 def test_64_descriptors_pass_and_more_are_refused_without_a_leak(lanes):
     a, b, sock, _ = lanes
     with tempfile.TemporaryFile() as file:
-        before = descriptors()
+        opened = Opened()
         assert a.send(b"x", (file.fileno(),) * 65) == _native.TOO_LARGE
         assert a.send(b"x", (file.fileno(),) * 1000) == _native.TOO_LARGE
         assert b.receive(0) == _native.TIMEOUT
         push(sock, 0, b"x", [file.fileno()] * 100)
         assert b.receive(HANG_NS) == _native.TOO_LARGE
-        assert descriptors() == before
+        opened.closed()
         assert a.send(b"x", [file.fileno()] * 64) == 0
         _, fds = b.receive(HANG_NS)
-        assert len(fds) == 64 and descriptors() == before + 64
+        assert len(fds) == 64 and opened.count() == 64
         taken = [fds.take() for _ in range(64)]
         assert len(set(taken)) == 64 and len(fds) == 0 and fds.take() == -1
         for fd in taken:
             os.close(fd)
-        assert descriptors() == before
+        opened.closed()
 
 
 def test_too_long_messages_are_refused_and_their_descriptors_closed(lanes):
     a, b, sock, _ = lanes
-    before = descriptors()
+    opened = Opened()
     longest = 64 * 1024 + 4 * 1024
     assert a.send(bytes(longest + 1)) == _native.TOO_LARGE
     push(sock, 0, bytes(longest + 1), [0, 1])
     assert b.receive(HANG_NS) == _native.TOO_LARGE
-    assert descriptors() == before
+    opened.closed()
     assert a.send(bytes(longest)) == 0
     assert b.receive(HANG_NS) == (bytes(longest), _native.NONE)
 
@@ -183,7 +180,7 @@ def test_descriptors_that_find_no_room_are_all_closed(lanes):
     a, b, sock, _ = lanes
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert a.send(b"x", (sock.fileno(),) * 20) == 0
-    before = descriptors()
+    opened = Opened()
     lowest = os.dup(0)
     os.close(lowest)
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 5, hard))
@@ -191,7 +188,7 @@ def test_descriptors_that_find_no_room_are_all_closed(lanes):
         assert b.receive(HANG_NS) == _native.TOO_LARGE
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert descriptors() == before
+    opened.closed()
 
 
 def test_descriptor_that_is_not_open_is_the_callers_error(lanes):
@@ -304,11 +301,11 @@ def test_an_answer_of_another_number_is_corrupt_and_its_descriptors_are_closed(l
     push(other, 1, b"answer")
     assert a.call(b"call", (), HANG_NS) == (b"answer", _native.NONE)
     assert a.ask(b"call") == 0
-    before = descriptors()
+    opened = Opened()
     for _ in range(3):
         push(other, number, b"answer", [0, 1, 2])
         assert a.receive(HANG_NS) == _native.CORRUPT and a.awaited == 2
-    assert descriptors() == before
+    opened.closed()
     push(other, 2, b"right")
     assert a.receive(HANG_NS) == (b"right", _native.NONE)
 
@@ -318,12 +315,13 @@ def test_an_answer_of_another_number_is_corrupt_and_its_descriptors_are_closed(l
 def test_a_message_without_bytes_after_its_number_is_corrupt_and_its_descriptors_are_closed(lanes, length, awaited):
     a, _, _, other = lanes
     assert not awaited or a.ask(b"call") == 0
-    before = descriptors()
+    opened = Opened()
     datagram = struct.pack("<Q", int(awaited))[:length]
     for fds in ([0], [0, 1, 2], [0] * 64, [0] * 65):
         other.sendmsg([datagram], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
         assert a.receive(HANG_NS) == _native.CORRUPT
-    assert a.asked == 0 and descriptors() == before
+    assert a.asked == 0
+    opened.closed()
     if length:
         other.send(datagram)
         assert a.receive(HANG_NS) == _native.CORRUPT
@@ -388,23 +386,23 @@ def received(lanes, count: int) -> _native.Descriptors:
 
 
 def test_descriptors_that_nobody_took_are_closed_with_their_owner(lanes):
-    before = descriptors()
+    opened = Opened()
     for taken in (0, 1, 3):
         owner = received(lanes, 3)
         mine = [owner.take() for _ in range(taken)]
-        assert len(owner) == 3 - taken and descriptors() == before + 3
+        assert len(owner) == 3 - taken and opened.count() == 3
         del owner
-        assert descriptors() == before + taken
+        assert opened.count() == taken
         for fd in mine:
             os.close(fd)
 
 
 def test_descriptors_are_closed_once(lanes):
-    before = descriptors()
+    opened = Opened()
     owner = received(lanes, 3)
     first = owner.take()
     owner.close()
-    assert (len(owner), owner.take(), descriptors()) == (0, -1, before + 1)
+    assert (len(owner), owner.take(), opened.count()) == (0, -1, 1)
     again = os.dup(0)  # one of the numbers that were closed
     owner.close()
     del owner
@@ -414,7 +412,7 @@ def test_descriptors_are_closed_once(lanes):
 
 
 def test_descriptors_are_closed_where_an_exception_passes_their_owner(lanes):
-    before = descriptors()
+    opened = Opened()
 
     def fails() -> None:
         owner = received(lanes, 5)
@@ -424,7 +422,7 @@ def test_descriptors_are_closed_where_an_exception_passes_their_owner(lanes):
     for _ in range(3):
         with contextlib.suppress(ZeroDivisionError):
             fails()
-        assert descriptors() == before
+        opened.closed()
 
 
 def test_nobody_makes_an_owner_of_descriptors_but_a_lane():
@@ -434,6 +432,7 @@ def test_nobody_makes_an_owner_of_descriptors_but_a_lane():
     _native.NONE.close()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("how", ("closed", "forgotten", "refused"))
 def test_other_threads_run_while_descriptors_are_closed_that_take_long(lanes, how):
     a, b, sock, _ = lanes
@@ -558,7 +557,6 @@ try: print('ready', flush=True); q.receive()
 except KeyboardInterrupt: print('interrupted')
 """
     process = peer(code, pair.fd)
-    time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     assert ended(process) == "interrupted\n"
 
@@ -748,7 +746,7 @@ print(q.stats()['lost_wakes'], p)
         sent = packets[rng.randrange(100)]
         assert pair.client.exchange(sent, HANG_NS) == sent
         if i % 64 == 0:  # the other side is sometimes asleep already, sometimes about to be
-            time.sleep(rng.random() * 1e-4)
+            jitter(rng, 1e-4)
     stats = pair.client.stats()
     assert stats["packets"] == 100_000 and stats["lost_wakes"] == 0
     assert stats["waits"] > 0 and stats["wakes"] > 0
@@ -756,6 +754,7 @@ print(q.stats()['lost_wakes'], p)
     assert ended(process) == f"0 {_native.CLOSED}\n"
 
 
+@pytest.mark.nightly
 def test_spinning_exchange_rarely_blocks_on_two_cpus(pair):
     if len(os.sched_getaffinity(0)) < 2:
         assert pair.client.budget_ns == 0
@@ -773,7 +772,7 @@ def test_spinning_exchange_rarely_blocks_on_two_cpus(pair):
 def test_exchanges_leave_no_descriptor_and_no_mapping(pair):
     threading.Thread(target=serve, args=(pair.service,)).start()
     pair.client.exchange(packet(1), HANG_NS)
-    before = descriptors(), mappings("nnhal-queues")
+    opened, before = Opened(), mappings("nnhal-queues")
     for i in range(20_000):
         assert pair.client.exchange(packet(3, i % 2), HANG_NS) == packet(3, i % 2)
     for _ in range(300):
@@ -783,7 +782,8 @@ def test_exchanges_leave_no_descriptor_and_no_mapping(pair):
         both[0].hold()
         assert both[0].send(packet(1)) == 0 and both[1].receive(0) == packet(1)
         del both
-    assert (descriptors(), mappings("nnhal-queues")) == before
+    opened.closed()
+    assert mappings("nnhal-queues") == before
     pair.client.close()
 
 
@@ -851,8 +851,7 @@ def test_an_answer_that_comes_a_second_time_is_not_the_next_ones(pair):
             assert answer.result() == packet(1, tag)
         asked = pair.word(REQUEST)
         answer = pool.submit(pair.client.exchange, packet(2, 3), HANG_NS)
-        while pair.word(REQUEST) == asked:
-            time.sleep(0.001)
+        until(lambda: pair.word(REQUEST) != asked, "the question")
         assert pair.service.send(packet(1, 2)) == 0
         assert answer.result() == _native.CORRUPT
 
@@ -962,10 +961,12 @@ def test_end_of_the_watched_process_is_dead_without_a_holder(pair):
 
 
 def test_waiter_that_came_before_the_holder_sees_its_end(pair):
+    dice = random.Random(1)
+
     def live() -> None:
-        time.sleep(0.05)
+        jitter(dice, 0.1)
         pair.service.hold()
-        time.sleep(0.05)
+        jitter(dice, 0.1)
 
     thread = threading.Thread(target=live)
     thread.start()

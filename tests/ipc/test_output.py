@@ -21,15 +21,16 @@ from nnhal.ipc.client import output as subject
 from nnhal.ipc.client.output import A_SECOND, KEPT, LINE, WORDS, DriverProcess, Output
 from nnhal.ipc.client.process import start
 from tests.ipc.support import LIMIT, numbers, own_process, prepare, run, wait_until
+from tests.waiting import Opened
 
 
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     """Descriptors and threads are what they were."""
     gc.collect()
-    before, others = len(os.listdir("/proc/self/fd")), set(threading.enumerate())  # of drivers of other tests
+    opened, others = Opened(), set(threading.enumerate())  # of drivers of other tests
     yield
-    wait_until(lambda: gc.collect() >= 0 and len(os.listdir("/proc/self/fd")) <= before, "descriptors are closed")
+    opened.closed()
     wait_until(lambda: not any(t.name == "nnhal-output" for t in set(threading.enumerate()) - others), "threads end")
 
 

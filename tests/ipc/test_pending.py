@@ -15,6 +15,7 @@ from nnhal.ipc.client import pending as subject
 from nnhal.ipc.client.pending import Pending
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.transport import _native
+from tests.waiting import Opened
 
 
 @pytest.fixture(params=["with a descriptor", "with none to be had"])
@@ -39,13 +40,13 @@ def other() -> Iterator["subprocess.Popen[bytes]"]:
 
 @pytest.mark.parametrize("pause", [0.0, 0.05])
 def test_what_came_is_returned_whenever_it_comes(pending: Pending, pause: float) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    opened = Opened()
     for each in (pending, *(Pending(n, wire.NotifyExecuted) for n in range(2, 10))):
         threading.Timer(pause, each.set, [wire.DONE]).start()
         assert each.wait(None) == (wire.DONE, _native.NONE)
         assert each.came
         del each
-    assert len(os.listdir("/proc/self/fd")) < before + 5  # other threads of this process have some, too
+    opened.closed()
 
 
 def test_an_error_that_came_is_raised_as_often_as_it_is_asked_for(pending: Pending) -> None:

@@ -26,14 +26,9 @@ from nnhal.ipc.transport.channel import MARK, whole
 from tests.faults.support import MFD_HUGETLB, huge_pages
 from tests.ipc.alone import came
 from tests.ipc.support import a_share, own_process, prepare
+from tests.waiting import Opened
 
 SHRINK, ADD_SEALS = 0x0002, 1033
-
-
-def descriptors() -> set[str]:
-    """Those that are open; what other tests left behind may be closed at any time."""
-    gc.collect()
-    return set(os.listdir("/proc/self/fd"))
 
 
 def memfd(size: int, seal: int = 0) -> int:
@@ -101,7 +96,7 @@ def test_two_memories_that_are_alike_are_two() -> None:
 
 def test_a_mapping_goes_with_its_last_user_and_comes_again() -> None:
     pools, memory = service(), Memory.from_array(np.arange(4, dtype=np.uint8))
-    before = descriptors()
+    opened = Opened()
     for _ in range(3):
         mapped = pools.accept(sent(4), copy_of(memory))
         view = mapped.view(1, 2)
@@ -110,12 +105,13 @@ def test_a_mapping_goes_with_its_last_user_and_comes_again() -> None:
         assert view.tolist() == [1, 2] and len(pools) == 1
         del view
         gc.collect()
-        assert len(pools) == 0 and descriptors() <= before
+        assert len(pools) == 0
+        opened.closed()
 
 
 def test_descriptors_are_closed_whether_taken_or_refused() -> None:
     pools = service()
-    before = descriptors()
+    opened = Opened()
     memory = Memory.allocate(64)
     for _ in range(20):
         pools.accept(sent(64), copy_of(memory))
@@ -123,7 +119,7 @@ def test_descriptors_are_closed_whether_taken_or_refused() -> None:
             with pytest.raises((InvalidArgument, Unmappable)):
                 pools.accept(sent(64), came(bad))
     memory.close()
-    assert descriptors() <= before
+    opened.closed()
 
 
 def test_each_pool_of_a_message_takes_the_next_descriptor() -> None:
@@ -298,7 +294,7 @@ def test_a_memory_that_was_sent_ahead_travels_as_its_object_and_place() -> None:
 
 
 def test_a_copy_lives_as_long_as_the_memory_and_its_message() -> None:
-    pools, before = client(), descriptors()
+    pools, opened = client(), Opened()
     memory = Memory.wrap(np.arange(4, dtype=np.uint8))
     packing = Packing(pools)
     packing.pool(memory)
@@ -306,7 +302,7 @@ def test_a_copy_lives_as_long_as_the_memory_and_its_message() -> None:
     gc.collect()
     assert os.pread(packing.fds[0], 4, 0) == bytes(range(4))
     del packing
-    assert descriptors() <= before
+    opened.closed()
 
 
 def test_a_shared_service_gets_files_and_arrays_as_sealed_copies(file: Path) -> None:

@@ -48,6 +48,7 @@ def test_simulated_runs_break_no_invariant(seed: int) -> None:
     simulated(seed)
 
 
+@pytest.mark.nightly
 def test_runs_of_a_new_seed_break_no_invariant() -> None:
     simulated(random.SystemRandom().randrange(10**9))
 
@@ -68,7 +69,7 @@ def test_a_seed_is_one_run_however_often_it_is_made() -> None:
     assert len(digests) == 3 and len(set(digests)) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_fault_in_the_border_is_found(name: str) -> None:

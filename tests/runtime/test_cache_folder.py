@@ -472,7 +472,7 @@ def test_processes_that_read_and_write_the_same_keys_see_whole_entries(folder):
     storm(folder.path, 4, 60)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_processes_that_read_and_write_the_same_keys_for_long_see_whole_entries(folder):
     storm(folder.path, 8, 2000)
 

@@ -2,7 +2,6 @@
 
 import itertools
 import threading
-import time
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +10,10 @@ import numpy as np
 import pytest
 
 import nnhal
+from nnhal.base import time as base_time
 from nnhal.base.errors import ContractBroken, DeadObject, InvalidArgument, OperationFailed
 from nnhal.base.memory import Memory
+from nnhal.hal import request as request_module
 from nnhal.hal.background import ExecutionInfo, FencedExecution
 from nnhal.hal.device import YES, Device, Hints, Prepared, Verdict
 from nnhal.hal.memory import Buffer
@@ -22,9 +23,10 @@ from tests.runtime.devices import Fake, for_nothing
 from tests.runtime.graphs import SHAPE, sums
 from tests.runtime.test_arguments import WIDE, N, formed
 from tests.runtime.test_execution import add, relued, two_outputs, wait_until
+from tests.waiting import Clock, pass_time
 
 X, B = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
-LONG = 20  # seconds after which something counts as hanging
+LONG = 60  # seconds after which something counts as hanging
 CHAIN = "each step behind its fence"
 NOBODY = ExecutionInfo(Timing(), Timing())
 
@@ -324,7 +326,7 @@ def test_where_a_driver_cannot_launch_all_runs_in_the_background_after_what_was_
     fenced = compiled.execute_fenced(X)
     assert fenced.way == "in the background: device second: not today"
     (launched,) = first.launches
-    time.sleep(0.05)
+    pass_time(0.05)
     assert not fenced.done() and ran == []  # it might write to the same memory
     launched.fail(OperationFailed("whatever came of it"))
     with pytest.raises(nnhal.NnhalError):  # `add` of one input is none
@@ -377,10 +379,12 @@ def test_a_timeout_leaves_it_running_and_results_can_be_had_later():
 
 def test_the_deadline_ends_the_wait_some_time_after_and_then_nothing_is_taken(monkeypatch):
     monkeypatch.setattr(chains, "_GRACE", 0.05)
+    clock = Clock().play(monkeypatch, chains, request_module, base_time)
     for timeout in (None, LONG):
         compiled, device = one_step()
         fenced = compiled.execute_fenced(X, B, deadline=0.05)
         assert fenced.way == CHAIN and device.launches[0].control.deadline is not None
+        clock.advance(1)
         with pytest.raises(nnhal.MissedDeadline, match=r"^fenced execution: the deadline has passed$"):
             fenced.result(timeout)
         assert device.launches[0].request.ended
@@ -399,8 +403,10 @@ def test_a_timeout_before_the_deadline_is_a_timeout(monkeypatch):
 def test_what_comes_just_after_the_deadline_counts(monkeypatch):
     """Drivers end it then, and say so themselves."""
     monkeypatch.setattr(chains, "_GRACE", LONG)
+    clock = Clock().play(monkeypatch, chains, request_module, base_time)
     compiled, device = one_step()
     fenced = compiled.execute_fenced(X, B, deadline=0.01)
+    clock.advance(0.05)
     threading.Timer(0.1, device.launches[0].fail, (nnhal.MissedDeadline("by the driver"),)).start()
     with pytest.raises(nnhal.MissedDeadline, match="by the driver"):
         fenced.result()
@@ -537,7 +543,7 @@ def test_options_that_may_change_are_the_same_for_all_steps_where_they_run_here(
 def test_several_steps_have_one_limit_from_the_fences_on(monkeypatch):
     """Each alone would keep it."""
     for_nothing(monkeypatch)
-    slow = [Fake(takes=lambda n, own=own: n == own, on_run=lambda: time.sleep(0.3)) for own in (0, 1)]
+    slow = [Fake(takes=lambda n, own=own: n == own, on_run=lambda: pass_time(0.3)) for own in (0, 1)]
     compiled = nnhal.compile(sums(2), devices=slow)
     assert len(compiled.placement.steps) == 2
     with pytest.raises(nnhal.MissedDeadline):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import nnhal
+from nnhal.base import time as base_time
 from nnhal.base.codes import OperandType, Preference, Priority
 from nnhal.base.errors import InvalidArgument, InvalidModel, MissedDeadline, OperationFailed, UnsupportedModel
 from nnhal.base.extensions import register_extension
@@ -24,6 +25,7 @@ from nnhal.runtime import compilation, costs, discovery, isolation, judgement
 from nnhal.runtime.compilation import Wishes, prepare
 from nnhal.runtime.partition import Offer
 from tests.runtime.devices import Fake, failing, for_nothing
+from tests.waiting import Clock, pass_time
 
 LIMIT = 60.0  # seconds after which something that has to happen counts as hanging
 X = np.float32([1, 2, 3, 4])
@@ -239,11 +241,11 @@ class Closing(Prepared):
 
 
 @pytest.mark.parametrize("fallback", ["forbid", "allow"])
-def test_a_prepare_that_hangs_misses_the_deadline_and_what_it_gives_late_is_closed(fallback):
-    gate, late = threading.Event(), Closing()
-    device = saying("slow", prepare=lambda *_: gate.wait(LIMIT) and late)
+def test_a_prepare_that_hangs_misses_the_deadline_and_what_it_gives_late_is_closed(fallback, monkeypatch):
+    gate, late, clock = threading.Event(), Closing(), Clock().play(monkeypatch, base_time)
+    device = saying("slow", prepare=lambda *_: (clock.advance(2), gate.wait(LIMIT)) and late)
     with pytest.raises(MissedDeadline, match="compilation: device slow: preparing its part"):
-        nnhal.compile(sums(), devices=device, fallback=fallback, deadline=1)  # enough to be asked what it takes
+        nnhal.compile(sums(), devices=device, fallback=fallback, deadline=1)
     assert not gate.is_set() and not late.closed.is_set()
     gate.set()
     assert late.closed.wait(LIMIT)
@@ -251,9 +253,9 @@ def test_a_prepare_that_hangs_misses_the_deadline_and_what_it_gives_late_is_clos
 
 @pytest.mark.parametrize("method", ["supports", "capabilities"])
 @pytest.mark.parametrize("fallback", ["forbid", "allow"])
-def test_a_question_that_is_not_answered_misses_the_deadline(method, fallback):
-    gate = threading.Event()
-    device = saying("slow", **{method: lambda *_: gate.wait(LIMIT)})
+def test_a_question_that_is_not_answered_misses_the_deadline(method, fallback, monkeypatch):
+    gate, clock = threading.Event(), Clock().play(monkeypatch, base_time)
+    device = saying("slow", **{method: lambda *_: (clock.advance(1), gate.wait(LIMIT))})
     with pytest.raises(MissedDeadline, match="device slow: what it supports"):
         nnhal.compile(sums(), devices=device, fallback=fallback, deadline=0.05)
     assert not gate.is_set()
@@ -540,7 +542,7 @@ def test_what_a_device_offers_is_what_it_says_and_a_step_in_another_process_cost
 
 def test_how_long_preparing_took_is_told_in_nanoseconds():
     before = time.monotonic_ns()
-    compiled = nnhal.compile(sums(), devices=[Fake(on_prepare=lambda: time.sleep(0.01))])
+    compiled = nnhal.compile(sums(), devices=[Fake(on_prepare=lambda: pass_time(0.01))])
     (step,) = compiled._caller.plan.steps
     assert 10_000_000 <= step.nanoseconds <= time.monotonic_ns() - before
 

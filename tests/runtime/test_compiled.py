@@ -6,7 +6,6 @@ import resource
 import select
 import signal
 import threading
-import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -20,6 +19,7 @@ from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import State
 from nnhal.runtime import inflight
 from tests.runtime.devices import Fake, failing
+from tests.waiting import LIMIT, pass_time, until
 
 SHAPE = (1, 4, 4, 2)
 
@@ -190,15 +190,17 @@ def test_a_driver_that_lies_about_its_verdicts_takes_nothing():
 
 
 def test_a_compilation_past_its_deadline_ends_in_missed_deadline():
+    gate = threading.Event()
     with pytest.raises(nnhal.MissedDeadline, match=r"compilation: device fake: .* deadline"):
-        nnhal.compile(pooled(), devices=[Fake(on_prepare=lambda: time.sleep(0.05))], deadline=0.01)
+        nnhal.compile(pooled(), devices=[Fake(on_prepare=lambda: gate.wait(LIMIT) and None)], deadline=0.01)
+    gate.set()
 
 
 # ------------------------------------------------------------------------------------------------ executions in flight
 
 
 def test_submitted_executions_can_be_waited_for(x):
-    assert (nnhal.compile(pooled(), devices="reference").submit(x).result(10) == expected(x)).all()
+    assert (nnhal.compile(pooled(), devices="reference").submit(x).result(LIMIT) == expected(x)).all()
 
 
 def test_submitted_executions_can_be_awaited(x):
@@ -215,7 +217,7 @@ def test_submitted_executions_can_be_awaited(x):
 
 def test_submitted_executions_can_be_selected_on(x):
     gate = threading.Event()
-    execution = nnhal.compile(pooled(), devices=[Fake(on_run=lambda: gate.wait(10))]).submit(x)
+    execution = nnhal.compile(pooled(), devices=[Fake(on_run=lambda: gate.wait(LIMIT))]).submit(x)
     assert select.select([execution], [], [], 0.01)[0] == []
     gate.set()
     assert select.select([execution], [], [], 10)[0] == [execution]
@@ -225,18 +227,18 @@ def test_submitted_executions_can_be_selected_on(x):
 def test_a_cancelled_execution_raises_cancelled(x):
     gate = threading.Event()
     compiled = nnhal.compile(
-        pooled(2), devices=[Fake(takes=lambda n: n == 0, on_run=lambda: gate.wait(10)), "reference"]
+        pooled(2), devices=[Fake(takes=lambda n: n == 0, on_run=lambda: gate.wait(LIMIT)), "reference"]
     )
     execution = compiled.submit(x)
     execution.cancel()
     gate.set()
     with pytest.raises(nnhal.Cancelled):
-        execution.result(10)
+        execution.result(LIMIT)
 
 
 def test_a_deadline_ends_the_wait_for_a_device_that_hangs(x):
     gate = threading.Event()
-    execution = nnhal.compile(pooled(), devices=[Fake(on_run=lambda: gate.wait(10))]).submit(x, deadline=0.05)
+    execution = nnhal.compile(pooled(), devices=[Fake(on_run=lambda: gate.wait(LIMIT))]).submit(x, deadline=0.05)
     with pytest.raises(nnhal.MissedDeadline):
         execution.result()
     gate.set()
@@ -296,15 +298,15 @@ def test_use_after_close_is_an_error_and_closing_twice_is_not(x):
 
 def test_close_waits_for_what_is_running(x):
     gate, device = threading.Event(), Fake()
-    device.on_run = lambda: gate.wait(10)
+    device.on_run = lambda: gate.wait(LIMIT)
     compiled = nnhal.compile(pooled(), devices=[device])
     execution = compiled.submit(x)
     closer = threading.Thread(target=compiled.close)
     closer.start()
-    time.sleep(0.05)
+    pass_time(0.05)
     assert not device.prepared[0].closed
     gate.set()
-    closer.join(10)
+    closer.join(LIMIT)
     assert device.prepared[0].closed and (execution.result() == expected(x)).all()
 
 
@@ -357,7 +359,7 @@ def test_a_fenced_execution_in_flight_is_closed_in_a_forked_child(isolation, x):
     for use in (fenced.result, fenced.get_execution_info, fenced.done):
         assert in_child(use).startswith("Closed: fenced execution: was launched before")
     signal_.set()
-    assert (fenced.result(10) == expected(x)).all()
+    assert (fenced.result(LIMIT) == expected(x)).all()
 
 
 CLOSED = {
@@ -422,13 +424,13 @@ def test_a_worker_of_which_something_raises_takes_the_next_and_close_returns(whe
         monkeypatch.setattr(inflight._Item, "run", lambda item, run=inflight._Item.run: fail() or run(item))
     first = compiled.submit(x)
     with nullcontext() if where == "leave" else pytest.raises(RuntimeError, match="broken"):
-        first.result(10)
+        first.result(LIMIT)
     for _ in range(10):
-        assert (compiled.submit(x).result(10) == expected(x)).all()
+        assert (compiled.submit(x).result(LIMIT) == expected(x)).all()
     monkeypatch.undo()
     closer = threading.Thread(target=compiled.close, daemon=True)
     closer.start()
-    closer.join(10)
+    closer.join(LIMIT)
     assert not closer.is_alive()
 
 
@@ -517,18 +519,16 @@ def test_four_that_were_submitted_run_at_once_and_no_more():
         with lock:
             now[0] += 1
             most[0] = max(most[0], now[0])
-        gate.wait(10)
+        gate.wait(LIMIT)
         with lock:
             now[0] -= 1
 
     compiled = added(devices=[Fake(on_run=work)])
     executions = [compiled.submit(F, F) for _ in range(9)]
-    end = time.monotonic() + 10
-    while now[0] < 4 and time.monotonic() < end:
-        time.sleep(0.002)
+    until(lambda: now[0] == 4, "four run")
     assert now == [4] and not any(e.done() for e in executions)
     gate.set()
-    assert all(e.result(10).tolist() == [2, 4, 6, 8] for e in executions) and most == [4]
+    assert all(e.result(LIMIT).tolist() == [2, 4, 6, 8] for e in executions) and most == [4]
 
 
 def test_what_is_asked_for_of_one_that_is_submitted_reaches_the_driver():
@@ -538,12 +538,12 @@ def test_what_is_asked_for_of_one_that_is_submitted_reaches_the_driver():
     prepared, run = device.prepared[0], device.prepared[0].run
     prepared.run = lambda request, control: (seen.append(control), run(request, control))[1]
     compiled = nnhal.Compiled(first._caller.plan)
-    compiled.submit(F, F, loop_timeout=3, deadline=10).result(10)
-    compiled.submit(F, F).result(10)
+    compiled.submit(F, F, loop_timeout=3, deadline=10).result(LIMIT)
+    compiled.submit(F, F).result(LIMIT)
     assert [c.loop_timeout for c in seen] == [3_000_000_000, 2_000_000_000]
     assert [c.deadline is None for c in seen] == [False, True] and not any(c.measure for c in seen)
     out = np.empty(4, np.float32)
-    assert compiled.submit({"x": F, "y": F}, out=out).result(10) is not None and out.tolist() == [2, 4, 6, 8]
+    assert compiled.submit({"x": F, "y": F}, out=out).result(LIMIT) is not None and out.tolist() == [2, 4, 6, 8]
 
 
 @pytest.mark.parametrize("use", ["submit", "execute_fenced"])
@@ -561,7 +561,7 @@ def test_what_was_refused_is_not_in_use(use):
 @pytest.mark.parametrize("way", ["call", "run", "bind", "burst", "submit"])
 def test_closing_waits_for_a_call_in_flight_and_no_longer(way):
     gate, entered = threading.Event(), threading.Event()
-    device = Fake(on_run=lambda: (entered.set(), gate.wait(10)))
+    device = Fake(on_run=lambda: (entered.set(), gate.wait(LIMIT)))
     compiled = added(devices=[device])
     results = []
     ways = {
@@ -569,18 +569,18 @@ def test_closing_waits_for_a_call_in_flight_and_no_longer(way):
         "run": lambda: compiled.run(F, F, deadline=10)[0],
         "bind": compiled.bind(F, F),
         "burst": partial(compiled.burst(), F, F),
-        "submit": lambda: compiled.submit(F, F).result(10),
+        "submit": lambda: compiled.submit(F, F).result(LIMIT),
     }
     caller = threading.Thread(target=lambda: results.append(ways[way]().tolist()))
     caller.start()
-    assert entered.wait(10)
+    assert entered.wait(LIMIT)
     closer = threading.Thread(target=compiled.close, daemon=True)
     closer.start()
     closer.join(0.05)
     assert closer.is_alive() and not device.prepared[0].closed
     gate.set()
-    closer.join(10)
-    caller.join(10)
+    closer.join(LIMIT)
+    caller.join(LIMIT)
     assert not closer.is_alive() and device.prepared[0].closed and results == [[2, 4, 6, 8]]
 
 

@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +22,7 @@ from nnhal.runtime import discovery
 from nnhal.runtime.allocation import Allocation, PoolBuffer
 from tests.runtime.devices import Fake, failing, for_nothing, to_be_killed
 from tests.runtime.graphs import FLOATS, SHAPE, counter, sums
+from tests.waiting import pass_time, until
 
 X, B = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
 WAYS = pytest.mark.parametrize("isolation", ["none", "process"])
@@ -364,12 +364,14 @@ def test_a_stream_whose_driver_died_says_so_until_it_is_reset():
 @pytest.mark.parametrize("given_up_by", ["deadline", "cancel", "another execution"])
 @WAYS
 def test_contents_that_began_last_stay_whatever_becomes_of_who_began_before(isolation, given_up_by):
-    options = {"faulty": {"run": "sleep:0.5"}}
+    seconds = 1.5 if given_up_by == "cancel" else 1.2
+    options = {"faulty": {"run": f"sleep:{seconds}"}}
     slow = nnhal.compile(sums(), devices="faulty", isolation=isolation, fallback="forbid", driver_options=options)
     a = nnhal.allocate([(slow, "output", 0)])
-    limit = 5 if given_up_by == "cancel" else 0.2
+    limit, before = 30 if given_up_by == "cancel" else 0.6, a._writer
     execution = slow.submit(X, B, out=a, deadline=limit)
-    time.sleep(0.05)
+    until(lambda: a._writer is not before, "it begins")
+    pass_time(0.2)  # in the driver's process, too
     if given_up_by == "another execution":
         assert slow.submit(X, B, out=a).result(30) is a
         expected = X + 1
@@ -380,7 +382,7 @@ def test_contents_that_began_last_stay_whatever_becomes_of_who_began_before(isol
         execution.cancel()
     with pytest.raises((MissedDeadline, Cancelled)):
         execution.result(30)
-    time.sleep(0.5)
+    pass_time(seconds)
     assert (a.read() == expected).all()
 
 

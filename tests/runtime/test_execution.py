@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 import gc
 import os
+import random
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -23,9 +23,11 @@ from nnhal.model.builder import ModelBuilder
 from nnhal.runtime import discovery
 from tests.runtime.devices import Fake, failing
 from tests.runtime.graphs import sums
+from tests.waiting import LIMIT, jitter, pass_time, until
+from tests.waiting import until as wait_until
 
 X, B = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
-LONG = 20  # seconds after which something counts as hanging
+LONG = 60  # seconds after which something counts as hanging
 ISOLATION = pytest.mark.parametrize("isolation", ["none", "process"])
 
 
@@ -186,9 +188,13 @@ def test_a_step_that_falls_back_is_counted_as_that_step():
 
 
 def test_what_was_submitted_before_the_close_is_run():
-    compiled = nnhal.compile(sums(), devices=[Fake(on_run=lambda: time.sleep(0.02))])
+    gate = threading.Event()
+    compiled = nnhal.compile(sums(), devices=[Fake(on_run=lambda: gate.wait(LIMIT) and None)])
     executions = [compiled.submit(X + n, B) for n in range(12)]
-    compiled.close()
+    closing = threading.Thread(target=compiled.close)
+    closing.start()
+    gate.set()
+    closing.join(LIMIT)
     assert all(e.done() for e in executions)
     assert [(e.result(LONG) == X + n + 1).all() for n, e in enumerate(executions)] == [True] * 12
     with pytest.raises(nnhal.Closed):
@@ -232,7 +238,7 @@ def test_a_model_is_closed_when_the_last_late_execution_has_come_back(way):
         else:
             compiled.execute_fenced(X, B, deadline=0.05).result(LONG)
     threading.Thread(target=compiled.close).start()
-    time.sleep(0.05)
+    pass_time(0.05)
     assert device.closed == 0
     gate.set()
     wait_until(lambda: device.closed == 1)
@@ -302,7 +308,7 @@ def test_a_task_that_is_cancelled_while_it_awaits_cancels_the_execution():
             return await execution
 
         task = asyncio.ensure_future(result())
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -371,13 +377,6 @@ def test_a_child_that_was_forked_in_the_middle_of_it_all_ends():
     assert all((e.result(LONG) == X + 1).all() for e in busy)
 
 
-def wait_until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + LONG
-    while not true():
-        assert time.monotonic() < end, "did not come true"
-        time.sleep(0.005)
-
-
 # -------------------------------------------------------------------------------------------- drivers with ways of their own
 
 
@@ -393,23 +392,27 @@ def callbacks(monkeypatch) -> None:
     monkeypatch.setenv("NNHAL_SYNC_EXEC", "0")
 
 
-def late(request: Request, told: Callable[[], Any]) -> None:
-    """Tells the end, and writes later."""
+def late(request: Request, told: Callable[[], Any], gate: threading.Event, written: threading.Event) -> None:
+    """Tells the end, and writes later, when the gate opens."""
     told()
-    time.sleep(0.05)
+    gate.wait(LIMIT)
     with contextlib.suppress(nnhal.NnhalError):
         request.write(0, np.full(4, 9, np.float32))
+    written.set()
 
 
 def test_what_is_written_after_an_error_was_notified_is_not_taken(callbacks):
+    gate, written = threading.Event(), threading.Event()
+
     def execute(request: Request, notify: Any) -> None:
-        threading.Thread(target=late, args=(request, lambda: notify(OperationFailed("mine"), None))).start()
+        told = lambda: notify(OperationFailed("mine"), None)  # noqa: E731
+        threading.Thread(target=late, args=(request, told, gate, written)).start()
 
     compiled, out = nnhal.compile(sums(), devices=[Background(execute)]), np.full(4, -7, np.float32)
     with pytest.raises(OperationFailed, match="mine"):
         compiled(X, B, out=out)
-    time.sleep(0.15)
-    assert (out == -7).all()
+    gate.set()
+    assert written.wait(LIMIT) and (out == -7).all()
 
 
 @pytest.mark.parametrize("told", [ValueError("of its own"), "text", 7])
@@ -438,11 +441,11 @@ def test_a_drivers_own_fences_are_held_to_the_end_and_to_the_deadline(when):
             execution.finish(OperationFailed("mine"), None)
             signal_.set(nnhal.ErrorStatus.GENERAL_FAILURE)
 
-        told = end if when == "error" else lambda: time.sleep(1)
-        threading.Thread(target=late, args=(request, told), daemon=True).start()
+        told = end if when == "error" else lambda: None
+        threading.Thread(target=late, args=(request, told, gate, written), daemon=True).start()
         return execution
 
-    kept: list[Any] = []
+    gate, written, kept = threading.Event(), threading.Event(), list[Any]()
     device, out = Own(add), np.full(4, -7, np.float32)
     real = device.prepare
 
@@ -454,23 +457,23 @@ def test_a_drivers_own_fences_are_held_to_the_end_and_to_the_deadline(when):
 
     device.prepare = prepare  # type: ignore[method-assign]
     compiled = nnhal.compile(sums(), devices=[device])
-    began = time.monotonic()
     with pytest.raises(nnhal.MissedDeadline if when == "hang" else OperationFailed):
         compiled.execute_fenced(X, B, out=out, deadline=0.2).result()
-    assert time.monotonic() - began < 0.9
-    time.sleep(0.15)
-    assert (out == -7).all()
+    gate.set()
+    assert written.wait(LIMIT) and (out == -7).all()
 
 
 def test_an_execution_that_was_submitted_writes_nothing_after_its_deadline():
-    for n in range(60):
-        device = Own(lambda request, control, n=n: (time.sleep(0.003 + n / 30000), add(request, control))[1])
+    dice = random.Random(1)
+    for _ in range(60):
+        device = Own(lambda request, control: (jitter(dice, 0.008), add(request, control))[1])
         compiled, out = nnhal.compile(sums(), devices=[device]), np.full(4, -7, np.float32)
         try:
             compiled.submit(X, B, out=out, deadline=0.004).result()
         except nnhal.MissedDeadline:
             after = out.copy()
-            time.sleep(0.004)
+            compiled.close()
+            until(lambda device=device: device.closed, "the late one has come back")
             assert (out == after).all()
 
 

@@ -22,10 +22,11 @@ from nnhal.runtime.isolation import isolated
 from tests.runtime.devices import Fake, failing, for_nothing, to_be_killed
 from tests.runtime.graphs import counter, sums
 from tests.runtime.test_execution import relued, two_outputs
+from tests.waiting import pass_time, until
 
 X, B = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
 WAYS = pytest.mark.parametrize("isolation", ["none", "process"])
-LONG = 20  # seconds after which something counts as hanging
+LONG = 60  # seconds after which something counts as hanging
 WAY = {"none": "in the background: no driver has fences of its own", "process": "each step behind its fence"}
 
 
@@ -197,7 +198,7 @@ def test_a_driver_of_a_level_without_fences_runs_on_a_thread_and_says_so():
 
 
 def test_one_limit_over_several_steps_holds_for_their_sum():
-    slow = Fake(takes=lambda n: n == 1, on_run=lambda: time.sleep(0.4))
+    slow = Fake(takes=lambda n: n == 1, on_run=lambda: pass_time(0.4))
     compiled = nnhal.compile(sums(2), devices=[slow, "reference"])
     with pytest.raises(nnhal.MissedDeadline):
         compiled.execute_fenced(X, B, after=0.1).result(LONG)
@@ -207,8 +208,8 @@ def test_one_limit_over_several_steps_holds_for_their_sum():
 def test_the_limit_after_the_fences_does_not_count_the_wait_for_them():
     compiled = nnhal.compile(sums(), devices="reference")
     ready, signal_ = nnhal.fence_pair()
-    fenced = compiled.execute_fenced(X, B, wait_for=[ready], after=5)
-    time.sleep(0.2)
+    fenced = compiled.execute_fenced(X, B, wait_for=[ready], after=LONG)
+    pass_time(0.2)
     signal_.set()
     assert (fenced.result(LONG) == X + 1).all()
 
@@ -324,10 +325,7 @@ def test_closing_does_not_wait_for_fences_that_the_caller_has_to_signal():
     assert not closer.is_alive() and not device.prepared[0].closed
     signal_.set()
     assert (fenced.result(LONG) == X + 1).all()
-    end = time.monotonic() + LONG
-    while not device.prepared[0].closed and time.monotonic() < end:
-        time.sleep(0.01)
-    assert device.prepared[0].closed
+    until(lambda: device.prepared[0].closed, "the close")
     with pytest.raises(nnhal.Closed):
         compiled.execute_fenced(X, B)
 

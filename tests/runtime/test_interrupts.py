@@ -4,7 +4,6 @@ import gc
 import random
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -17,11 +16,11 @@ import nnhal
 from nnhal.hal.background import _idle, start
 from nnhal.hal.wrappers import Limited
 from nnhal.runtime.judgement import Judge
-from tests.hal.devices import descriptors
 from tests.interrupts import interrupted_at, interrupted_in
 from tests.ipc.support import served_here
 from tests.runtime.graphs import sums
 from tests.runtime.test_execution import LONG, Own, add, wait_until
+from tests.waiting import Opened, pass_time
 
 X, B = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
 
@@ -94,7 +93,7 @@ def test_a_gate_that_is_opened_twice_does_not_make_two_of_a_worker():
     for worker in list(_idle):
         worker.wake.open()
         worker.wake.open()
-    time.sleep(0.1)
+    pass_time(0.1)
     assert len(set(_idle)) == len(_idle)
 
 
@@ -139,7 +138,7 @@ OPENS: dict[str, Callable[[nnhal.Fence, nnhal.Execution], Any]] = {
 @pytest.mark.parametrize("name", OPENS)
 def test_what_was_opened_is_closed_wherever_the_interrupt_comes(name):
     compiled = nnhal.compile(sums(), devices="reference")
-    (fence, _), before = nnhal.fence_pair(), descriptors()
+    (fence, _), opened = nnhal.fence_pair(), Opened()
 
     def points(frame: Any, event: str) -> bool:
         return "nnhal" in frame.f_code.co_filename
@@ -147,7 +146,7 @@ def test_what_was_opened_is_closed_wherever_the_interrupt_comes(name):
     found = interrupted_in(name, points, lambda: OPENS[name](fence, compiled.submit(X, B)))
     assert found > 1
     compiled.close()
-    assert descriptors() == before
+    opened.closed()
 
 
 class Alarm(TimeoutError):
@@ -180,8 +179,7 @@ class Struck(Own):
         self.at = ""
         try:
             self.strike()
-            while True:  # until the handler has run
-                time.sleep(0.001)
+            threading.Event().wait(LONG)  # until the handler has run
         except Alarm:
             if self.wraps:
                 raise RuntimeError("the engine was stopped")  # noqa: B904 (a driver need not)

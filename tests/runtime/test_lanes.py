@@ -15,7 +15,7 @@ from nnhal.hal.request import UNLIMITED, Argument, Control, Request, Signature, 
 from nnhal.runtime.lanes import Lane
 from tests.runtime.test_execution import wait_until
 
-LONG = 20  # seconds after which something counts as hanging
+LONG = 60  # seconds after which something counts as hanging
 WHERE = "device lane"
 FLOAT = np.dtype(np.float32)
 SIGNATURE = Signature([], [Argument("output 0", FLOAT, (2,))], WHERE)

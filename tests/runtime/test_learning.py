@@ -2,8 +2,8 @@
 
 import json
 import sqlite3
+import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -17,16 +17,17 @@ import nnhal
 from nnhal.base.records import replace
 from nnhal.frontends.python import Builder
 from nnhal.model.graph import Model
-from nnhal.runtime import discovery, isolation, learning
+from nnhal.runtime import discovery, execute, isolation, learning
 from nnhal.runtime.judgement import identity_of
 from nnhal.runtime.learning import COUNTED, LEAST, UNCOUNTED
 from nnhal.runtime.measured import place, record
-from nnhal.runtime.measured.later import settle
+from nnhal.runtime.measured.later import later, settle
 from nnhal.runtime.measured.profile import CostLine, CrossingCost, DeviceProfile, MachineProfile
+from tests.waiting import LIMIT, Clock, pass_time
 
 US = 1e-6
 SLOW = """
-import time
+import sys, time
 from nnhal.hal.device import Capabilities, Device, Prepared, YES
 from nnhal.runtime import discovery
 
@@ -36,7 +37,7 @@ class Slowed(Prepared):
         self.inner, self.seconds = inner, seconds
 
     def run(self, request, control):
-        time.sleep(self.seconds)
+        {spend}(self.seconds)
         {on_run}
         return self.inner.run(request, control)
 
@@ -61,9 +62,27 @@ def device():
 X = np.ones((1, 4), np.float32)
 
 
+played: Clock | None = None  # the time that executions take here, where a test plays it
+
+
+def spend(seconds: float) -> None:
+    """What an execution does that takes so long."""
+    assert played is not None
+    played.advance(seconds or 1e-4)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The time by which executions are measured."""
+    made = Clock().play(monkeypatch, execute, learning)
+    monkeypatch.setattr(sys.modules[__name__], "played", made)
+    return made
+
+
 def driver(folder: Path, device: str, **given: Any) -> str:
     """A driver in a file, which another run would find too."""
     facts = {"version": "1", "stated": 0.1, "seconds": 0.0, "on_run": "pass", "on_prepare": "pass", **given}
+    facts["spend"] = "time.sleep" if played is None else f"sys.modules[{__name__!r}].spend"
     path = folder / f"{device}.py"
     path.write_text(SLOW.format(name=device.title(), device=device, **facts))
     nnhal.load_driver(path)
@@ -120,7 +139,7 @@ def learnt_rows() -> list[Any]:
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> Iterator[None]:
+def two(tmp_path: Path, clock: Clock) -> Iterator[None]:
     """Devices quick and slow, each predicted to be what the other is."""
     driver(tmp_path, "quick")
     driver(tmp_path, "slow", seconds=0.01)
@@ -152,10 +171,10 @@ def test_what_a_device_states_that_was_not_measured_is_of_the_cpus_time_as_it_wa
 
 
 @pytest.fixture
-def near(tmp_path: Path) -> Iterator[None]:
+def near(tmp_path: Path, clock: Clock) -> Iterator[None]:
     """Slow is predicted less than it takes, and quick more, a tenth more than slow takes."""
     driver(tmp_path, "quick")
-    driver(tmp_path, "slow", seconds=0.01)
+    driver(tmp_path, "slow", seconds=0.0102)
     profiled(quick=5.6e-3, slow=4e-3, reference=0.5)
     yield
 
@@ -220,7 +239,7 @@ def test_nothing_is_tried_beside_a_profile_that_is_held_to_nor_where_nothing_is_
     assert where(used("quick", "slow")) == ["slow", "slow"]
 
 
-def test_each_step_of_several_is_learnt(tmp_path: Path) -> None:
+def test_each_step_of_several_is_learnt(tmp_path: Path, clock: Clock) -> None:
     driver(tmp_path, "quick")
     driver(tmp_path, "slow", seconds=0.003)
     profiled(quick=1e-3, slow=10 * US)
@@ -257,20 +276,25 @@ def test_an_application_that_closes_early_teaches_what_it_can(two: None) -> None
     assert len(learnt_rows()) == 1
 
 
-def test_executions_beside_others_teach_nothing(two: None) -> None:
-    with nnhal.compile(chain(), devices=["quick", "slow"], fallback="allow", cache_dir=False) as compiled:
-        gate = threading.Barrier(4)
+def test_executions_beside_others_teach_nothing(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    both, over = threading.Barrier(2), threading.Event()
 
-        def call() -> None:
-            for _ in range(8):
-                gate.wait()
-                compiled(X)
+    def stay() -> None:
+        if not over.is_set() and threading.current_thread() is first:
+            both.wait(LIMIT)
+            assert over.wait(LIMIT)
 
-        threads = [threading.Thread(target=call) for _ in range(4)]
-        for each in threads:
-            each.start()
-        for each in threads:
-            each.join()
+    monkeypatch.setattr(sys.modules[__name__], "stay", stay, raising=False)
+    driver(tmp_path, "slow", seconds=0.01, on_run=f"sys.modules[{__name__!r}].stay()")
+    profiled(slow=10 * US, reference=0.5)
+    with nnhal.compile(chain(), devices=["slow"], fallback="allow", cache_dir=False) as compiled:
+        first = threading.Thread(target=compiled, args=(X,))
+        first.start()
+        both.wait(LIMIT)
+        for _ in range(UNCOUNTED + COUNTED):
+            compiled(X)
+        over.set()
+        first.join(LIMIT)
     settle(10)
     assert learnt_rows() == []
 
@@ -345,7 +369,6 @@ def test_where_an_execution_fell_back_nothing_is_learnt(counted: int, monkeypatc
 def test_without_a_profile_nothing_is_learnt_and_no_record_is_made(tmp_path: Path) -> None:
     driver(tmp_path, "quick")
     used("quick")
-    time.sleep(0.1)
     assert not place.there()
 
 
@@ -388,6 +411,16 @@ def test_a_report_that_was_asked_for_is_told_while_it_learns(tmp_path: Path) -> 
             _, none = compiled.run(X)
             _, report = compiled.run(X, measure=True)
             assert none is None and report is not None and len(report.steps) == 2
+
+
+def test_what_is_written_in_the_background_is_written_in_order() -> None:
+    order, gate = list[str](), threading.Event()
+    later(lambda: (gate.wait(LIMIT), order.append("begun")))
+    later(lambda: order.append("took"))
+    pass_time(0.05)
+    gate.set()
+    settle(LIMIT)
+    assert order == ["begun", "took"]
 
 
 # ------------------------------------------------------------------------------------------------------------- failures

@@ -14,6 +14,7 @@ from nnhal.model.graph import Model
 from nnhal.runtime.costs import Prices
 from nnhal.runtime.partition import Measured, Offer, Partition, expectations, partition
 from nnhal.runtime.schedule import Schedule, StepPlan
+from tests.effort import lines
 from tests.runtime.test_costs import equal
 
 MS, US = 1e-3, 1e-6
@@ -214,32 +215,22 @@ def wide(count: int) -> Model:
     return b.finish([x], [late])
 
 
-def test_where_much_is_read_late_the_places_for_a_change_are_found_in_time_that_goes_with_the_number() -> None:
-    import time
-
-    def took(length: int) -> float:
+def test_where_much_is_read_late_the_places_for_a_change_are_found_by_work_that_goes_with_the_number() -> None:
+    def took(length: int) -> int:
         model = wide(length)
         prices = Prices(model, (), [{"a": US, "b": US}] * length, {"a": US, "b": US}, Schedule(model, {}))
-        start = time.thread_time()
-        prices.chained()
-        return time.thread_time() - start
+        return lines(prices.chained)
 
-    few, many = (min(took(length) for _ in range(3)) for length in (2500, 10_000))
-    assert many < 8 * few  # 4 where it is proportional
+    assert took(2000) < 5 * took(500)  # 4 where it is proportional
 
 
-def test_ten_thousand_operations_over_five_devices_are_placed_in_time_that_goes_with_their_number() -> None:
-    import time
-
-    def took(length: int) -> float:
+def test_many_operations_over_five_devices_are_placed_by_work_that_goes_with_their_number() -> None:
+    def took(length: int) -> int:
         r, model = random.Random(3), equal(length, 64)
         offers = []
         for name, speed in zip("abcde", (1, 0.5, 0.4, 0.3, 0.2), strict=True):
             takes = "".join("y" if name == "a" or r.random() < 0.9 else "n" for _ in range(length))
             offers.append(says(name, [speed * r.random() * 100 * US for _ in range(length)], takes))
-        start = time.thread_time()
-        partition(model, offers, FAST, Measured())
-        return time.thread_time() - start
+        return lines(lambda: partition(model, offers, FAST, Measured()))
 
-    few, many = min(took(2500) for _ in range(2)), min(took(10_000) for _ in range(2))
-    assert many < 8 * few  # 4 where it is proportional
+    assert took(800) < 5 * took(200)  # 4 where it is proportional

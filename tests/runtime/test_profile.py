@@ -1,6 +1,5 @@
 """What a driver tells of single operations, and what cannot be true of it."""
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ from nnhal.hal.request import Control, Request
 from tests.runtime.devices import Fake
 from tests.runtime.graphs import sums
 from tests.runtime.test_execution import Own
+from tests.waiting import pass_time
 
 X, B = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
 
@@ -61,7 +61,7 @@ def test_nobody_is_told_where_nobody_asks():
 
 def test_the_reference_tells_each_operation_and_no_more_than_all_took():
     def slow() -> None:
-        time.sleep(0.01)
+        pass_time(0.01)
 
     compiled = nnhal.compile(sums(5), devices=[Fake(takes=lambda n: n == 2, on_run=slow), "reference"])
     _, report = compiled.run(X, B, measure=True)

@@ -1,6 +1,5 @@
 """The user's record of what was measured: kept, shared by processes, of the user alone, and never a reason to fail."""
 
-import gc
 import multiprocessing
 import os
 import sqlite3
@@ -16,6 +15,7 @@ from nnhal.runtime.measured import place, record
 from nnhal.runtime.measured.profile import MachineProfile
 from tests.interrupts import interrupted_at
 from tests.runtime.test_measured_profile import whole
+from tests.waiting import Opened
 
 
 def mine(pinned: bool = False) -> MachineProfile:
@@ -189,15 +189,11 @@ def test_processes_learn_at_once_and_nothing_is_lost() -> None:
 def test_interrupted_anywhere_it_leaves_no_descriptor_open() -> None:
     record.learn("model", [("[]", 1.0)])
 
-    def descriptors() -> set[str]:
-        return {fd for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")}
-
-    gc.collect()
-    before = descriptors()
+    opened = Opened()
     files = "private.py", "record.py"
     count = interrupted_at(lambda frame, _: frame.f_code.co_filename.endswith(files), lambda: record.learnt("model"))
-    gc.collect()
-    assert count > 20 and descriptors() == before
+    assert count > 20
+    opened.closed()
 
 
 TAKE = """

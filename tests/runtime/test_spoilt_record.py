@@ -10,7 +10,7 @@ import pytest
 
 from nnhal.runtime.measured import place
 from nnhal.runtime.measured.later import settle
-from tests.runtime.test_learning import X, driver, two  # noqa: F401
+from tests.runtime.test_learning import X, clock, driver, two  # noqa: F401
 from tests.runtime.test_placement_holds import compiled_for
 
 SPOILT = [

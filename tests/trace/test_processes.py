@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 import nnhal
 from nnhal.base import trace as base
 from nnhal.ipc.client.process import Resilient, start
+from nnhal.ipc.client.session import Session
 from nnhal.ipc.names import connect
 from nnhal.runtime.tracing.summary import summary
 from nnhal.runtime.tracing.timeline import Timeline
@@ -75,9 +75,8 @@ def test_a_process_that_runs_already_takes_part_and_one_that_hangs_is_not_waited
                 compiled(X)
             os.kill(device.pid, signal.SIGSTOP)
             try:
-                begin = time.monotonic()
                 with nnhal.trace(path.with_name("b")):
-                    took = time.monotonic() - begin
+                    pass
             finally:
                 os.kill(device.pid, signal.SIGCONT)
             assert (compiled(X) == X + X).all() and device.health.total == 0
@@ -85,24 +84,24 @@ def test_a_process_that_runs_already_takes_part_and_one_that_hangs_is_not_waited
         device.close()
     (run,) = named(seen(path), "run")
     assert run.pid != os.getpid()
-    assert took < 10
     assert any("did not take the trace up in time" in note for note in seen(path.with_name("b")).notes)
 
 
-def test_processes_that_hang_are_waited_for_together(path: Path) -> None:
+def test_processes_that_hang_are_waited_for_together(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    until, wait = [], Session.await_follow
+    monkeypatch.setattr(Session, "await_follow", lambda self, *which: (until.append(which[1]), wait(self, *which))[1])
     devices = [Resilient("reference", lambda: start("reference")) for _ in range(4)]
     try:
         for device in devices:
             nnhal.compile(doubling(), devices=device).close()
             os.kill(device.pid, signal.SIGSTOP)
-        begin = time.monotonic()
         with nnhal.trace(path):
-            took = time.monotonic() - begin
+            pass
     finally:
         for device in devices:
             os.kill(device.pid, signal.SIGCONT)
             device.close()
-    assert 1 <= took < 2.5
+    assert len(until) == 4 and len(set(until)) == 1  # to one point in time
     assert sum("did not take the trace up in time" in note for note in seen(path).notes) == 4
 
 

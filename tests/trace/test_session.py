@@ -26,10 +26,10 @@ from nnhal.runtime.compiled import Compiled
 from nnhal.runtime.tracing import perfetto, session
 from nnhal.runtime.tracing.perfetto import read
 from nnhal.runtime.tracing.timeline import Timeline
-from tests.hal.devices import descriptors
 from tests.interrupts import interrupted_at
-from tests.ipc.support import doubling, wait_until
+from tests.ipc.support import doubling
 from tests.trace.opened import ALWAYS, decoded, opened, wrong
+from tests.waiting import Opened, pass_time, until
 
 X = np.arange(4, dtype=np.float32)
 
@@ -203,7 +203,6 @@ def test_an_error_of_the_application_ends_the_trace_and_is_passed_on(path: Path)
 def test_an_interrupt_in_a_span_is_passed_on_and_ends_it(path: Path) -> None:
     def interrupt() -> None:
         signal.raise_signal(signal.SIGINT)
-        time.sleep(10)
 
     device = That(interrupt)
     with nnhal.trace(path), nnhal.compile(doubling(), devices=device) as compiled, pytest.raises(KeyboardInterrupt):
@@ -229,12 +228,12 @@ def test_an_interrupt_anywhere_leaves_nothing_traced_and_the_next_trace_is_whole
 
     with nnhal.compile(doubling(), devices="reference") as compiled:
         compiled(X)
-        before = descriptors()
+        opened = Opened()
 
         def traced() -> None:
             nonlocal whole, struck
             struck = False
-            wait_until(lambda: descriptors() <= before, "all is closed")  # a last look at memory may go on
+            opened.closed()  # a last look at memory may go on
             assert base.process.recording is None and base.process.users == 0 and all(plain(*seam) for seam in SEAMS)
             if path.exists() and path.stat().st_size:
                 whole += 1
@@ -337,7 +336,7 @@ def test_traces_that_begin_and_end_among_executions_change_no_result(tmp_path: P
             thread.start()
         for n in range(15):
             with nnhal.trace(tmp_path / str(n), spans=5000):
-                time.sleep(0.01)
+                pass_time(0.01)
         stop.set()
         for thread in threads:
             thread.join()
@@ -418,10 +417,7 @@ def test_who_waits_for_a_turn_is_counted_and_seen_to_wait(path: Path) -> None:
     with nnhal.trace(path), nnhal.compile(doubling(), devices=Alone()) as compiled:
         executions = [compiled.submit(X), compiled.submit(X)]
         assert inside.wait(30)
-        end = time.monotonic() + 30
-        while not base.process.recording or not named_now("wait for its turn"):
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        until(lambda: base.process.recording and named_now("wait for its turn"), "the second waits")
         go_on.set()
         for execution in executions:
             assert (execution.result() == X + X).all()

@@ -4,7 +4,6 @@ import hashlib
 import subprocess
 import sys
 import threading
-import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -14,6 +13,7 @@ import pytest
 
 from nnhal import zoo
 from nnhal.zoo import ZooError, ZooFile, cache
+from tests.waiting import pass_time
 
 CONTENTS = {"one": b"first model", "two": b"second model"}
 
@@ -31,7 +31,7 @@ class Shop:
 
     def download(self, e: ZooFile, into: Path) -> Path:
         self.downloads += 1
-        time.sleep(0.02)  # a real one is slow enough for others to come
+        pass_time(0.02)  # a real one is slow enough for others to come
         wheel = into / "shop-1.0-py3-none-any.whl"
         with zipfile.ZipFile(wheel, "w") as archive:
             for name, data in self.contents.items():

@@ -13,7 +13,9 @@ from nnhal.model.graph import Model
 
 
 class Slowed(Device):
-    """order: what was executed, by its first element. inside, most: executions that run, and ran at once."""
+    """order: what was executed, by its first element. prepared: for which priorities. inside, most: executions that run,
+    and ran at once. gate, prepare_gate: what executions, and what is prepared, waits for. spend: what passes the time.
+    """
 
     name = "slowed"
     one_at_a_time = True
@@ -21,13 +23,17 @@ class Slowed(Device):
     def __init__(self) -> None:
         self.lock, self.order, self.prepared = threading.Lock(), list[float](), list[str]()
         self.inside = self.most = 0
+        self.gate, self.prepare_gate, self.spend = threading.Event(), threading.Event(), time.sleep
+        self.gate.set()
+        self.prepare_gate.set()
 
     def supports(self, model: Model) -> Sequence[Verdict]:
         return [Verdict(True)] * len(model.main.operations)
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
-        time.sleep(float(hints.options.get("prepare_ms", 0)) / 1e3)
         self.prepared.append(hints.priority.name)
+        self.prepare_gate.wait()
+        self.spend(float(hints.options.get("prepare_ms", 0)) / 1e3)
         return Slow(self, hints.options)
 
 
@@ -51,7 +57,8 @@ class Slow(Prepared):
                 while time.monotonic() < end:
                     pass
             else:
-                time.sleep(self.seconds)
+                device.gate.wait()
+                device.spend(self.seconds)
             request.write(0, x + x)
         finally:
             with device.lock:

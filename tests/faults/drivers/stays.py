@@ -1,7 +1,11 @@
-"""A driver that does not end by itself: `driver_options={"stays": {"how": "close" | "held" | "deaf"}}`."""
+"""A driver that does not end by itself: `driver_options={"stays": {"how": "close" | "held" | "deaf"}}`.
+
+gate: a path that an execution waits for, instead of a second.
+"""
 
 import ctypes
 import time
+from pathlib import Path
 from typing import Any
 
 from nnhal.hal.device import YES, Device, Hints, Prepared
@@ -9,8 +13,8 @@ from nnhal.hal.request import Control, Request, Timing
 
 
 class Stays(Prepared):
-    def __init__(self, how: str) -> None:
-        self.how = how
+    def __init__(self, how: str, gate: str) -> None:
+        self.how, self.gate = how, gate
 
     def run(self, request: Request, control: Control) -> Timing | None:
         (x,) = request.inputs
@@ -19,7 +23,7 @@ class Stays(Prepared):
             ctypes.PyDLL(None).sleep(600)  # keeps the interpreter
         if self.how in ("deaf", "polite"):
             end = time.monotonic() + 1
-            while time.monotonic() < end or self.how == "held":
+            while not Path(self.gate).exists() if self.gate else time.monotonic() < end:
                 if self.how == "polite":
                     control.check()
                 time.sleep(0.001)
@@ -40,7 +44,7 @@ class StaysDevice(Device):
         return [YES] * len(model.main.operations)
 
     def prepare(self, model: Any, hints: Hints) -> Prepared:
-        return Stays(hints.options.get("how", ""))
+        return Stays(hints.options.get("how", ""), hints.options.get("gate", ""))
 
 
 def device() -> Device:

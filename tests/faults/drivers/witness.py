@@ -1,6 +1,7 @@
 """A driver that tells about its own process, and misbehaves on command. On the reference kernels.
 
-The reason of a verdict is what the process holds, as JSON: descriptors, mappings, resident bytes, threads. Options of
+The reason of a verdict is what the process holds, as JSON: descriptors, mappings, resident bytes, threads, and the number
+of executions that are inside. Options of
 `prepare`: {"beyond": 8} writes so many bytes past the end of the first output, {"sleep": 0.5} makes each run take that long,
 {"orphan": 1} has the process end while a child of it keeps its sockets open, {"say": text} fails with that text,
 {"timing": 1} answers with times of numpy's types, {"scribble": 1} overwrites all shared memory that it can reach and fails,
@@ -30,7 +31,10 @@ from nnhal.hal.request import Control, Request, Timing
 from nnhal.model.graph import Model
 from nnhal.model.stored import stored, unstored
 
-CHILD_SECONDS = 20
+CHILD_SECONDS = 120
+
+
+_inside: list[None] = []  # executions
 
 
 def held() -> dict[str, int]:
@@ -44,6 +48,7 @@ def held() -> dict[str, int]:
         "descriptors": descriptors,
         "mappings": mappings,
         "resident": resident,
+        "inside": len(_inside),
         "threads": threading.active_count() - len(background._idle),  # which end by and by
     }
 
@@ -72,6 +77,13 @@ class WitnessPrepared(Prepared):
         self.changeable = () if "fixed" in options else ("sleep",)
 
     def run(self, request: Request, control: Control) -> Timing | None:
+        _inside.append(None)
+        try:
+            return self._run(request, control)
+        finally:
+            _inside.pop()
+
+    def _run(self, request: Request, control: Control) -> Timing | None:
         options = self._options
         time.sleep(options.get("sleep", 0))
         while "waits" in options and request.inputs[0].flat[0] < 0:  # type: ignore[union-attr]

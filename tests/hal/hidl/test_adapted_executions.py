@@ -1,7 +1,6 @@
 """Executions of drivers written against NN HAL 1.0, 1.1 and 1.2: memory, deadlines, shapes, timing, wrong answers."""
 
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -35,6 +34,7 @@ from tests.hal.hidl.old_drivers import (
     soon,
     tiled,
 )
+from tests.waiting import LIMIT
 
 # ---------------------------------------------------------------------------------------------- executing
 
@@ -94,11 +94,11 @@ def test_a_failed_execution_raises_what_its_status_stands_for(status, kind):
 
 
 def test_a_late_driver_does_not_write_to_the_callers_memory():
-    ended = threading.Event()
+    ended, missed = threading.Event(), threading.Event()
 
     def late(request, callback, real):
         def go():
-            time.sleep(0.4)
+            missed.wait(LIMIT)
             real.execute(request, callback)
             ended.set()
 
@@ -108,8 +108,8 @@ def test_a_late_driver_does_not_write_to_the_callers_memory():
     y = np.zeros((3, 4), np.float32)
     with pytest.raises(MissedDeadline):
         requests.run(prepared(executing(late)), [X], Control(deadline=soon(0.1)), [y])
-    assert ended.wait(30)
-    time.sleep(0.2)
+    missed.set()
+    assert ended.wait(LIMIT)
     assert not y.any()
 
 
@@ -228,10 +228,8 @@ def test_driver_buffers_are_refused_below_1_3():
 )
 def test_a_driver_that_never_notifies_ends_by_a_limit(driver, monkeypatch):
     monkeypatch.setenv("NNHAL_NOTIFIED_WITHIN", "0.3")
-    began = time.monotonic()
     with pytest.raises(OperationFailed, match=r"notified nothing within 0.3 s.*NNHAL_NOTIFIED_WITHIN"):
         run(driver)
-    assert 0.3 <= time.monotonic() - began < 5
 
 
 def test_a_deadline_before_the_limit_is_a_missed_deadline(monkeypatch):

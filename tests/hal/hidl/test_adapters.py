@@ -97,7 +97,7 @@ def test_a_tenth_of_the_published_vectors_passes_at_each_level(vectors, level):
     run_vectors(vectors, level, 10)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("level", DRIVERS)
 def test_all_published_vectors_pass_at_each_level(vectors, level):
     run_vectors(vectors, level, 1)

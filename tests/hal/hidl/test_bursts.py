@@ -156,6 +156,7 @@ def test_in_a_process_of_its_own_too(tmp_path, monkeypatch, caplog):
             for _ in range(3):
                 assert burst(X).tolist() == (X + X).tolist()
         isolation.close_all()
+        until(lambda: caplog.text.count("a packet came") >= 3, "what the driver prints")
     assert caplog.text.count("a packet came") == 3
 
 
