@@ -364,14 +364,14 @@ def test_a_slow_process_that_has_something_of_others_is_ended_13_s_later(service
     limit = subject.HUNG_NS
     channel = session._lane(UNLIMITED, 32)  # of another thread
     if others == "a notification":
-        session.notified(wire.Execute(session.number(), 4, 1))
+        session.notified(wire.Execute(session.number(), 4, 1), UNLIMITED)
     elif others == "a burst":
         session.bursts[1], burst.busy = burst, True
     elif others == "a buffer":
         session.holders.add(burst)
     elif others == "who gave up":
         with pytest.raises(MissedDeadline):
-            session.outcome(session.notified(wire.Execute(session.number(), 4, 1)), soon())
+            session.outcome(session.notified(wire.Execute(session.number(), 4, 1), UNLIMITED), Control(soon()))
     if others != "a call":
         session._keep(channel)
     if others != "who gave up":

@@ -1,11 +1,11 @@
 """Names of services in this process: the folder, sockets that are bound, swept and connected to, limits of time."""
 
 import os
-import shutil
 import socket
 import stat
 import struct
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,12 @@ from tests.waiting import Opened
 
 
 @pytest.fixture
-def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty XDG_RUNTIME_DIR; the folder of sockets in it."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty XDG_RUNTIME_DIR with a short path; the folder of sockets in it."""
     monkeypatch.delenv("LISTEN_FDS", raising=False)
-    return tmp_path / "run" / "nnhal"
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(Path(folder, "run")))
+        yield Path(folder, "run", "nnhal")
 
 
 def test_the_folder_is_made_for_the_user_alone_and_may_be_there(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,19 +120,18 @@ def test_a_name_that_somebody_takes_meanwhile_or_that_cannot_be_bound_leaves_not
 
 
 def test_a_socket_whose_path_is_as_long_as_it_may_be_is_listened_on_and_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tempfile.mkdtemp()
-    monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
-    name = "n" * (names.LONGEST_PATH - len(os.fsencode(folder)) - len("/nnhal/.sock"))
+    name = "n" * 60
+    folder = runtime.parent.parent
+    folder /= "d" * (names.LONGEST_PATH - len(os.fsencode(folder)) - len(f"//nnhal/{name}.sock"))
+    folder.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
     monkeypatch.setattr(os, "getpid", lambda: 4_194_304)  # the longest number there is
-    try:
-        with names.listen(name):
-            assert names.running() == [name]
-        with pytest.raises(DeviceUnavailable, match="has 105 bytes, must be at most 104"):
-            names.path_of(name + "n")
-    finally:
-        shutil.rmtree(folder)
+    with names.listen(name):
+        assert names.running() == [name]
+    with pytest.raises(DeviceUnavailable, match="has 105 bytes, must be at most 104"):
+        names.path_of(name + "n")
 
 
 @pytest.mark.parametrize(("pid", "fds", "handed"), [(0, "1", True), (0, "2", True), (0, "0", False), (1, "1", False)])

@@ -148,8 +148,8 @@ class Replaced(CacheFolder):
 
     times = 0
 
-    def _manifest(self, key: str) -> Manifest:
-        found = super()._manifest(key)
+    def _read(self, key: str) -> Manifest:
+        found = super()._read(key)
         if self.times:
             self.times -= 1
             publish(CacheFolder(self.path, self.most), key, b"newer %d" % self.times)

@@ -10,7 +10,7 @@ _EXPORTS, _SCOPE, _SERVICE_BURST = "nnhal.ipc.service.exports", "nnhal.ipc.servi
 
 MUTANTS: dict[str, Changes] = {
     "a lane is given up and stays free": [
-        (_SESSION, "            elif channel.in_doubt:\n", "            elif False:\n"),
+        (_SESSION, "            if channel.in_doubt:\n", "            if False:\n"),
     ],
     "a lane that is given up is not hung up": [
         (_SESSION, "            lane.channel.hang_up()\n", "            pass\n"),
@@ -61,8 +61,8 @@ MUTANTS: dict[str, Changes] = {
     "an interrupted burst goes on": [
         (
             _BURST,
-            "                finally:  # interrupted again\n                    self._end()\n",
-            "                finally:\n                    pass\n",
+            "            finally:  # interrupted again\n                self._end()\n",
+            "            finally:\n                pass\n",
         ),
     ],
     "a model is closed while executions use it": [
@@ -95,10 +95,8 @@ MUTANTS: dict[str, Changes] = {
     "work that could not be begun is done all the same": [
         (
             _SCOPE,
-            "                self._start()\n            self._unfinished += 1\n"
-            "            self._queue.put((-priority, next(self._numbers), work))\n",
-            "                self._queue.put((-priority, next(self._numbers), work))\n                self._start()\n"
-            "            self._unfinished += 1\n",
+            "                self._start()\n            self._long += takes_long\n            self._put(entry)\n",
+            "                self._put(entry)\n                self._start()\n            self._long += takes_long\n",
         ),
     ],
     "the end of a burst is not told": [

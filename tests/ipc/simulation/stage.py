@@ -118,6 +118,7 @@ _NAMED: dict[str, dict[str, Any]] = {
     "nnhal.hal.background": {"_idle": _EachProcess("idle workers")},
     "nnhal.ipc.service.connection": {"set": OrderedSet},
     "nnhal.ipc.client.frames": {"set": OrderedSet},
+    "nnhal.hal.queue": {"_now": threads.time.monotonic_ns},  # its deadlines are the world's, its locks are real
 }
 
 
@@ -138,7 +139,9 @@ def staged() -> Iterator[None]:
             if instead is not missing:
                 before.append((module, name, value))
                 setattr(module, name, instead)
-        for name, instead in _NAMED.get(module.__name__, {}).items():
+    for where, names in _NAMED.items():
+        module = importlib.import_module(where)
+        for name, instead in names.items():
             before.append((module, name, getattr(module, name, missing)))
             setattr(module, name, instead)
     collecting = gc.isenabled()

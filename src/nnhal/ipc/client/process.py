@@ -265,10 +265,10 @@ class Resilient(Device):
         return ResilientPrepared(self, model, hints)
 
     def number_of_cache_files(self) -> CacheFiles:
-        """As the driver says; asked once, as it may not change."""
-        if self._cache_files is None:
-            self._cache_files = self.remote().number_of_cache_files()
-        return self._cache_files
+        """As the driver says, which must be the same after a restart. It is asked each time: its code may have changed."""
+        files = self.remote().number_of_cache_files()
+        self._cache_files = self._cache_files or files
+        return files
 
     @property
     def code_identity(self) -> CodeIdentity:

@@ -210,10 +210,14 @@ def _whole(costs: Mapping[str, int]) -> dict[str, int]:
     return whole
 
 
+def _seconds() -> float:
+    return time.monotonic()
+
+
 class LongMessages:
     """How fast a client process may have its long messages decoded: that takes the interpreter from all other clients."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = _seconds) -> None:
         """clock: seconds, monotonic."""
         self._clock, self._lock = clock, threading.Lock()
         self._left, self._since = float(LONG_AT_ONCE), clock()
@@ -241,7 +245,7 @@ class LongMessages:
 class Quotas:
     """What all clients of one service hold."""
 
-    def __init__(self, table: QuotaTable, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, table: QuotaTable, clock: Callable[[], float] = _seconds) -> None:
         """clock: as of `LongMessages`."""
         self.table, self._clock = table, clock
         self._long: dict[int, LongMessages] = {}  # by process: also of one that has just closed its connections
