@@ -118,7 +118,7 @@ _NAMED: dict[str, dict[str, Any]] = {
     "nnhal.hal.background": {"_idle": _EachProcess("idle workers")},
     "nnhal.ipc.service.connection": {"set": OrderedSet},
     "nnhal.ipc.client.frames": {"set": OrderedSet},
-    "nnhal.hal.queue": {"_now": threads.time.monotonic_ns},  # its deadlines are the world's, its locks are real
+    "nnhal.hal.queue": {"_now": lambda: 0},  # it measures nothing: how long a run takes here is of the real clock
 }
 
 
