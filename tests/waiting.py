@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from nnhal.hal import background
 from nnhal.hal.request import Control
 
 LIMIT = 60.0  # seconds until a test that waits for an event fails: no duration that anything depends on
@@ -28,11 +27,6 @@ def until(true: Callable[[], object], what: str = "the event") -> None:
             pytest.fail(f"{what}: not within {LIMIT:.0f} s")
         time.sleep(pause)
         pause = min(2 * pause, 0.02)
-
-
-def workers_are_idle() -> None:
-    """Wait until each thread that works in the background waits for work."""
-    until(lambda: len(background._idle) >= sum(t.name == "nnhal-worker" for t in threading.enumerate()), "all are idle")
 
 
 def pass_time(seconds: float) -> None:

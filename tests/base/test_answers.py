@@ -1,7 +1,7 @@
 """What drivers raise and what becomes of it: the class, the words, the stack."""
 
 import signal
-import time
+import threading
 import traceback
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +32,7 @@ from nnhal.base.errors import (
     told,
 )
 from nnhal.base.stacks import let_frames_go, stack_of, with_note
+from tests.waiting import LIMIT
 
 
 class Unshown:
@@ -119,7 +120,7 @@ HANDLERS = {
 def driver_in_which_the_signal_comes(wraps: str = "") -> None:
     try:
         signal.raise_signal(signal.SIGUSR2)
-        time.sleep(0)
+        threading.Event().wait(LIMIT)  # until the handler has run
     except Alarm as error:
         if wraps == "cause":
             raise RuntimeError("the engine was stopped") from error

@@ -4,7 +4,6 @@ import gc
 import os
 import signal
 import threading
-import time
 import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -128,7 +127,7 @@ def test_what_a_signal_handler_raises_in_the_one_who_makes_it_is_not_of_those_wh
         asked.append(pool.submit(table.get, "a", object))
         waiting(table, 1)
         signal.raise_signal(signal.SIGUSR2)
-        return time.sleep(0)
+        return threading.Event().wait(LIMIT)  # until the handler has run
 
     asked: list[Any] = []
     before = signal.signal(signal.SIGUSR2, handler)

@@ -114,6 +114,7 @@ def test_the_exception_itself_is_the_cause_in_process(monkeypatch):
 def test_what_is_asked_without_options_has_a_stack_too(way, method, monkeypatch):
     nnhal.load_driver(DRIVER)
     monkeypatch.setenv("RAISING", f"{method}:key")
+    monkeypatch.setenv("NNHAL_ENVIRONMENT", "RAISING")
     if method in {"device", "capabilities"}:
         error = raised(lambda: isolation.isolated("raising") if way == "process" else nnhal.load_driver(DRIVER))
     elif method == "supports":
@@ -198,6 +199,7 @@ def test_verbose_logging_shows_it_also_where_something_else_takes_over(way, monk
 @pytest.mark.parametrize("as_json", [[], ["--json"]])
 def test_the_command_line_shows_it_below_the_message(isolate, as_json, monkeypatch):
     monkeypatch.setenv("RAISING", "run:key")
+    monkeypatch.setenv("NNHAL_ENVIRONMENT", "RAISING")
     command = [sys.executable, "-m", "nnhal.cli.main", "run", "add4", "--driver", str(DRIVER), *isolate, *as_json]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     told = done.stdout if as_json else done.stderr

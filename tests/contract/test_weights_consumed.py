@@ -158,7 +158,7 @@ def test_wrappers_say_what_is_said():
     device = discovery.load_one("tunable")
     for wrapped in (AtLevel(device, nnhal.Level.V1_2), Recorded(device, [])):
         prepared = prepared_by(wrapped, adding().again(), Hints())
-        assert traits_of(prepared) == (True, ("gain", "slow"))
+        assert traits_of(prepared) == (True, ("gain", "slow"), False)
         assert prepared.memory().weights_copied == 16
 
 

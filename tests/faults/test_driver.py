@@ -430,7 +430,7 @@ def test_the_cap_of_a_drivers_memory_is_part_of_the_report() -> None:
     """35: what is limited, and how far."""
     with faulty() as compiled:
         said = device_of(compiled).confinement["rlimits"]
-        assert re.match(r"applied: data \d+, descriptors \d+, core 0", said), said
+        assert re.match(r"applied: data \d+, descriptors \d+, file \d+, core 0", said), said
 
 
 # ------------------------------------------------------------------------------------------------------------- item 36

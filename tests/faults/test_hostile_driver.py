@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -51,9 +52,9 @@ from nnhal.model.graph import Model
 from nnhal.model.parts import outline
 from nnhal.runtime.tracing.perfetto import read
 from tests import requests
-from tests.faults.conftest import _threads
 from tests.faults.hostile_driver import ANSWERS, CASES, NEVER, Case
-from tests.faults.support import LIMIT, X, descriptors, doubling, wait_until
+from tests.faults.support import LIMIT, X, doubling
+from tests.waiting import Opened, Started, until
 
 PATIENCE_NS = 200_000_000
 MANY = 70  # memories, more than go with one message
@@ -157,7 +158,7 @@ def fenced(device: RemoteDevice, control: Control) -> bool:
     if execution.fence is not None:
         execution.fence.wait(PATIENCE_NS / 1e9)
     else:
-        wait_until(lambda: "not ended" not in str(_tried(lambda: info_by(execution, "peer"))), "the end")
+        until(lambda: "not ended" not in str(_tried(lambda: info_by(execution, "peer"))), "the end")
     info_by(execution, "peer")
     return taken(request) and right(model)
 
@@ -168,7 +169,7 @@ def cancels(device: RemoteDevice, control: Control) -> bool:
     request, (waited, signal) = model.request([X], [np.full_like(X, np.nan)]), fence_pair()
     execution = fenced_by(model, "peer", request, Control(cancelled=unwanted), [waited])
     unwanted.set()
-    wait_until(lambda: "not ended" not in str(_tried(lambda: info_by(execution, "peer"))), "the end")
+    until(lambda: "not ended" not in str(_tried(lambda: info_by(execution, "peer"))), "the end")
     with pytest.raises(Cancelled):
         info_by(execution, "peer")
     signal.set()
@@ -284,7 +285,7 @@ class Drivers:
 
     def strike(self, case: Case) -> None:
         """One case, from the connection to what is left of it."""
-        before = self._left()
+        opened, started, others = Opened(), Started(), weakref.WeakSet(client_session._sessions)
         outcome: list[Any] = []
         thread = threading.Thread(target=lambda: outcome.append(self._outcome(case)), name="case", daemon=True)
         thread.start()
@@ -302,16 +303,9 @@ class Drivers:
         del result
         outcome.clear()
         assert right(self._other)
-        wait_until(lambda: self._no_more(before) or (gc.collect() >= 0 and self._no_more(before)), f"back to {before}")
-
-    def _no_more(self, before: tuple[int, ...]) -> bool:
-        return all(now <= then for now, then in zip(self._left(), before, strict=True))
-
-    @staticmethod
-    def _left() -> tuple[int, int, int]:
-        """Descriptors, threads and sessions of this process."""
-        threads = [name for name in _threads() if name != "nnhal-worker"]  # which ends by and by
-        return descriptors(), len(threads), len(client_session._sessions)
+        until(lambda: gc.collect() >= 0 and others.issuperset(client_session._sessions), "sessions end")
+        started.ended()
+        opened.closed()
 
     def _outcome(self, case: Case) -> Any:
         """Whether the results were right, or the error."""
@@ -330,7 +324,7 @@ class Drivers:
             if late and not _count(struck):  # the machine was too busy to come so far by the deadline
                 return self._outcome(case)
             if not late:
-                wait_until(lambda: _count(struck) == 1, "the strike itself")
+                until(lambda: _count(struck) == 1, "the strike itself")
             return result
         except Exception as error:
             return error

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,7 @@ from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import Control, Request, Signature
 from nnhal.model.layouts import LAYOUTS
 from tests.hal.devices import LIMIT, X, adding, asked, device_of, prepare
-from tests.waiting import Opened, workers_are_idle
+from tests.waiting import Opened
 
 F32 = OperandType.TENSOR_FLOAT32
 NONE, FAILED = ErrorStatus.NONE, ErrorStatus.GENERAL_FAILURE
@@ -405,9 +406,15 @@ def test_a_fenced_execution_tells_its_end_once_to_each_who_asked():
 
 @pytest.fixture
 def idle(monkeypatch) -> Any:
-    """No worker is idle, and none works that would be later."""
-    workers_are_idle()
-    monkeypatch.setattr(background, "_idle", found := type(background._idle)())
+    """No worker is idle, but those that the test starts."""
+    others = set(threading.enumerate())
+
+    class Idle(deque[Any]):
+        def append(self, worker: Any) -> None:  # in the worker's thread
+            if threading.current_thread() not in others:
+                super().append(worker)
+
+    monkeypatch.setattr(background, "_idle", found := Idle())
     return found
 
 

@@ -5,10 +5,12 @@ import logging
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,7 +50,7 @@ from tests.hal.devices import (
     nan,
     prepare,
 )
-from tests.waiting import Clock, Opened, until, workers_are_idle
+from tests.waiting import Clock, Opened, until
 
 NONE = ErrorStatus.NONE
 PLAIN = Control()
@@ -540,15 +542,23 @@ def test_times_that_cannot_be_true_are_dropped_with_a_line_in_the_log(
 # -------------------------------------------------------------------------------------------------------- resources
 
 
+class Engaged(deque[Any]):
+    """Workers of which none can be had."""
+
+    def pop(self) -> Any:
+        raise IndexError
+
+
 @pytest.fixture
-def no_threads() -> Iterator[None]:
-    """Threads cannot be had: those that are idle are taken, and nobody has room for a stack of this size for another."""
-    workers_are_idle()
-    taken = [background._idle.pop() for _ in range(len(background._idle))]
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Threads cannot be had: no worker is idle, and nobody has room for a stack of this size for another."""
+    idle, engaged = background._idle, Engaged()
+    monkeypatch.setattr(background, "_idle", engaged)
     before = threading.stack_size(2**46)
     yield
     threading.stack_size(before)
-    background._idle.extend(taken)
+    monkeypatch.undo()
+    idle.extend(engaged)
 
 
 @pytest.mark.usefixtures("no_threads")

@@ -79,7 +79,7 @@ class MadeWith(NamedTuple):
 MADE_OTHERWISE = MadeWith(unknown="its class has a __new__ of its own, must be made by __init__ for it to be kept")
 
 
-class _File(NamedTuple):
+class _CodeFile(NamedTuple):
     """One file of a unit. signature: when it was read; None for a module that the loader ran."""
 
     digest: bytes
@@ -93,7 +93,7 @@ class Unit:
         """since_ns: what changed later may not be what was loaded. beside: whether files in the folder are the unit's."""
         self.folder, self._first, self._since, self._beside = folder, list(first), since_ns, beside
         self._ran: dict[str, bytes] = {}  # the text of what the loader ran, until the unit is settled
-        self._files: dict[str, _File] = {}
+        self._files: dict[str, _CodeFile] = {}
         self._words: frozenset[str] = frozenset()
         self._digest = b""
         self.unknown = ""
@@ -109,13 +109,13 @@ class Unit:
         elif known.digest != digest:
             self.unknown = _changed(self._name(path))
         else:
-            self._files[path] = _File(digest, None)
+            self._files[path] = _CodeFile(digest, None)
 
     def settle(self) -> None:
         """Read what the unit names. To be called when it has loaded."""
         if self._digest:
             return
-        found = {path: _File(_digest(source), None) for path, source in self._ran.items()}
+        found = {path: _CodeFile(_digest(source), None) for path, source in self._ran.items()}
         texts, queue = list(self._ran.values()), [path for path in self._first if path not in found]
         words: set[str] = set()
         listings: dict[str, list[os.DirEntry[str]]] = {}
@@ -133,7 +133,7 @@ class Unit:
         parts = sorted((self._name(path), file.digest) for path, file in found.items())
         self._digest, self._ran = _digest(repr(parts).encode()), {}
 
-    def _read(self, path: str, found: dict[str, _File]) -> bytes | None:
+    def _read(self, path: str, found: dict[str, _CodeFile]) -> bytes | None:
         """Read one file into `found`; the text of a module."""
         before = _signature(path)
         if before and not os.path.isfile(path):  # such as a pipe, which was read to its end
@@ -146,7 +146,7 @@ class Unit:
             data = b""
         if before and (before[-1] > self._since or _signature(path) != before):
             self.unknown = self.unknown or _changed(self._name(path))
-        found[path] = _File(_digest(data), before)
+        found[path] = _CodeFile(_digest(data), before)
         return data if path.endswith(".py") and not large else None
 
     def _name(self, path: str) -> str:

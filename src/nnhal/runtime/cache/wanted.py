@@ -81,7 +81,7 @@ class CacheEntry(Protocol):
         """Prepare a step for its lane. label: of the device."""
 
 
-class NothingSaved(Record, frozen=True):
+class NotKept(Record, frozen=True):
     """Nothing is kept. why: in the words of a `CacheOutcome`."""
 
     why: str = "nothing of it is kept"
@@ -92,7 +92,7 @@ class NothingSaved(Record, frozen=True):
         return CacheOutcome(label, "off", self.why)
 
 
-NOT_KEPT = NothingSaved()
+NOT_KEPT = NotKept()
 
 
 class Keeping(Protocol):
@@ -109,13 +109,13 @@ class Keeping(Protocol):
 
 
 class KeepsNothing(Record, frozen=True):
-    """Nothing is kept of a model. why: as of `NothingSaved`."""
+    """Nothing is kept of a model. why: as of `NotKept`."""
 
     why: str
 
     def entry(self, place: str, operations: Sequence[int] | None) -> CacheEntry:
         """As of `Keeping`."""
-        return NothingSaved(self.why)
+        return NotKept(self.why)
 
     def considered(self, device: Device, hints: Hints, place: str, ask: Callable[[], Claims]) -> Claims:
         """As of `Keeping`."""
