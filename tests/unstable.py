@@ -12,7 +12,10 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 REPEATED = 20  # failed tests at most; more is no chance
-EVEN = "tests/differential/", "tests/conformance/test_vectors.py"  # their tests go to any worker, one by one
+EVEN = (  # their tests go to any worker, one by one
+    *(f"tests/differential/test_{name}.py" for name in ("chains", "devices", "models", "readers", "reference")),
+    "tests/conformance/test_vectors.py",
+)
 
 
 class EvenShares(LoadScopeScheduling):

@@ -1,16 +1,18 @@
 """What drivers raise and what becomes of it: the class, the words, the stack."""
 
+import gc
 import signal
 import threading
 import traceback
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 
 import pytest
 
 from nnhal.base import stacks
-from nnhal.base.answers import answering, let_go, may_be_own, shown
+from nnhal.base.answers import answering, let_go, may_be_own, raise_own, shown
 from nnhal.base.codes import ErrorStatus
 from nnhal.base.errors import (
     LONGEST,
@@ -285,3 +287,25 @@ def test_an_error_that_is_kept_holds_nothing_of_what_was_at_work_its_causes_and_
     loop = ValueError("loop")
     loop.__cause__ = loop
     assert let_frames_go(loop) is loop
+
+
+def test_what_was_held_where_an_interrupt_came_goes_with_the_interrupt() -> None:
+    class Held:
+        pass
+
+    def interrupted(held: Held) -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            raise_own(error)
+
+    held = Held()
+    gone = weakref.ref(held)
+    gc.disable()
+    try:
+        with suppress(KeyboardInterrupt):
+            interrupted(held)
+        del held
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -277,6 +277,7 @@ def test_a_client_that_does_not_read_its_notifications_is_refused_more_and_dropp
         back_to(before, watcher)
 
 
+@pytest.mark.nightly
 def test_connections_that_never_greet_are_ended_and_make_room_for_others(shared: str) -> None:
     """28: as many as one process may have: who is connected is served on, and told why where it has too many."""
     with undisturbed(shared) as neighbour, client_of(shared) as watcher:

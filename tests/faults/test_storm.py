@@ -3,6 +3,7 @@
 from tests.faults.storm import storm
 
 
+@pytest.mark.nightly
 def test_in_a_storm_of_signals_answers_belong_to_their_questions_and_nothing_is_left():
     found = storm(10, seed=7)
     assert found["ok"], found

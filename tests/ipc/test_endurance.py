@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "endurance.py"
 
 
+@pytest.mark.nightly
 def test_nothing_grows_and_every_waiter_of_a_killed_driver_gets_dead_object() -> None:
     words = [sys.executable, str(PROGRAM), "--quick", "--json"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=250, check=False)

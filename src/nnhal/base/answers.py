@@ -37,6 +37,7 @@ def raise_own(error: BaseException) -> None:
             raise own
         finally:
             own.__context__ = context
+            del error, own, context  # the traceback holds this frame
 
 
 def own_error(error: BaseException) -> BaseException | None:
@@ -75,17 +76,23 @@ def _raised_by_a_handler(trace: TracebackType | None) -> bool:
     """Whether a signal handler is among the frames: it was given a signal's number and the frame before its own."""
     interrupted: FrameType | None = None
     while trace is not None:
-        frame, code = trace.tb_frame, trace.tb_frame.f_code
-        given: list[object] = [frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount]]
-        if code.co_flags & CO_VARARGS:
-            more = frame.f_locals.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount])
-            given += more if type(more) is tuple else ()  # not `isinstance`, which asks what a driver made
+        frame = trace.tb_frame
         if interrupted is not None and any(
-            then is interrupted and type(number) is int for number, then in pairwise(given)
+            then is interrupted and type(number) is int for number, then in pairwise(_arguments(frame))
         ):
             return True
         interrupted, trace = frame, trace.tb_next
     return False
+
+
+def _arguments(frame: FrameType) -> list[object]:
+    """What a function was called with by position."""
+    code, names = frame.f_code, frame.f_locals
+    given: list[object] = [names.get(name) for name in code.co_varnames[: code.co_argcount]]
+    if code.co_flags & CO_VARARGS:
+        more = names.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount])
+        given += more if type(more) is tuple else ()  # not `isinstance`, which asks what a driver made
+    return given
 
 
 class answering:  # noqa: N801 (used as a function)
