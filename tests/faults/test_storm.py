@@ -1,5 +1,7 @@
 """A short storm; the long one is a command of its own."""
 
+import pytest
+
 from tests.faults.storm import storm
 
 
