@@ -439,4 +439,4 @@ def test_what_an_engine_said_is_told_in_a_line() -> None:
     with pytest.raises(OperationFailed) as raised:
         prepared_by(Failing(), model_of(call), Hints())
     line = _failure(str(raised.value), "failing")
-    assert line.startswith("fails: cannot\\n be prepared be") and line.endswith("prepared b ...") and "\n" not in line
+    assert line.startswith("fails: cannot\\n be prepared be") and line.endswith(" ...") and "\n" not in line

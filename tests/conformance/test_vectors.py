@@ -83,7 +83,7 @@ LAYERS = "ADD", "AVERAGE_POOL_2D", "CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNEC
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("share", [0.3, pytest.param(1.0, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("share", [0.1, pytest.param(1.0, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("device", FORMS)
 def test_where_a_fast_form_fails_a_vector_the_proof_has_refused_it(vectors, tmp_path, monkeypatch, device, share):
     chosen = ["--share", str(share), "--filter", "quant", *(f"--operation={name}" for name in LAYERS)]

@@ -61,22 +61,34 @@ def faster(device: Device, operation: str, kind: int) -> tuple[str, Device] | No
     return None
 
 
-@pytest.mark.parametrize(
+EACH_CELL = pytest.mark.parametrize(
     ("operation", "kind"), CELLS, ids=[f"{n}-{type_name(k).removeprefix('TENSOR_')}" for n, k in CELLS]
 )
+
+
+def require_within_a_step(form: str, found: tuple[str, Counter[str]]) -> None:
+    problem, came = found
+    assert not problem, f"{form}: {problem}"
+    assert came["run"] >= LEAST or came["run"] == 0, f"{form}: {came}"
+
+
+@EACH_CELL
 @pytest.mark.parametrize("name", DEVICES)
-def test_every_form_that_may_run_is_within_one_step_at_the_ends_of_the_type(
+def test_the_form_that_runs_unproved_is_within_one_step_at_the_ends_of_the_type(
     name: str, operation: str, kind: int
 ) -> None:
-    def check(form: str, found: tuple[str, Counter[str]]) -> None:
-        problem, came = found
-        assert not problem, f"{name}, {form}: {problem}"
-        assert came["run"] >= LEAST or came["run"] == 0, f"{name}, {form}: {came}"
+    require_within_a_step("as it is", as_it_is(name, operation, kind))
 
-    check("as it is", as_it_is(name, operation, kind))
+
+@pytest.mark.nightly
+@EACH_CELL
+@pytest.mark.parametrize("name", DEVICES)
+def test_the_form_that_a_proof_finds_is_within_one_step_at_the_ends_of_the_type(
+    name: str, operation: str, kind: int
+) -> None:
     if found := faster(discovery.load_one(name), operation, kind):
         form, device = found
-        check(form, off(device, operation, kind, (NOT_PROVED,), every(name)))
+        require_within_a_step(form, off(device, operation, kind, (NOT_PROVED,), every(name)))
 
 
 @pytest.mark.parametrize("name", [name for name in DEVICES if name in ("litert", "openvino", "onnxruntime")])

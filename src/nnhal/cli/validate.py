@@ -139,7 +139,7 @@ def _print(
         words = _SHORT[o.verdict], o.check, o.operation, " ".join(reason.split()), o.place, repeats_check(chosen, o)
         common.console.print("  ".join(word for word in words if word), markup=False)
     skipped = Counter(o.reason for o in outcomes if o.verdict == "skipped")
-    for reason, number in skipped.most_common():
+    for reason, number in sorted(skipped.items(), key=lambda each: (-each[1], each[0])):
         common.console.print(f"skipped {number}: {reason}", markup=False)
     found = totals(outcomes, VERDICTS)
     told = ", ".join(f"{found[verdict]} {verdict}" for verdict in VERDICTS[:-1] if found[verdict])
