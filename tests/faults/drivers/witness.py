@@ -53,6 +53,9 @@ def held() -> dict[str, int]:
     }
 
 
+_JUNK = 1 << 16  # bytes
+
+
 def _end_with_an_orphan() -> None:
     if os.fork() == 0:
         time.sleep(CHILD_SECONDS)
@@ -60,13 +63,24 @@ def _end_with_an_orphan() -> None:
 
 
 def _scribble() -> None:
-    """Overwrite every shared mapping that is writable, or that the kernel lets be made so."""
-    libc = ctypes.CDLL(None)
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        if "memfd:" in line and line.split()[1][3] == "s":
-            start, end = (int(place, 16) for place in line.split()[0].split("-"))
-            if libc.mprotect(ctypes.c_void_p(start), ctypes.c_size_t(end - start), 3) == 0:  # PROT_READ | PROT_WRITE
-                ctypes.memset(start, 0x41, end - start)
+    """Overwrite every shared mapping that is writable, or that the kernel lets be made so.
+
+    The kernel copies, from a file: where another thread unmaps the memory meanwhile, that is an error of the call.
+    """
+    libc, junk = ctypes.CDLL(None), os.memfd_create("junk")
+    try:
+        os.write(junk, b"A" * _JUNK)
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            if "memfd:" in line and line.split()[1][3] == "s":
+                start, end = (int(place, 16) for place in line.split()[0].split("-"))
+                if (
+                    libc.mprotect(ctypes.c_void_p(start), ctypes.c_size_t(end - start), 3) == 0
+                ):  # PROT_READ | PROT_WRITE
+                    for place in range(start, end, _JUNK):
+                        size = ctypes.c_size_t(min(_JUNK, end - place))
+                        libc.pread(junk, ctypes.c_void_p(place), size, ctypes.c_long(0))
+    finally:
+        os.close(junk)
 
 
 class WitnessPrepared(Prepared):
