@@ -8,9 +8,9 @@ import pytest
 
 import nnhal
 from nnhal.model.graph import Model
-from nnhal.runtime import discovery, isolation
+from nnhal.runtime import isolation
 
-pytestmark = pytest.mark.cache
+pytestmark = [pytest.mark.cache, pytest.mark.usefixtures("new_start")]
 PLACES = pytest.mark.parametrize("place", ["none", "process"])
 MISS, HIT = "miss: there is no entry", "hit"
 
@@ -61,14 +61,6 @@ class Hal(FullV1_2):
 
 def device(): return KIND()
 """
-
-
-@pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("NNHAL_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.setattr(discovery, "_registered", {})
-    yield
-    isolation.close_all()
 
 
 def driver(path: Path, factor: int, kind: str = "D") -> Path:

@@ -9,10 +9,10 @@ import pytest
 
 import nnhal
 from nnhal.hal.cache.locks import written_alone
-from nnhal.runtime import discovery, isolation
+from nnhal.runtime import isolation
 from nnhal.runtime.cache.folder import CacheFolder
 
-pytestmark = pytest.mark.cache
+pytestmark = [pytest.mark.cache, pytest.mark.usefixtures("new_start")]
 ISOLATIONS = pytest.mark.parametrize("place", ["none", "process"])
 X = np.float32([1, -2])
 
@@ -91,14 +91,6 @@ class Nothing(D):
 
 def device(): return {kind}()
 """
-
-
-@pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("NNHAL_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.setattr(discovery, "_registered", {})
-    yield
-    isolation.close_all()
 
 
 def start(tmp_path: Path, kind: str, place: Any, *, runs: bool = True) -> str:

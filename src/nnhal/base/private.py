@@ -51,9 +51,8 @@ def private_folder(path: Path, into: Owner | None = None) -> int:
         facts = os.fstat(found.fds[0])
         _require_private(path, facts)
         if made and facts.st_mode & 0o700 != 0o700:
-            os.chmod(
-                f"/proc/self/fd/{found.fds[0]}", 0o700
-            )  # fchmod refuses O_PATH; the path may be another folder by now
+            # By descriptor: the path may be another folder by now, and fchmod refuses O_PATH.
+            os.chmod(f"/proc/self/fd/{found.fds[0]}", 0o700)
         owner.fds.extend(map(partial(os.open, dir_fd=found.fds[0]), (".",), (os.O_RDONLY | _FOLDER,)))
     except NotADirectoryError:
         raise NotPrivate(path, "is a link or no folder, must be a folder") from None

@@ -31,7 +31,7 @@ def written_alone(files: Sequence[int]) -> Iterator[None]:
 
 @contextmanager
 def read_at_once(fd: int) -> Iterator[None]:
-    """Keep others from writing meanwhile. BlockingIOError where somebody writes. Does without where there are no locks."""
+    """Keep others from writing meanwhile. BlockingIOError while another one writes. A file system without locks is fine."""
     try:
         _set(fd, fcntl.F_RDLCK, fcntl.F_OFD_SETLK)
     except BlockingIOError:

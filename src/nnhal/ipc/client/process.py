@@ -267,7 +267,8 @@ class Resilient(Device):
     def number_of_cache_files(self) -> CacheFiles:
         """As the driver says, which must be the same after a restart. It is asked each time: its code may have changed."""
         files = self.remote().number_of_cache_files()
-        self._cache_files = self._cache_files or files
+        if self._cache_files is None:
+            self._cache_files = files
         return files
 
     @property

@@ -211,6 +211,7 @@ def _whole(costs: Mapping[str, int]) -> dict[str, int]:
 
 
 def _seconds() -> float:
+    """The clock by default. `time` is looked up at each call, so that a simulated clock counts."""
     return time.monotonic()
 
 
