@@ -56,6 +56,35 @@ def test_an_index_beyond_the_depth_hits_nothing_also_where_all_is_known():
     check(model([node("OneHot", "i d v", "h"), node("Add", "x h")], inputs, constants), inputs)
 
 
+# ------------------------------------------------------------------------------------------------------------ functions
+
+FAR = [-80.0, -30.0, -20.0, -17.0, -16.0, -1.0, -1e-6, 1e-6, 0.3, 1.0, 17.0, 80.0, 88.9, 89.3, 90.0]
+FUNCTIONS = {
+    "Softplus": lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))),
+    "Mish": lambda x: x * np.tanh(np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))),
+    "Sinh": np.sinh,
+    "Cosh": np.cosh,
+}
+
+
+@pytest.mark.parametrize("device", ["reference", "litert", "onnxruntime", "openvino"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_keeps_its_digits_where_its_parts_are_tiny_or_huge(name, device):
+    inputs = {"x": np.float32(FAR)}
+    found = by_nnhal(model([node(name, "x")], inputs, opset=18), inputs, device)[0]
+    exact = FUNCTIONS[name](inputs["x"].astype(np.float64))
+    fits = np.abs(exact) <= np.finfo(np.float32).max
+    np.testing.assert_allclose(found[fits], exact[fits], 1e-6)
+    np.testing.assert_array_equal(found[~fits], np.copysign(np.inf, exact[~fits]))
+
+
+@pytest.mark.parametrize("device", ["reference", "litert", "onnxruntime", "openvino"])
+def test_to_the_power_of_a_half_is_no_root(device):
+    inputs, constants = {"x": np.float32([4, -np.inf, -1])}, {"e": np.float32(0.5)}
+    found = by_nnhal(model([node("Pow", "x e")], inputs, constants), inputs, device)[0]
+    np.testing.assert_array_equal(found, np.float32([2, np.inf, np.nan]))
+
+
 # ------------------------------------------------------------------------------------------------------------ resizing
 
 
@@ -67,6 +96,13 @@ def test_a_picture_whose_size_stays_stays_whatever_its_scales_say(mode, scales):
     check(model([node("Resize", "x - s", **how)], inputs, {"s": np.float32(scales)}, opset=13), inputs)
     if mode != "cubic":
         check(model([node("Upsample", "x s", mode=mode)], inputs, {"s": np.float32(scales)}, opset=9), inputs)
+
+
+@pytest.mark.parametrize(("size", "scale", "new"), [(5, 1.4, 7), (10, 1.3, 13), (10, 2.3, 23), (8, 0.7, 5)])
+def test_a_size_by_scale_is_a_product_in_float32(size, scale, new):
+    """As ONNX Runtime executes it; its shape inference says 6 for 5 times 1.4, which is 6.9999999 in float64."""
+    inputs, constants = {"x": real(1, 1, size, 2)}, {"s": np.float32([1, 1, scale, 1])}
+    assert check(model([node("Resize", "x - s", mode="linear")], inputs, constants), inputs)[0].shape[2] == new
 
 
 @pytest.mark.parametrize("rounding", ["floor", "ceil", "round_prefer_floor", "round_prefer_ceil"])

@@ -76,6 +76,13 @@ def test_scale_of_a_product_must_be_greater_than_that_of_the_factors(scale):
     same(run("MUL", [x, y, NONE], result(Q8S, scale=32, zero=-1))[0], np.int8([63, -65]))  # 2048 and -2032
 
 
+@pytest.mark.parametrize("exponents", [np.float32(0.5), np.float32([[0.5]]), np.full(3, 0.5, np.float32)])
+def test_to_the_power_of_a_half_is_no_root(exponents):
+    """C99 defines pow(-inf, 0.5) as inf, where sqrt(-inf) is NaN."""
+    found = run("POW", [np.float32([-INF, -1, 4]), np.atleast_1d(exponents)])[0]
+    same(found.ravel(), [INF, NAN, 2])
+
+
 @pytest.mark.parametrize("name", ["ADD", "MAXIMUM", "PRELU", "POW", "LESS"])
 def test_shapes_broadcast_from_the_last_dimension(name):
     more = [NONE] if name == "ADD" else []

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from nnhal.base.codes import Padding
+from nnhal.base.errors import InvalidModel
 from nnhal.base.operands import Array
-from tests.ops.run import Q8, Q8S, result, run, value
+from tests.ops.run import Q8, Q8S, bound, result, run, value
 
 NONE, RELU, RELU1, RELU6 = range(4)
 
@@ -152,3 +153,13 @@ def test_explicit_padding_does_not_count() -> None:
 
 def test_the_activation_follows_the_rounding() -> None:
     assert averages(Q8S, [[-5, -4], [-4, -3], [-3, -2]], -4, RELU) == [-4, -4, -3]
+
+
+@pytest.mark.parametrize("name", ["AVERAGE_POOL_2D", "L2_POOL_2D", "MAX_POOL_2D"])
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((1, 0, 5, 2), "height"), ((1, 4, 0, 2), "width"), ((1, 4, 5, 0), "depth")]
+)
+def test_a_window_has_something_to_take(name: str, shape: tuple[int, ...], axis: str) -> None:
+    with pytest.raises(InvalidModel, match=f"{axis} = 0, must be at least 1: only batches may be 0"):
+        bound(name, [np.zeros(shape, np.float32), 3, 3, 3, 3, 1, 1, 4, 4, NONE])
+    assert run(name, [np.zeros((0, 4, 5, 2), np.float32), 3, 3, 3, 3, 1, 1, 4, 4, NONE])[0].shape == (0, 7, 8, 2)

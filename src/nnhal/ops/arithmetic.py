@@ -55,6 +55,12 @@ def product(a: Bound, x: Array, y: Array) -> Array:
     return np.multiply(x, y, dtype=np.float64 if a.out.quantised else x.dtype)
 
 
+def power(base: Array, exponent: Array) -> Array:
+    """One exponent of 0.5 is spread out: for that, numpy takes the root, which is NaN at minus infinity."""
+    every = np.broadcast_shapes(base.shape, exponent.shape)
+    return np.power(base, np.array(np.broadcast_to(exponent, every)) if (exponent == 0.5).any() else exponent)
+
+
 def prelu(x: Array, alpha: Array) -> Array:
     return np.where(x < 0, alpha * x, x)
 
@@ -105,7 +111,7 @@ register(
         "POW",
         FLOAT,
         (Form(*args("base exponent", T)),),
-        kernel=elementwise(np.power),
+        kernel=elementwise(power),
         doc="The first tensor to the power of the second.",
         example=example([8, 9], base=[2, 3], exponent=[3, 2]),
     ),

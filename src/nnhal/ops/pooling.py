@@ -7,7 +7,7 @@ import numpy as np
 from nnhal.base.codes import Activation, Padding
 from nnhal.base.levels import V1_0, V1_2, V1_3
 from nnhal.base.operands import Array
-from nnhal.ops.common import WINDOWED, activate, decode, encode, lowest, narrow, nhwc, real, rounded, taps
+from nnhal.ops.common import WINDOWED, activate, decode, encode, lowest, narrow, nhwc, nonzero, real, rounded, taps
 from nnhal.ops.schema import BOOL, F16, F32, INT32, Q8, Q8S, SAME, Bound, Form, Op, T, arg, args, example, out, register
 
 x = arg("input", T, "batch height width depth", layout=True, doc="the pictures")
@@ -54,7 +54,7 @@ def spoilt(a: Bound, x: Array) -> Array:
     return reduce(np.logical_or, (t for _, _, t in taps(a, np.isnan(x))))
 
 
-pool = partial(Op, forms=FORMS, outputs=OUTPUT, checks=(narrow,), where=WINDOWED)
+pool = partial(Op, forms=FORMS, outputs=OUTPUT, checks=(nonzero("height width depth"), narrow), where=WINDOWED)
 
 register(
     pool(

@@ -44,7 +44,7 @@ def axes_exist(a: Bound) -> None:
         a.require(-rank <= axis < rank, f"input 1 (axes) holds {axis}, must be from {-rank} to {rank - 1}")
 
 
-def something_to_average(a: Bound) -> None:
+def elements_along(a: Bound) -> None:
     """There are elements along the axes."""
     dims = a.input.known
     for axis in a.axes.array.tolist():
@@ -153,14 +153,16 @@ register(
     reduction(
         "REDUCE_MAX",
         FLOAT | QUANT,
-        kernel=along(np.max, initial=-np.inf),
+        kernel=along(np.max),
+        checks=(axes_exist, elements_along),
         doc="The greatest element; NaN where there is one.",
         example=example([5, 4], input=[[1, 5], [4, 3]], axes=[1], keep_dims=False),
     ),
     reduction(
         "REDUCE_MIN",
         FLOAT | QUANT,
-        kernel=along(np.min, initial=np.inf),
+        kernel=along(np.min),
+        checks=(axes_exist, elements_along),
         doc="The least element; NaN where there is one.",
         example=example([1, 3], input=[[1, 5], [4, 3]], axes=[1], keep_dims=False),
     ),
@@ -187,7 +189,7 @@ register(
         (Form(*OVER, arg("keep_dims", INT32, drawn=among(0, 1))),),
         OUTPUT,
         along(np.mean, dtype=np.float64),
-        (axes_exist, something_to_average),
+        (axes_exist, elements_along),
         reduced_shape,
         reorder=by_axes("axes"),
         sums="terms",

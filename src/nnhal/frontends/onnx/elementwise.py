@@ -107,7 +107,7 @@ def modulo(t: NodeTask) -> None:
     t.give("SELECT", wrong, t.make("ADD", rest, y, activation=0), rest, like=x, scalar=all_scalars(t))
 
 
-@node("Pow", inputs=2, single=True, becomes="POW; MUL for squares, SQRT for roots; of integers, products of squares")
+@node("Pow", inputs=2, single=True, becomes="POW; MUL for squares; of integers, products of squares")
 def raised(t: NodeTask) -> None:
     """The type is that of the base."""
     x, y, scalar = t.x(0), t.x(1), all_scalars(t)
@@ -120,8 +120,6 @@ def raised(t: NodeTask) -> None:
         t.result(0, power(t, x, y), x.kind, scalar=scalar)
     elif exponent == 2:
         t.give("MUL", x, x, activation=0, scalar=scalar)
-    elif exponent == 0.5:
-        t.give("SQRT", x, scalar=scalar)
     else:
         if exponent is not None:
             y = t.scalar(exponent, x)

@@ -2,9 +2,8 @@
 
 import math
 
-from nnhal.frontends.common.reals import Reals, cosine_of, gelu_of, normal_tail, rounded, sign_of
-from nnhal.frontends.common.terms import Term
-from nnhal.frontends.onnx.elementwise import floats
+from nnhal.frontends.common.reals import Reals, cosine_of, gelu_of, log_of_one_and, normal_tail, rounded, sign_of
+from nnhal.frontends.onnx.elementwise import floats, in_own, single_floats
 from nnhal.frontends.onnx.task import NodeTask, all_scalars, node
 from nnhal.ops.schema import I32
 
@@ -61,24 +60,24 @@ def round_(t: NodeTask) -> None:
     t.result(0, rounded(t, floats(t)), scalar=all_scalars(t))
 
 
-@node("Softplus", single=True, becomes="EXP of -|x|, LOG, RELU")
+@node("Softplus", single=True, becomes="EXP of -|x|, a polynomial for the logarithm, RELU")
 def softplus(t: NodeTask) -> None:
     """max(x, 0) + log(1 + e^-|x|)."""
-    t.result(0, soft(t, Reals(t)), scalar=all_scalars(t))
-
-
-def soft(t: NodeTask, r: Reals) -> Term:
-    """The softplus of the input."""
-    x = floats(t)
+    x, r = floats(t), Reals(t)
     fall = t.make("EXP", t.make("NEG", t.make("ABS", x)))
-    return r("ADD", t.make("RELU", x), t.make("LOG", r("ADD", fall, 1.0)))
+    t.result(0, r("ADD", t.make("RELU", x), log_of_one_and(r, fall)), scalar=all_scalars(t))
 
 
-@node("Mish", single=True, becomes="the softplus, TANH, MUL")
+@node("Mish", single=True, becomes="EXP, ADD, MUL, DIV")
 def mish(t: NodeTask) -> None:
-    """x tanh(softplus(x))."""
-    r = Reals(t)
-    t.result(0, r("MUL", floats(t), t.make("TANH", soft(t, r))), scalar=all_scalars(t))
+    """x tanh(softplus(x)), which is x n / (n + 2) with n = e^x (e^x + 2)."""
+    x, r = single_floats(t), Reals(t)
+    power = t.make("EXP", r("MINIMUM", x, NO_BEND))
+    n = r("MUL", power, r("ADD", power, 2.0))
+    t.result(0, in_own(t, r("MUL", x, r("DIV", n, r("ADD", n, 2.0)))), scalar=all_scalars(t))
+
+
+NO_BEND = 20.0  # from here on float32 does not tell mish(x) from x
 
 
 @node("Softsign", single=True, becomes="ABS, ADD, DIV")
@@ -88,17 +87,23 @@ def softsign(t: NodeTask) -> None:
     t.result(0, r("DIV", x, r("ADD", t.make("ABS", x), 1.0)), scalar=all_scalars(t))
 
 
-@node("Sinh", "Cosh", single=True, becomes="EXP, ADD, SUB, MUL")
+@node("Sinh", "Cosh", single=True, becomes="EXP, MUL, DIV, ADD, SUB")
 def hyperbolic(t: NodeTask) -> None:
-    """Half of the sum, or difference, of e^x and e^-x."""
+    """Half of e^|x|, and of e^-|x|: their sum, or their difference with the sign of x.
+
+    Half of e^|x| is e^(|x| / 2) times half of itself, which overflows only where the result does.
+    """
     x, r = floats(t), Reals(t)
-    up, down = t.make("EXP", x), t.make("EXP", t.make("NEG", x))
+    root = t.make("EXP", r("MUL", t.make("ABS", x), 0.5))
+    up = r("MUL", root, r("MUL", root, 0.5))
+    down = r.over(0.25, up)
     if t.name == "Sinh":
         small = r("MUL", x, r.polynomial([1.0, 1 / 6, 1 / 120, 1 / 5040], r("MINIMUM", r("MUL", x, x), 1.0)))
-        far = r("MUL", r("SUB", up, down), 0.5)
+        size = r("SUB", up, down)
+        far = r.choose(r.test("LESS", x, 0.0), t.make("NEG", size), size)
         t.result(0, r.choose(r.test("LESS", t.make("ABS", x), 0.5), small, far), scalar=all_scalars(t))
     else:
-        t.result(0, r("MUL", r("ADD", up, down), 0.5), scalar=all_scalars(t))
+        t.result(0, r("ADD", up, down), scalar=all_scalars(t))
 
 
 @node("IsNaN", single=True, becomes="NOT_EQUAL with itself")

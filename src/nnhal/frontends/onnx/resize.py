@@ -101,7 +101,8 @@ def grids_of(t: NodeTask, x: Term) -> list[Grid]:
         part = (roi[n], roi[n + len(axes)]) if roi else (0.0, 1.0)
         scale = scales[n] if scales else sizes[n] / size
         t.require(np.isfinite(scale) and scale > 0, f"has a scale of {scale:g}, must be above 0")
-        new = sizes[n] if sizes else int(np.floor(size * scale))
+        # In float32, as ONNX Runtime executes it; shape inference, ONNX's and its own, may say one less.
+        new = sizes[n] if sizes else int(np.float32(size) * np.float32(scale))
         t.require(0 < new <= MOST_SIZE, f"makes a dimension of {new}, must be 1 to {MOST_SIZE}")
         grids[axis] = Grid(size, new, scale, *part)
     return grids

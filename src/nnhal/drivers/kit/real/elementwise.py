@@ -133,9 +133,13 @@ def require_normal(t: RealTask) -> None:
 
 @entry("POW", types=FLOATS)
 def power(t: RealTask) -> None:
-    """Broadcasting."""
+    """Broadcasting. For a constant of 0.5 engines take the root, which is NaN at minus infinity."""
     require_normal(t)
-    t.give(t.op("power", *t.xs()))
+    base, exponent = t.xs()
+    known = t.a.exponent.data
+    if known is not None and (known == 0.5).any():
+        base = t.op("select", t.op("equal", base, t.f32(-np.inf)), t.f32(np.inf), base)
+    t.give(t.op("power", base, exponent))
 
 
 @entry("SELECT", types=NUMBERS)
