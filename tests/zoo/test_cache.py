@@ -117,7 +117,7 @@ def test_pip_runs_nothing_that_lies_in_the_working_directory(tmp_path, monkeypat
         raise OSError("not now")
 
     with monkeypatch.context() as patched:
-        patched.setattr(zoo.subprocess, "run", run)
+        patched.setattr(subprocess, "run", run)
         with pytest.raises(zoo.ZooError):
             zoo._download(zoo.entry("wake_alexa"), tmp_path)
     (command,) = commands

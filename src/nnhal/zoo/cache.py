@@ -4,7 +4,6 @@ import hashlib
 import math
 import os
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader
@@ -84,6 +83,8 @@ def locked(folder: Path, name: str) -> Iterator[None]:
 
 def write(target: Path, data: bytes) -> None:
     """Write a file that others see whole or not at all."""
+    import tempfile
+
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
