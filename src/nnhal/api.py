@@ -9,6 +9,7 @@ from typing import Any, get_args
 from nnhal.base import trace
 from nnhal.base.answers import shown
 from nnhal.base.codes import Preference, Priority
+from nnhal.base.digests import blake2b
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.records import replace
 from nnhal.base.sealed import Readable
@@ -35,6 +36,7 @@ def load(
     *,
     signature: str | None = None,
     shapes: Shapes | None = None,
+    values: Mapping[str, Any] | None = None,
     progress: Callable[[str], object] | None = None,
     cache_dir: Folder = None,
 ) -> Model:
@@ -46,11 +48,12 @@ def load(
     fetched or made when it is first used; `progress` is told of that. An error for a bundle lists what is in it.
     Files beside an `.onnx` file that its weights lie in are found where it was given by its path.
     signature: which of several entry points. shapes: input shapes by name or in order, 0 for a dimension left open.
+    values: inputs by name that become constants, of the file's type and shape: `values={"sr": 16000}`.
     cache_dir: as of `compile`; what is imported of a file is kept there, too.
     Raises BadFile for a damaged file and for a name that nothing has, an NnhalError where a model cannot be fetched or made,
     UnsupportedModel listing every operation that NNAPI cannot express.
     """
-    return _read(path, Caching.wanted(cache_dir, None), signature, shapes, progress)[0]
+    return _read(path, Caching.wanted(cache_dir, None), signature, shapes, values, progress)[0]
 
 
 @trace.spanning("application", "preparation", "load")
@@ -59,9 +62,11 @@ def _read(
     caching: Caching,
     signature: str | None = None,
     shapes: Shapes | None = None,
+    values: Mapping[str, Any] | None = None,
     progress: Callable[[str], object] | None = None,
 ) -> tuple[Model, CacheOutcome | None]:
     """The model of a file, and what became of it in the cache, where there is one."""
+    from nnhal.frontends.common.fixed import arrays
     from nnhal.frontends.formats import folder_of
     from nnhal.frontends.source import opened, there
 
@@ -83,13 +88,14 @@ def _read(
     def read() -> Model:
         from nnhal.frontends.formats import load_opened
 
-        return load_opened(label, memory, folder, signature=signature, shapes=shapes)
+        return load_opened(label, memory, folder, signature=signature, shapes=shapes, values=values)
 
     if caching.folder is None or memory.origin is None:
         return read(), None
+    named = {name: (a.dtype.str, list(a.shape), blake2b(a.tobytes()).hexdigest()) for name, a in arrays(values).items()}
     from nnhal.runtime.cache.steps import imported_in
 
-    return imported_in(caching.folder, caching.most, label, memory, (signature, shapes), read, folder)
+    return imported_in(caching.folder, caching.most, label, memory, (signature, shapes, named), read, folder)
 
 
 @trace.spanning("application", "compilation", "compile")

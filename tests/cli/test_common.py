@@ -124,13 +124,24 @@ def test_notes_of_a_model_are_said_on_stderr(monkeypatch, capsys):
     model = SimpleNamespace(notes=("one", "two"), metadata=SimpleNamespace(problem="three"))
     asked: list[Any] = []
     monkeypatch.setattr(common.api, "load", lambda *a, **k: asked.append((a, k)) or model)
-    assert common.open_model("m", ["1,2"], "sig") is model
-    assert asked == [(("m",), {"signature": "sig", "shapes": [[1, 2]], "progress": common.say, "cache_dir": False})]
+    assert common.open_model("m", {"shapes": ["1,2"], "values": ["sr=8000"], "signature": "sig"}) is model
+    assert asked == [
+        (
+            ("m",),
+            {
+                "signature": "sig",
+                "shapes": [[1, 2]],
+                "values": {"sr": 8000},
+                "progress": common.say,
+                "cache_dir": False,
+            },
+        )
+    ]
     said = capsys.readouterr()
     assert (said.out, said.err.splitlines()) == ("", ["note: one", "note: two", "note: three"])
     for metadata in (None, SimpleNamespace(problem="")):
         monkeypatch.setattr(common.api, "load", lambda *a, m=metadata, **k: SimpleNamespace(notes=(), metadata=m))
-        common.open_model("m", [], None)
+        common.open_model("m", {"shapes": [], "values": [], "signature": None})
         assert capsys.readouterr().err == ""
 
 

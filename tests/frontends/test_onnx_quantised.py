@@ -359,3 +359,100 @@ def test_a_stored_number_that_is_seen_as_a_row_of_one_stays_a_number(kept):
         inputs = {"x": np.array(1.5, np.float32)}
     made = model(nodes, inputs, constants, "y q" if kept == "output" else "y n")
     check(made, inputs, steps=1)
+
+
+# ------------------------------------------------------------------------------------- scales that are found at execution
+
+DEVICES = ["reference", "litert", "onnxruntime", "openvino"]
+
+
+def dynamic(integer, x, w, *, w_zero, w_scale, **attributes):
+    """What onnxruntime.quantization.quantize_dynamic makes of a layer."""
+    nodes = [
+        node("DynamicQuantizeLinear", "x", "q sx zx"), node(integer, "q w zx zw", "sums", **attributes),
+        node("Cast", "sums", "real", to=TensorProto.FLOAT), node("Mul", "sx sw", "s"), node("Mul", "real s"),
+    ]  # fmt: skip
+    return model(nodes, {"x": x}, {"w": w, "zw": np.array(w_zero, w.dtype), "sw": np.array(w_scale, np.float32)})
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", [np.int8, np.uint8])
+@pytest.mark.parametrize("shape", [(7, 30), (2, 5, 30), (2, 3, 4, 30)])
+def test_a_product_of_integers_is_that_of_what_is_above_their_zero_points(device, kind, shape):
+    inputs = {"x": RNG.standard_normal(shape).astype(np.float32)}
+    zero = 3 + 128 * (kind is np.uint8)
+    check(
+        dynamic("MatMulInteger", inputs["x"], weights_of(kind, 30, 6), w_zero=zero, w_scale=W),
+        inputs, device=device, tolerance=2e-6,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_each_column_has_a_zero_point_of_its_own(device):
+    inputs = {"x": RNG.standard_normal((4, 30)).astype(np.float32)}
+    made = dynamic("MatMulInteger", inputs["x"], weights_of(np.int8, 30, 3), w_zero=[0, 2, -3], w_scale=[W, 2 * W, 0.5])
+    check(made, inputs, device=device, tolerance=2e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_zero_point_pads_a_convolution_of_integers(device):
+    """All above 0.5, so that what pads is far from the least integer of the picture."""
+    inputs = {"x": (RNG.random((1, 3, 9, 8)) + 0.5).astype(np.float32)}
+    weights = weights_of(np.uint8, 4, 3, 3, 3)
+    made = dynamic("ConvInteger", inputs["x"], weights, w_zero=120, w_scale=W, pads=[1, 1, 1, 1], strides=[2, 1])
+    check(made, inputs, device=device, tolerance=2e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_integers_and_their_sums_are_moved_and_added_to(device):
+    """A bias of 32 bits that is computed, as older quantisers write it."""
+    inputs = {"x": RNG.standard_normal((2, 3, 8)).astype(np.float32)}
+    constants = {
+        "w": weights_of(np.int8, 8, 4), "to": np.array([3, 2, 8]), "b": np.float32([1.5, -2.5, 0.5, 0]),
+        "k": np.array([[7], [-9], [5]], np.int32),
+    }  # fmt: skip
+    nodes = [
+        node("DynamicQuantizeLinear", "x", "q s z"), node("Reshape", "q to", "r"), node("MatMulInteger", "r w z", "m"),
+        node("Transpose", "m", "t", perm=[1, 0, 2]), node("Div", "b s", "bs"), node("Floor", "bs", "bf"),
+        node("Cast", "bf", "bi", to=TensorProto.INT32), node("Add", "t bi", "tb"), node("Add", "tb k", "tk"),
+        node("Mul", "tk tb", "p"), node("Cast", "p", to=TensorProto.FLOAT),
+    ]  # fmt: skip
+    check(model(nodes, inputs, constants), inputs, device=device, tolerance=2e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_two_computed_matrices_of_integers(device):
+    inputs = {
+        "x": RNG.standard_normal((2, 4, 5)).astype(np.float32),
+        "z": RNG.standard_normal((2, 5, 3)).astype(np.float32),
+    }
+    nodes = [
+        node("DynamicQuantizeLinear", "x", "qx sx zx"), node("DynamicQuantizeLinear", "z", "qz sz zz"),
+        node("MatMulInteger", "qx qz zx zz", "sums"), node("Cast", "sums", "real", to=TensorProto.FLOAT),
+        node("Mul", "sx sz", "s"), node("Mul", "real s"),
+    ]  # fmt: skip
+    check(model(nodes, inputs), inputs, device=device, tolerance=2e-6)
+
+
+@pytest.mark.parametrize(
+    "values", [[0, 0, 0], [1, 2, 3], [-1, -2, -3], [-1, 0.5, 4], [1e-30, 2e-30, -1e-30], [-3e38, 0, 0]], ids=str
+)
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_scale_is_that_of_the_range_with_0_in_it(values, device):
+    """The integers and their zero point as they show when they are multiplied by 1."""
+    inputs = {"x": np.float32([values])}
+    nodes = [
+        node("DynamicQuantizeLinear", "x", "q s z"), node("MatMulInteger", "q one", "m"),
+        node("Cast", "m", "y", to=TensorProto.FLOAT), node("MatMulInteger", "q one z", "c"),
+        node("Cast", "c", "v", to=TensorProto.FLOAT),
+    ]  # fmt: skip
+    check(model(nodes, inputs, {"one": np.eye(3, dtype=np.uint8)}, "y v s"), inputs, device=device)
+
+
+def test_integers_that_no_type_has_are_no_outputs():
+    inputs = {"x": np.float32([[1, 2]])}
+    with pytest.raises(UnsupportedModel, match="output 'q': is UINT8, which NNAPI has no type for"):
+        load(model([node("DynamicQuantizeLinear", "x", "q s z")], inputs, outputs="q s").SerializeToString())
+    with pytest.raises(UnsupportedModel, match=r"Relu #1.*is UINT8, which NNAPI has no type for"):
+        nodes = [node("DynamicQuantizeLinear", "x", "q s z"), node("Relu", "q", "y")]
+        load(model(nodes, inputs, infer=False).SerializeToString())

@@ -103,7 +103,7 @@ def test_the_command_line_loads_the_file_that_was_checked(tmp_path, monkeypatch)
         return file
 
     monkeypatch.setattr(maker, "opened", swapped)
-    assert len(common.open_model("add4", (), None).main.operations) == 1
+    assert len(common.open_model("add4", {"shapes": (), "values": (), "signature": None}).main.operations) == 1
     assert len(nnhal.load(tmp_path / maker.PLACE / "add4.tflite").main.operations) == 3
 
 

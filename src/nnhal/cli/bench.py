@@ -68,17 +68,16 @@ def command(model: str, peer_name: str | None, streams: int, seed: int, **option
     folder = common.cache_folder(options["cache_dir"], options["no_cache"]) if asked else False
     names = common.load_drivers(options["drivers"], options["devices"])
     path, threads = common.contents(model), options["threads"]
-    shapes = common.parse_shapes(options["shapes"])
 
     place = common.placing(options, names)
 
     def loaded() -> Model:
-        return api.load(path, signature=options["signature"], shapes=shapes, cache_dir=False)
+        return api.load(path, **common.loading(options), cache_dir=False)
 
     def prepared(graph: Model) -> Compiled:
         return api.compile(graph, devices=names, cache_dir=folder, **place)
 
-    opened = common.open_model(model, options["shapes"], options["signature"])
+    opened = common.open_model(model, options)
     prepared(opened).close()  # what is imported at the first use is no part of it
     before = private_bytes()
     start = time.perf_counter_ns()

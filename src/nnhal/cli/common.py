@@ -74,6 +74,9 @@ no_cache_option = click.option("--no-cache", is_flag=True, help="Compile anew, a
 shape_option = click.option(
     "--shape", "shapes", multiple=True, metavar="[NAME=]N,N,..", help="Shape of an input, by name or in order."
 )
+value_option = click.option(
+    "--value", "values", multiple=True, metavar="NAME=N[,N..]", help="Make an input a constant; may be repeated."
+)
 signature_option = click.option("--signature", help="Which entry point of a model with several.")
 
 
@@ -113,8 +116,8 @@ trace_option = click.option(
 
 
 def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """MODEL, --shape, --signature and --extension."""
-    return click.argument("model")(shape_option(signature_option(extension_option(command))))
+    """MODEL, --shape, --value, --signature and --extension."""
+    return click.argument("model")(shape_option(value_option(signature_option(extension_option(command)))))
 
 
 strategy_option = click.option(
@@ -233,12 +236,43 @@ def write(path: Path, data: bytes) -> None:
     say(f"wrote {path}")
 
 
-def open_model(name: str, shapes: Sequence[str], signature: str | None, folder: Folder = False) -> Model:
-    """Load a model by path or zoo name, with shapes given as text. folder: where its import is kept."""
-    model = api.load(name, signature=signature, shapes=parse_shapes(shapes), progress=say, cache_dir=folder)
+def open_model(name: str, options: Mapping[str, Any], folder: Folder = False) -> Model:
+    """Load a model by path or zoo name. options: as of `model_options`. folder: where its import is kept."""
+    model = api.load(name, **loading(options), progress=say, cache_dir=folder)
     for note in (*model.notes, *filter(None, [model.metadata and model.metadata.problem])):
         status.print(f"note: {note}", markup=False, soft_wrap=True)
     return model
+
+
+def loading(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of `load` by the `model_options`."""
+    shapes, values = parse_shapes(options["shapes"]), parse_values(options["values"])
+    return {"signature": options["signature"], "shapes": shapes, "values": values}
+
+
+def parse_values(texts: Sequence[str]) -> dict[str, Any] | None:
+    """`sr=16000`, or `scales=1,2.5`: one number, or a row of them; `true` and `false` are booleans."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, _, listed = text.rpartition("=")
+        try:
+            numbers = [_number(n.strip()) for n in listed.split(",")]
+        except ValueError:
+            name = ""
+        if not name:
+            raise click.BadParameter(f"{text!r}: must be NAME=N[,N..], numbers or true or false", param_hint="--value")
+        found[name] = numbers[0] if len(numbers) == 1 else numbers
+    return found or None
+
+
+def _number(text: str) -> float:
+    """A number as it is written, ValueError where it is none."""
+    if text in ("true", "false"):
+        return text == "true"
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
 
 
 def parse_shapes(texts: Sequence[str]) -> Mapping[str, Sequence[int]] | Sequence[Sequence[int]] | None:

@@ -65,7 +65,7 @@ def command(model: str, device: str, against: str, files: Sequence[str], **optio
     --device does not take are left out and listed; the others are compared alone then.
     """
     common.load_drivers(options["drivers"], ())
-    graph = common.open_model(model, options["shapes"], options["signature"])
+    graph = common.open_model(model, options)
     given = common.parse_options(options["driver_options"], [device, against], device)
     (one, left), (other, lacking) = (
         _device(name, graph, given.get(name, {}), options["isolate"] and name != discovery.CPU)

@@ -100,7 +100,7 @@ def command(model: str, files: Sequence[str], devices: Sequence[str], drivers: S
     folder = common.cache_folder(options["cache_dir"], options["no_cache"])
     names = common.load_drivers(drivers, devices)
     loading = time.monotonic_ns()
-    graph = common.open_model(model, options["shapes"], options["signature"], folder)
+    graph = common.open_model(model, options, folder)
     compiling = time.monotonic_ns()
     compiled = api.compile(graph, devices=names, cache_dir=folder, **common.placing(options, names))
     running = time.monotonic_ns()

@@ -45,7 +45,7 @@ def command(model: str, placed: bool, as_dot: bool, as_json: bool, everything: b
     graph: Model | None = None
     names = common.load_drivers(options["drivers"], options["devices"])  # which may know operators of the model
     try:
-        graph = common.open_model(model, options["shapes"], options["signature"])
+        graph = common.open_model(model, options)
     except (UnsupportedModel, ShapeNeeded) as error:
         if isinstance(error, UnsupportedModel) and not error.refused:
             raise

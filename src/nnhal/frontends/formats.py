@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from nnhal.base.answers import shown
 from nnhal.base.errors import InvalidArgument, ShapeNeeded, UnsupportedModel
 from nnhal.base.memory import Memory
+from nnhal.frontends.common.fixed import Values
 from nnhal.frontends.source import Source, is_onnx, opened, split
 
 if TYPE_CHECKING:
@@ -25,18 +26,24 @@ def folder_of(source: Source) -> str | None:
 
 
 def load_opened(
-    label: str, memory: Memory, folder: str | None, *, signature: str | None = None, shapes: Shapes | None = None
+    label: str,
+    memory: Memory,
+    folder: str | None,
+    *,
+    signature: str | None = None,
+    shapes: Shapes | None = None,
+    values: Values | None = None,
 ) -> "Model":
-    """The model of a file that is `opened`. folder: see `folder_of`."""
+    """The model of a file that is `opened`. folder: see `folder_of`. The rest as of `nnhal.load`."""
     if is_onnx(memory.bytes()):
         from nnhal.frontends import onnx
 
         if signature is not None:
             raise InvalidArgument(f"{label}: signature is {shown(signature)}, must be left out: an .onnx file has none")
-        return onnx.load_opened(label, memory, folder=folder, shapes=shapes)
+        return onnx.load_opened(label, memory, folder=folder, shapes=shapes, values=values)
     from nnhal.frontends import tflite
 
-    return tflite.load_opened(label, memory, signature=signature, shapes=shapes)
+    return tflite.load_opened(label, memory, signature=signature, shapes=shapes, values=values)
 
 
 def refused_outline(source: Source, error: UnsupportedModel | ShapeNeeded, signature: str | None = None) -> "Outline":

@@ -63,6 +63,7 @@ class Term(Struct, eq=False):
     doubtful: written by an operator that was refused. variable: of a resource. graph: of a SUBGRAPH operand.
     made: a constant of import's own, which nobody has been charged for yet.
     parts: of complex numbers, which NNAPI lacks, the real and the imaginary ones.
+    reals: of integers of a type that NNAPI lacks, the same numbers as a float tensor.
     """
 
     value: Value
@@ -76,6 +77,7 @@ class Term(Struct, eq=False):
     graph: WrittenGraph | None = None
     made: bool = False
     parts: "tuple[Term, Term] | None" = None
+    reals: "Term | None" = None
 
     @property
     def partly(self) -> bool:

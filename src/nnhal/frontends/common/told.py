@@ -9,13 +9,13 @@ Problems = Mapping[tuple[str, str], Sequence[str]]  # places by an operator's na
 Left = list[tuple[str, tuple[int, ...], str]]  # an input's name, the shape it is taken as, and how the file's is shown
 
 
-def unsupported(label: str, problems: Problems) -> UnsupportedModel:
-    """The one error that lists everything that cannot be expressed."""
+def unsupported(label: str, problems: Problems, hint: str = "") -> UnsupportedModel:
+    """The one error that lists everything that cannot be expressed. hint: what may help."""
     parts = []
     for (name, reason), places in problems.items():
         where = " ".join([name, ", ".join(filter(None, places))]).strip()
         parts.append(f"{where}: {reason}" if reason else where)
-    error = UnsupportedModel(f"{label}: cannot be expressed in NNAPI: {'; '.join(parts)}")
+    error = UnsupportedModel(f"{label}: cannot be expressed in NNAPI: {'; '.join([*parts, *filter(None, [hint])])}")
     error.refused = [(name, place, why) for (name, why), places in problems.items() for place in places]
     return error
 

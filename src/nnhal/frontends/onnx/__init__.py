@@ -2,6 +2,7 @@
 
     load("model.onnx")                                    the file's own shapes; open dimensions are taken as 1, or asked for
     load("model.onnx", shapes={"input": (4, 3, 224, 224)})
+    load("model.onnx", values={"sample_rate": 16000})     a constant instead of an input
 
 The way of a file: `wire` and `reader` make records of it (`file`) and trust nothing, `order` puts nodes in order, `beside`
 finds files that tensors lie in; `lowering` turns nodes into NNAPI operations by the entries of its families (`elementwise`,
@@ -20,14 +21,15 @@ from nnhal.base.codes import MAX_COPIED_CONSTANT
 from nnhal.base.errors import BadFile, InvalidArgument, InvalidModel, ShapeNeeded, clipped
 from nnhal.base.memory import Memory
 from nnhal.base.names import short
-from nnhal.base.operands import Value
+from nnhal.base.operands import Array, Value
 from nnhal.base.records import replace
 from nnhal.base.values import dimensions
 from nnhal.frontends.beside import BESIDE
+from nnhal.frontends.common.fixed import Values, arrays, fitted, none_left
 from nnhal.frontends.common.terms import Term
 from nnhal.frontends.common.told import Left, ask, how, unsupported
 from nnhal.frontends.common.write import ModelWriter
-from nnhal.frontends.onnx.file import OnnxEdge, OnnxFile
+from nnhal.frontends.onnx.file import DTYPES, OnnxEdge, OnnxFile, OnnxTensor
 from nnhal.frontends.onnx.graph import PLAIN, TYPES, FileContext, NodeGraph
 from nnhal.frontends.onnx.lowering import lower, lower_open
 from nnhal.frontends.onnx.reader import read
@@ -36,11 +38,21 @@ from nnhal.model.metadata import Metadata, TensorMetadata
 from nnhal.model.validate import validate
 
 Shapes = Mapping[str, Sequence[int]] | Sequence[Sequence[int]]
+ONE_BRANCH = "where an input decides the If, --value NAME=N, or values={NAME: N}, leaves one branch"
 OPEN = (0, -1)  # how a dimension is said to be unknown until execution
 
 
-def load_opened(label: str, memory: Memory, *, folder: str | None = None, shapes: Shapes | None = None) -> Model:
+def load_opened(
+    label: str,
+    memory: Memory,
+    *,
+    folder: str | None = None,
+    shapes: Shapes | None = None,
+    values: Values | None = None,
+) -> Model:
     """The model of a file that is `opened`. folder: where files beside it lie; None where it has none.
+
+    shapes, values: as of `nnhal.load`.
 
     Raises BadFile naming the node and field where the file lies, UnsupportedModel listing all nodes that NNAPI cannot
     express, InvalidArgument for an input that the file does not have, ShapeNeeded for shapes that it leaves open.
@@ -48,12 +60,14 @@ def load_opened(label: str, memory: Memory, *, folder: str | None = None, shapes
     file = read(memory, label, folder)
     if not file.graph.outputs:
         raise BadFile(f"{label}: has no outputs, must have at least one")
-    wanted, left = settled(file, shapes)
+    file, sizes = with_constants(file, arrays(values))
+    wanted, left = settled(file, shapes, sizes)
     context, graph = imported(file, wanted)
     if context.problems and left:
         look_for_the_cause(context, file, wanted, left)
     if context.problems:
-        raise unsupported(file.label, context.problems)
+        branch = any("(If) attribute" in place for places in context.problems.values() for place in places)
+        raise unsupported(file.label, context.problems, ONE_BRANCH if branch else "")
     for term, edge in zip(graph.outputs, file.graph.outputs, strict=True):
         term.value = replace(term.value, name=edge.name)
     notes = [f"{text} is open in the file and taken as {list(shape)}; {how(name, text)}" for name, shape, text in left]
@@ -134,11 +148,31 @@ def metadata_of(file: OnnxFile) -> Metadata | None:
 # ----------------------------------------------------------------------------------------------------------------- shapes
 
 
-def settled(file: OnnxFile, shapes: Shapes | None) -> tuple[list[tuple[int | None, ...]], Left]:
-    """The shape of each input: the caller's, else the file's; a name that several dimensions share is one size."""
+def with_constants(file: OnnxFile, values: Mapping[str, Array]) -> tuple[OnnxFile, dict[str, int]]:
+    """The file with some of its inputs as constants, and the sizes of named dimensions that these have."""
+    graph, sizes = file.graph, dict[str, int]()
+    none_left(values, [edge.name for edge in graph.inputs])
+    constants, inputs = dict(graph.constants), []
+    for edge in graph.inputs:
+        if edge.name not in values:
+            inputs.append(edge)
+            continue
+        if edge.kind not in DTYPES:
+            raise InvalidArgument(f"values: {edge.name} is {edge.kind or 'of no type'} in the file, must be numbers")
+        array = fitted(edge.name, values[edge.name], DTYPES[edge.kind], edge.shape)
+        constants[edge.name] = OnnxTensor(edge.name, edge.kind, array.shape, values=array)
+        named = zip(edge.shape or (), array.shape, strict=False)
+        sizes |= {dim: size for dim, size in named if isinstance(dim, str)}
+    return replace(file, graph=replace(graph, constants=constants, inputs=tuple(inputs))), sizes
+
+
+def settled(file: OnnxFile, shapes: Shapes | None, sizes: dict[str, int]) -> tuple[list[tuple[int | None, ...]], Left]:
+    """The shape of each input: the caller's, else the file's; a name that several dimensions share is one size.
+
+    sizes: of names that are known.
+    """
     edges = file.graph.inputs
     given = asked(file, shapes)
-    sizes: dict[str, int] = {}
     for edge in edges:
         for place, (dim, size) in enumerate(zip(edge.shape or (), given.get(edge.name, ()), strict=False)):
             if isinstance(dim, str) and sizes.setdefault(dim, size) != size:

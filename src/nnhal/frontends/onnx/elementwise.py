@@ -328,7 +328,10 @@ def where(t: NodeTask) -> None:
 @node("Cast", single=True, becomes="CAST; of booleans SELECT, to booleans NOT_EQUAL; of integers alike nothing")
 def cast(t: NodeTask) -> None:
     """Values in another type."""
-    to = KINDS.get(t.attr("to", 0), "")
+    to, reals = KINDS.get(t.attr("to", 0), ""), t.raw(0).reals
+    if reals is not None and to == "FLOAT":
+        t.result(0, reals, to, scalar=t.raw(0).scalar)
+        return
     converted(t, t.x(0), to)
 
 

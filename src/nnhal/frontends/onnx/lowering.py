@@ -12,6 +12,7 @@ from nnhal.frontends.common.terms import UNTYPED, Inexpressible, Term
 from nnhal.frontends.common.writing import MOST_DIMENSIONS
 from nnhal.frontends.onnx import (  # noqa: F401 (importing them fills the table)
     control,
+    dynamic,
     elementwise,
     functions,
     indexing,
@@ -168,6 +169,12 @@ def _ways(
     graph: NodeGraph, node: OnnxNode, entry: NodeEntry, version: int
 ) -> Iterator[tuple[Task, Callable[[NodeTask], None]]]:
     """How a node may be lowered, the first that succeeds counts. The reason of the first is the one that is told."""
+    if node.op in dynamic.CENTRED and not node.domain:
+        yield partial(dynamic.CentredNode, graph, node, version), entry.lower
+        return
+    if node.op in dynamic.HELD and not node.domain and any(_held(graph, name) for name in node.inputs):
+        yield partial(dynamic.HeldNode, graph, node, version), entry.lower
+        return
     plain = partial(NodeTask, graph, node, version)
     if not node.domain and any(id(graph.terms.get(name)) in graph.context.stored for name in node.inputs):
         if node.op in quantised.QUANTISED:
@@ -197,6 +204,11 @@ def _attempt(task: Task, lowered: Callable[[NodeTask], None]) -> str | None:
     except UNFIT as error:  # of numpy, about arrays of a file that lies
         return f"its arguments do not fit one another: {clipped(str(error), 200)}"
     return None
+
+
+def _held(graph: NodeGraph, name: str) -> bool:
+    term = graph.terms.get(name)
+    return term is not None and term.reals is not None
 
 
 def _deep(graph: NodeGraph, node: OnnxNode) -> bool:

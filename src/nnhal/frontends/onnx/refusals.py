@@ -38,10 +38,6 @@ REFUSED = {
     **dict.fromkeys(("NonZero", "Unique", "Compress"), f"of values that are computed at execution {COUNTED}"),
     **dict.fromkeys(("DFT", "STFT"), SPECTRA),
     **dict.fromkeys(("BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "BitCast"), BITS),
-    "DynamicQuantizeLinear": "finds its scale at execution, which NNAPI's quantised types do not have",
-    **dict.fromkeys(
-        ("ConvInteger", "MatMulInteger"), "gives the sums themselves, in 32 bits, which NNAPI's layers do not"
-    ),
     "ConstantOfShape": f"of a shape that is computed at execution {COUNTED}",
     "Range": f"of limits that are computed at execution {COUNTED}",
     "Scan": "keeps a list of what each step gives, which NNAPI's WHILE does not",

@@ -23,6 +23,7 @@ FUSABLE = ("CONV_2D", "DEPTHWISE_CONV_2D", "GROUPED_CONV_2D", "FULLY_CONNECTED",
            "TRANSPOSE_CONV_2D", "AVERAGE_POOL_2D", "MAX_POOL_2D")  # fmt: skip
 APART = frozenset((
     "QuantizeLinear", "DequantizeLinear", "QLinearConv", "QLinearMatMul",  # which are told the steps of each input
+    "MatMulInteger", "ConvInteger",  # and these read the integers themselves
     "If", "Loop",  # whose inputs have nothing to do with one another
 ))  # fmt: skip
 WEIGHTED = ("CONV_2D", "DEPTHWISE_CONV_2D", "GROUPED_CONV_2D", "FULLY_CONNECTED")

@@ -21,11 +21,12 @@ from nnhal.base.names import short
 from nnhal.base.operands import Array, Value
 from nnhal.base.records import replace
 from nnhal.base.values import dimensions
+from nnhal.frontends.common.fixed import Values, arrays, fitted, none_left
 from nnhal.frontends.common.terms import UNTYPED, Inexpressible, Term
 from nnhal.frontends.common.told import Left, ask, how, unsupported
 from nnhal.frontends.common.write import ModelWriter
 from nnhal.frontends.source import Source, is_onnx, opened
-from nnhal.frontends.tflite.file import File, FileSubgraph, SignatureDef
+from nnhal.frontends.tflite.file import DTYPES, File, FileSubgraph, SignatureDef
 from nnhal.frontends.tflite.graph import ImportContext, ImportGraph, typed
 from nnhal.frontends.tflite.lowering import lower
 from nnhal.frontends.tflite.metadata import metadata_of
@@ -38,19 +39,29 @@ Shapes = Mapping[str, Sequence[int]] | Sequence[Sequence[int]]
 OPEN = (0, -1)  # how a dimension is said to be unknown until execution
 
 
-def load(source: Source, *, signature: str | None = None, shapes: Shapes | None = None) -> Model:
+def load(
+    source: Source, *, signature: str | None = None, shapes: Shapes | None = None, values: Values | None = None
+) -> Model:
     """Read a file, by its path or open, or its bytes, as a model. It is copied once: what becomes of it does not matter.
 
     signature: which entry point of several; by default the first, or subgraph 0 of a file without any.
     shapes: shapes of inputs by name or in order, instead of the file's; 0 or -1 leaves a dimension open until execution.
+    values: inputs by name that are constants.
     Raises BadFile naming the place where the file lies, UnsupportedModel listing all operations that NNAPI cannot express,
     InvalidArgument for a signature or input that the file does not have, ShapeNeeded for shapes that it leaves open and that
     have to be given.
     """
-    return load_opened(*opened(source), signature=signature, shapes=shapes)
+    return load_opened(*opened(source), signature=signature, shapes=shapes, values=values)
 
 
-def load_opened(label: str, memory: Memory, *, signature: str | None = None, shapes: Shapes | None = None) -> Model:
+def load_opened(
+    label: str,
+    memory: Memory,
+    *,
+    signature: str | None = None,
+    shapes: Shapes | None = None,
+    values: Values | None = None,
+) -> Model:
     """As `load`, of what is `opened`."""
     if is_onnx(memory.bytes()):
         raise BadFile(f"{label}: is an ONNX model, must be a .tflite file")
@@ -61,6 +72,8 @@ def load_opened(label: str, memory: Memory, *, signature: str | None = None, sha
     if not subgraph.outputs:
         raise BadFile(f"{label}: subgraph {subgraph.index}: has no outputs, must have at least one")
     names = _names(subgraph, subgraph.inputs, entries[0])
+    if values is not None:
+        file, subgraph, names = _with_constants(file, subgraph, names, arrays(values))
     wanted = _shapes(subgraph, names, shapes)
     left = _left_open(subgraph, names, shapes)
     context, graph, states = _imported(file, subgraph, names, wanted)
@@ -157,6 +170,27 @@ def _all_outputs(file: File, number: int, entries: Sequence[tuple[str, int]]) ->
     subgraph = replace(subgraph, outputs=(*subgraph.outputs, *left.elements()))
     graphs = (*file.subgraphs[:number], subgraph, *file.subgraphs[number + 1 :])
     return file._replace(subgraphs=graphs), subgraph
+
+
+def _with_constants(
+    file: File, subgraph: FileSubgraph, names: list[str], values: Mapping[str, Array]
+) -> tuple[File, FileSubgraph, list[str]]:
+    """The file, and the subgraph and the names of its inputs, with some of the inputs as constants."""
+    none_left(values, names)
+    tensors, left = list(subgraph.tensors), []
+    for index, name in zip(subgraph.inputs, names, strict=True):
+        if name not in values:
+            left.append((index, name))
+            continue
+        tensor = tensors[index]
+        if tensor.type not in DTYPES:
+            raise InvalidArgument(f"values: {name} is {tensor.type} in the file, must be numbers")
+        dims = [None if n in tensor.open else size for n, size in enumerate(tensor.shape)]
+        array = fitted(name, values[name], DTYPES[tensor.type], dims)
+        tensors[index] = tensor._replace(shape=array.shape, open=frozenset(), values=array)
+    subgraph = replace(subgraph, tensors=tuple(tensors), inputs=tuple(index for index, _ in left))
+    graphs = (*file.subgraphs[: subgraph.index], subgraph, *file.subgraphs[subgraph.index + 1 :])
+    return file._replace(subgraphs=graphs), subgraph, [name for _, name in left]
 
 
 def _names(subgraph: FileSubgraph, tensors: Sequence[int], entries: Sequence[tuple[str, int]]) -> list[str]:

@@ -24,7 +24,10 @@ class TensorQuant(NamedTuple):
 
 
 class FileTensor(NamedTuple):
-    """A tensor of the file. open: its dimensions that the file leaves to the caller (-1 in its signature)."""
+    """A tensor of the file. open: its dimensions that the file leaves to the caller (-1 in its signature).
+
+    values: of an input that the caller fixed.
+    """
 
     name: str
     type: str
@@ -34,6 +37,7 @@ class FileTensor(NamedTuple):
     variable: bool = False
     blob: Blob | None = None
     sparsity: Sparsity | None = None
+    values: Array | None = None
 
 
 class Options(Protocol):

@@ -150,6 +150,9 @@ class ImportGraph(WrittenGraph):
                     )
                 values = self.file.bytes_of(blob).view(dtype)
                 data, blob = densify(tensor.sparsity, tensor.shape, values, self.file.budget, place), None
+            elif tensor.values is not None:
+                self.file.budget.spend(Cost.MEMORY, tensor.values.nbytes, place)
+                data = tensor.values
             elif blob is not None:
                 data = self.file.bytes_of(blob).view(dtype).reshape(tensor.shape)
             elif not tensor.variable:

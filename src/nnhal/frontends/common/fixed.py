@@ -1,0 +1,61 @@
+"""Inputs of a file that a caller fixes as constants."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nnhal.base.answers import shown
+from nnhal.base.errors import InvalidArgument
+from nnhal.base.operands import Array
+
+Values = Mapping[str, Any]
+
+
+def arrays(values: Values | None) -> dict[str, Array]:
+    """The values as arrays. Raises InvalidArgument for what are no numbers or booleans."""
+    if values is None:
+        return {}
+    if not isinstance(values, Mapping):
+        raise InvalidArgument(f"values is {shown(values)}, must be a mapping of input names to numbers or arrays")
+    found = {}
+    for name, value in values.items():
+        try:
+            array = np.asarray(value)
+        except ValueError:  # rows of several lengths
+            array = np.asarray(None)
+        if array.dtype.kind not in "biuf":
+            raise InvalidArgument(f"values: {name} is {shown(value)}, must be numbers or booleans")
+        found[str(name)] = array
+    return found
+
+
+def fitted(name: str, array: Array, dtype: str, dims: Sequence[Any] | None) -> Array:
+    """An array of the type and shape that an input has; dims: those that are no size are any; None for any shape.
+
+    Raises InvalidArgument where it would have to change.
+    """
+    known = [dim for dim in dims or () if isinstance(dim, int) and dim > 0]
+    if dims is not None and len(known) == len(dims) and array.size == np.prod(known, dtype=np.int64) and not array.ndim:
+        array = array.reshape(known)
+    agree = dims is None or (
+        array.ndim == len(dims) and all(n == dim or dim not in known for n, dim in zip(array.shape, dims, strict=True))
+    )
+    if not agree:
+        must = f"[{', '.join(str(dim) if dim in known else '?' for dim in dims or ())}]"
+        raise InvalidArgument(f"values: {name} has shape {list(array.shape)}, must be {must} as in the file")
+    with np.errstate(all="ignore"):
+        made = np.ascontiguousarray(array, dtype).reshape(array.shape)
+        same = np.isclose(made, array, 1e-3, 0, equal_nan=True) if made.dtype.kind == "f" else made == array
+    if not np.all(same):
+        raise InvalidArgument(
+            f"values: {name} is {shown(array.tolist())}, must fit {np.dtype(dtype).name} as in the file"
+        )
+    return made
+
+
+def none_left(values: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Raise InvalidArgument for a value of what is no input."""
+    for name in values:
+        if name not in names:
+            raise InvalidArgument(f"values: {name!r} is no input, must be one of {', '.join(names)}")

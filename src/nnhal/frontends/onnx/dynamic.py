@@ -1,0 +1,157 @@
+"""Entries of quantisation whose scale is found at execution, and of integer layers.
+
+NNAPI's quantised types have a fixed scale, and its layers round their sums. So the integers of 8 bits, and the sums of
+their products, are held as reals (`Term.reals`): float32 has every integer below 2**24 exactly, and rounds greater sums.
+"""
+
+import math
+
+import numpy as np
+
+from nnhal.base.operands import Array, Value
+from nnhal.frontends.common.budget import Cost
+from nnhal.frontends.common.reals import Reals, rounded
+from nnhal.frontends.common.terms import PLAIN_SCALE, UNTYPED, Term, constant
+from nnhal.frontends.common.writing import ASYMMETRIC
+from nnhal.frontends.onnx.file import OnnxNode
+from nnhal.frontends.onnx.graph import NodeGraph
+from nnhal.frontends.onnx.layers import convolution
+from nnhal.frontends.onnx.products import matmul
+from nnhal.frontends.onnx.task import NodeTask, node
+from nnhal.ops.schema import F32, I32
+
+MOST = 255.0  # of the integers that a DynamicQuantizeLinear gives
+
+
+@node("DynamicQuantizeLinear", outputs=3, becomes="REDUCE_MIN, REDUCE_MAX, DIV, ADD, rounded; the integers as reals")
+def dynamically_quantised(t: NodeTask) -> None:
+    """Scale and zero point of the range from the least element, or 0, to the greatest, or 0."""
+    x, r = t.x(0), Reals(t)
+    t.require(x.value.type == F32, f"of {x.kind}, must be FLOAT")
+    shape = t.known(x)
+    flat, first = t.reshaped(x, (math.prod(shape),)), t.integers([0])
+    low = r("MINIMUM", t.make("REDUCE_MIN", flat, first, True), 0.0)
+    extent = r("SUB", r("MAXIMUM", t.make("REDUCE_MAX", flat, first, True), 0.0), low)
+    one = t.filled((1,), 1, F32)
+    scale = r.choose(
+        r.test("EQUAL", extent, 0.0), one, r("DIV", extent, MOST)
+    )  # 1 where all is 0, as ONNX Runtime has it
+    zero = rounded(t, r("MINIMUM", t.make("NEG", r("DIV", low, scale)), MOST))
+    steps = r("MAXIMUM", r("DIV", flat, scale), t.make("NEG", zero))
+    steps = rounded(t, r("MINIMUM", steps, r.less(MOST, zero)))
+    hold(t, 0, "UINT8", t.reshaped(r("ADD", steps, zero), shape), scalar=x.scalar)
+    t.result(1, scale, "FLOAT", scalar=True)
+    hold(t, 2, "UINT8", zero, scalar=True)
+
+
+def hold(t: NodeTask, number: int, kind: str, reals: Term, *, scalar: bool) -> None:
+    """Output `number`: integers of a type that NNAPI has not, held as reals."""
+    t.results[number] = Term(Value(UNTYPED, reals.value.shape), kind, scalar=scalar, reals=reals)
+
+
+class HeldNode(NodeTask):
+    """A node on integers that are held as reals, done on those; what it gives is held so, too."""
+
+    def __init__(self, graph: NodeGraph, node: OnnxNode, opset: int) -> None:
+        super().__init__(graph, node, opset)
+        self._kind = next(term.kind for term in map(graph.term, filter(None, node.inputs)) if term.reals is not None)
+        calculates = node.op in CALCULATED
+        self.require(not calculates or self._kind == "INT32", f"of {self._kind} has no operation in NNAPI")
+        self._seen = {
+            place: reals_of(self, graph.term(name))
+            for place, name in enumerate(node.inputs)
+            if name and (calculates or graph.term(name).reals is not None)
+        }
+
+    def raw(self, place: int) -> Term:
+        """Input `place`, as reals where it is one of those integers."""
+        return self._seen.get(place) or super().raw(place)
+
+    def result(self, number: int, term: Term, kind: str = "", *, scalar: bool = False) -> None:
+        """Output `number`, of the type of the input."""
+        hold(self, number, self._kind, term, scalar=scalar)
+
+    def same(self, term: Term, number: int = 0) -> None:
+        """Output `number` is a term that is there."""
+        hold(self, number, self._kind, term, scalar=term.scalar)
+
+
+CALCULATED = frozenset(("Add", "Sub", "Mul"))
+HELD = CALCULATED | {"Concat", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
+
+
+class CentredNode(NodeTask):
+    """A node of integers seen as one of reals: its first two inputs are what they are above their zero points."""
+
+    def __init__(self, graph: NodeGraph, node: OnnxNode, opset: int) -> None:
+        super().__init__(graph, node, opset)
+        self._inputs = [self._centred(place) for place in (0, 1)]
+
+    def given(self, place: int) -> bool:
+        """Zero points are dealt with."""
+        return place < 2
+
+    def raw(self, place: int) -> Term:
+        """Input `place`, above its zero point."""
+        return self._inputs[place]
+
+    def result(self, number: int, term: Term, kind: str = "", *, scalar: bool = False) -> None:
+        """Output `number`: sums of 32 bits."""
+        hold(self, number, "INT32", term, scalar=scalar)
+
+    def _centred(self, place: int) -> Term:
+        names = self.node.inputs
+        self.require(names[place], f"input {place} is left out, must be given")
+        term, zero = self.graph.term(names[place]), None
+        if place + 2 < len(names) and names[place + 2]:
+            zero = self.graph.term(names[place + 2])
+            one = zero.data is None or zero.data.size == 1
+            self.require(one or term.data is not None, "has a zero point for each row of what is computed")
+        if term.data is not None and (zero is None or zero.data is not None):
+            self.budget.spend(Cost.MEMORY, 4 * term.data.size, self.label)
+            integers = np.asarray(term.data).astype(np.int16)
+            centre = np.zeros((), np.int16) if zero is None else self._spread(np.asarray(zero.data), place, integers)
+            return constant(Value(F32), (integers - centre).astype(np.float32))
+        reals = reals_of(self, term)
+        if zero is None or (zero.data is not None and not zero.data.any()):
+            return reals
+        if zero.data is not None:
+            return self.make("SUB", reals, self.scalar(float(zero.data.reshape(-1)[0]), reals), activation=0)
+        return self.make("SUB", reals, reals_of(self, zero), activation=0)
+
+    def _spread(self, zero: Array, place: int, integers: Array) -> Array:
+        """Zero points as they lie over constants: one, or one for each column of a matrix or filter of a convolution."""
+        if zero.size == 1:
+            return zero.reshape(()).astype(np.int16)
+        axis = 0 if self.node.op == "ConvInteger" else integers.ndim - 1 if place else integers.ndim - 2
+        self.require(zero.ndim == 1 and zero.size == integers.shape[axis], f"has {zero.size} zero points")
+        return zero.astype(np.int16).reshape([-1 if n == axis else 1 for n in range(integers.ndim)])
+
+
+def reals_of(t: NodeTask, term: Term) -> Term:
+    """Integers as reals."""
+    if term.reals is not None:
+        return term.reals
+    if term.data is not None and term.data.dtype.kind in "iu":
+        return constant(Value(F32), np.asarray(term.data).astype(np.float32))
+    t.follows(term)
+    if term.value.type == I32:
+        return t.make("CAST", t.usable(term, "an input"), like=Value(F32))
+    plain = term.value.type in ASYMMETRIC and (term.value.scale, term.value.zero_point) == (PLAIN_SCALE, 0)
+    t.require(plain, f"is {term.kind} stored in steps, which it reads as integers")
+    return t.make("DEQUANTIZE", t.usable(term, "an input"), like=Value(F32))
+
+
+@node("MatMulInteger", inputs=(2, 4), becomes="as MatMul, of the integers as reals")
+def integer_product(t: NodeTask) -> None:
+    """A MatMul of what is above the zero points."""
+    matmul(t)
+
+
+@node("ConvInteger", inputs=(2, 4), becomes="as Conv, of the integers as reals")
+def integer_convolution(t: NodeTask) -> None:
+    """A Conv of what is above the zero points: what pads is the zero point."""
+    convolution(t)
+
+
+CENTRED = frozenset(("MatMulInteger", "ConvInteger"))
