@@ -652,3 +652,72 @@ def test_a_number_of_more_dimensions_than_rows_makes_more_of_them(op, shape):
     inputs = {"x": real(1, 3, 6)}
     constants = {"w": real(2, 3, 2), "k": np.full(shape, 0.5, np.float32)}
     check(model([node("Conv", "x w", "c"), node(op, "c k")], inputs, constants), inputs)
+
+
+# ------------------------------------------------------------------------------------------ shared and empty constants
+
+
+def shared(layer, weights):
+    """Four layers that read one constant, by an Identity or a Transpose of each reader's own."""
+    nodes, before = [], "x"
+    for n in range(4):
+        name = "w"
+        if layer == "Transpose":
+            nodes.append(node("Transpose", "w", f"w{n}", perm=[1, 0]))
+            name = f"w{n}"
+        elif n:
+            nodes.append(node("Identity", "w", f"w{n}"))
+            name = f"w{n}"
+        op, attributes = {"Gemm": ("Gemm", {"alpha": 0.5}), "Conv": ("Conv", {"pads": [1, 1, 1, 1]})}.get(
+            layer, ("MatMul", {})
+        )
+        after = "y" if n == 3 else f"t{n}"
+        nodes.append(node(op, f"{before} {name}", after, **attributes))
+        before = after
+    shape = (1, 8, 5, 5) if layer == "Conv" else (2, 8)
+    inputs = {"x": real(*shape)}
+    return model(nodes, inputs, {"w": weights}), inputs
+
+
+@pytest.mark.parametrize("layer", ["MatMul", "Transpose", "Gemm", "Conv"])
+def test_what_layers_share_is_in_the_model_once(layer):
+    weights = real(8, 8, 3, 3) / 9 if layer == "Conv" else real(8, 8) / 3
+    made, inputs = shared(layer, weights)
+    loaded = load(made.SerializeToString())
+    large = {n for o in loaded.main.operations for n in o.inputs if loaded.main.operands[n].dimensions in (
+        (8, 8), (8, 3, 3, 8))} - set(range(len(loaded.main.inputs)))  # fmt: skip
+    constants = [n for n in large if n not in {out for o in loaded.main.operations for out in o.outputs}]
+    assert len(constants) == 1
+    check(made, inputs)
+
+
+def test_a_file_may_share_more_than_import_may_copy():
+    """Forty readers of 4 MiB: each its own copy would be more than a file of 4 MiB may cost."""
+    weights, inputs = np.eye(1024, dtype=np.float32) * 2, {"x": real(1, 1024)}
+    nodes = [node("Identity", "w", f"w{n}") for n in range(40)]
+    nodes += [node("MatMul", f"{f't{n - 1}' if n else 'x'} w{n}", f"t{n}" if n < 39 else "y") for n in range(40)]
+    found = by_nnhal(model(nodes, inputs, {"w": weights}), inputs)[0]
+    np.testing.assert_array_equal(found, inputs["x"] * np.float32(2.0**40))
+
+
+@pytest.mark.parametrize("kind", ["constant", "filled", "times", "sliced", "value"])
+@pytest.mark.parametrize("device", ["reference", "litert", "onnxruntime", "openvino"])
+def test_an_empty_part_adds_nothing(kind, device):
+    inputs, constants, before = {"x": real(1, 4, 2)}, {}, []
+    if kind == "constant":
+        constants = {"e": np.zeros((1, 0, 2), np.float32)}
+    elif kind == "sliced":
+        constants, before = {"a": ints(4), "b": ints(9), "ax": ints(1)}, [node("Slice", "x a b ax", "e")]
+    elif kind in ("filled", "times"):
+        constants = {"s": ints(1, 0, 2), "k": np.float32(-1e9)}
+        before = [
+            node("ConstantOfShape", "s", "f"),
+            node("Mul", "f k", "e") if kind == "times" else node("Identity", "f", "e"),
+        ]
+    whole, values = dict(inputs), None
+    if kind == "value":
+        values = {"e": np.zeros((1, 0, 2))}
+        whole["e"] = np.zeros((1, 0, 2), np.float32)
+    made = model([*before, node("Concat", "e x", axis=1)], whole, constants, shapes={"e": [1, "past", 2]})
+    found = by_nnhal(made, inputs, device, values=values)[0]
+    np.testing.assert_array_equal(found, inputs["x"])

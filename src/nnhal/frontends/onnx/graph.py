@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -50,6 +51,9 @@ class FileContext(Struct, eq=False):
     trials: Trials = field(default_factory=Trials)
     rectified: set[int] = field(default_factory=set)  # real terms whose stored ones are under the RELU behind them
     aliased: set[int] = field(default_factory=set)  # terms that have several names
+    derived: dict[Any, Any] = field(
+        default_factory=dict
+    )  # what was made of constants, and how, so that it is made once
 
     def seen_as(self, rows: Term, pictures: Term) -> None:
         """A term of rows is one of pictures reshaped."""

@@ -111,10 +111,8 @@ def ordered(t: NodeTask, weights: Term, order: Sequence[int], shape: Sequence[in
     if kept == sorted(kept) and weights.data is not None:
         return viewed(weights, [shape[i] for i in order])
     if weights.data is not None:
-        data = np.ascontiguousarray(np.asarray(weights.value.data).reshape(tuple(shape)).transpose(order))
-        return constant(
-            Value(weights.value.type, None, weights.value.scale, weights.value.zero_point, weights.value.channel), data
-        )
+        data, how = np.asarray(weights.value.data), ("ordered", tuple(order), tuple(shape))
+        return t.derived(weights, how, lambda: data.reshape(tuple(shape)).transpose(order))
     return transposed(t, t.reshaped(weights, shape), order)
 
 

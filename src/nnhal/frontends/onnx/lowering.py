@@ -130,6 +130,13 @@ def _folded(graph: NodeGraph, node: OnnxNode, version: int) -> bool:
         data = [term.data for term in terms if term.data is not None]
         if len(data) != len(node.inputs):
             return False
+        if node.op == "Identity":
+            graph.terms[node.outputs[0]] = terms[0]
+            return True
+        context, key = graph.context, _same(node, terms)
+        if key in context.derived:
+            graph.terms.update(zip(node.outputs, context.derived[key], strict=True))
+            return True
         task = NodeTask(graph, node, version)
         results = folded(task, data, [term.kind for term in terms])
         if results is None or len(results) < len(node.outputs):
@@ -139,7 +146,21 @@ def _folded(graph: NodeGraph, node: OnnxNode, version: int) -> bool:
         task.commit()
     except (Inexpressible, InvalidModel):
         return False
+    if key is not None and all(node.outputs):
+        context.derived[key] = [graph.terms[name] for name in node.outputs]
+        context.kept += terms
     return True
+
+
+def _same(node: OnnxNode, terms: list[Term]) -> Any:
+    """What nodes have in common that give the same of these constants; None where that is not easily told."""
+    attributes = sorted(node.attributes.items())
+    plain = all(
+        isinstance(n, int | float | str)
+        for _, value in attributes
+        for n in (value if isinstance(value, tuple) else (value,))
+    )
+    return (node.op, tuple(map(id, terms)), tuple(attributes), len(node.outputs)) if plain else None
 
 
 # ---------------------------------------------------------------------------------------------------------------- entries

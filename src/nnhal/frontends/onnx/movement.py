@@ -9,6 +9,7 @@ from nnhal.base.operands import Value
 from nnhal.frontends.common.places import NOWHERE, moved, transposed
 from nnhal.frontends.common.terms import Emitted, OpenDimension, Term, constant, stored
 from nnhal.frontends.common.writing import ASYMMETRIC, INT32_RANGE, MOST_DIMENSIONS
+from nnhal.frontends.onnx.file import DTYPES
 from nnhal.frontends.onnx.fold import Unfolded, sliced
 from nnhal.frontends.onnx.positions import lower_by_places
 from nnhal.frontends.onnx.task import NodeTask, node
@@ -163,7 +164,9 @@ def space_to_depth(t: NodeTask) -> None:
 @node("Concat", inputs=(1, None), becomes="CONCATENATION; of booleans and integers GATHER and SELECT")
 def concat(t: NodeTask) -> None:
     """Empty parts are left out."""
-    terms = t.xs()
+    places = [n for n in range(len(t.node.inputs)) if t.raw(n).data is None or np.asarray(t.raw(n).data).size]
+    terms = [t.x(n) for n in places]
+    t.require(terms, "has no elements, which NNAPI has no tensors for")
     axis = t.axis(t.attr("axis", 0), t.rank(terms[0]))
     kind = terms[0].kind
     even = all((x.value.scale, x.value.zero_point) == (terms[0].value.scale, terms[0].value.zero_point) for x in terms)
@@ -264,7 +267,12 @@ def slice_(t: NodeTask) -> None:
             t.refuse("has a step of 0")
     ranges = [range(*each.indices(size)) if size is not None else None for each, size in zip(index, shape, strict=True)]
     left = [len(r) if r is not None else None for r in ranges]
-    t.require(0 not in left, f"leaves nothing of {list(shape)}, which NNAPI has no tensors for")
+    if 0 in left:
+        t.require(
+            x.kind in DTYPES and None not in left, f"leaves nothing of {list(shape)}, which NNAPI has no tensors for"
+        )
+        t.known_result(np.zeros([d or 0 for d in left], DTYPES[x.kind]), kind=x.kind)
+        return
     if left == list(shape) and all(r is None or r.step == 1 for r in ranges):
         t.result(0, t.copied(x) if x.value.data is None else x, x.kind)
         return

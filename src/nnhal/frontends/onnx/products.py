@@ -19,7 +19,7 @@ def matmul(t: NodeTask) -> None:
     ranks = t.rank(x), t.rank(y)
     t.require(min(ranks) >= 1, "of a number is none")
     if y.data is not None and ranks[1] == 2:
-        t.result(0, rows_times(t, x, np.asarray(y.data).T, None), scalar=ranks[0] == 1 and t.known(y)[1] == 0)
+        t.result(0, rows_times(t, x, columns(t, y), None), scalar=ranks[0] == 1 and t.known(y)[1] == 0)
         return
     left, right = t.shape(x), t.shape(y)
     if ranks[0] == 1:
@@ -32,19 +32,23 @@ def matmul(t: NodeTask) -> None:
     t.result(0, t.reshaped(product, shape or (1,)), scalar=not shape)
 
 
-def rows_times(t: NodeTask, x: Term, weights: Array, bias: Array | None, like: Term | None = None) -> Term:
-    """Rows of x times constant weights [units, size]. like: a constant whose bytes are those of the weights."""
+def columns(t: NodeTask, matrix: Term) -> Term:
+    """A constant matrix, transposed."""
+    return t.derived(matrix, "columns", lambda: np.asarray(matrix.data).T)
+
+
+def rows_times(t: NodeTask, x: Term, weights: Term, bias: Array | None) -> Term:
+    """Rows of x times constant weights [units, size]."""
     shape = t.shape(x)
-    units, size = weights.shape
+    units, size = t.known(weights)
     t.require(size and units, "has no elements")
     t.require(shape[-1] == size, f"has rows of {shape[-1]}, must be of {size}")
     kind = x.value.type
-    w = like if like is not None else constant(Value(kind), np.ascontiguousarray(weights))
-    b = constant(Value(kind), np.zeros(units, weights.dtype) if bias is None else np.ascontiguousarray(bias))
+    b = constant(Value(kind), np.zeros(units, x.value.dtype) if bias is None else np.ascontiguousarray(bias))
     lead = shape[:-1]
     rows = None if None in lead else math.prod(d or 0 for d in lead)
     flat = x if len(shape) == 2 else t.reshaped(x, (rows, size))
-    product = t.make("FULLY_CONNECTED", flat, w, b, like=x, activation=0)
+    product = t.make("FULLY_CONNECTED", flat, weights, b, like=x, activation=0)
     return product if len(shape) == 2 else t.reshaped(product, (*lead, units) if len(lead) else (units,))
 
 
@@ -76,15 +80,15 @@ def gemm(t: NodeTask) -> None:
         x = transposed(t, x, (1, 0))
     c = t.maybe(2)
     if y.data is not None:
-        weights = np.asarray(y.data) if turned else np.asarray(y.data).T
-        like = y if turned and alpha == 1 else None
-        weights = weights if alpha == 1 else (weights * np.asarray(alpha, weights.dtype))
-        units = weights.shape[0]
-        bias = None
+        weights = y if turned else columns(t, y)
+        if alpha != 1:
+            plain = np.asarray(weights.data)
+            weights = t.derived(weights, ("times", alpha), lambda: plain * np.asarray(alpha, plain.dtype))
+        units, bias = t.known(weights)[0], None
         if c is not None and c.data is not None and c.data.size in (1, units) and is_row(c.data):
-            bias = np.broadcast_to(np.asarray(c.data).reshape(-1) * np.asarray(beta, weights.dtype), (units,))
+            bias = np.broadcast_to(np.asarray(c.data).reshape(-1) * np.asarray(beta, c.data.dtype), (units,))
             c = None
-        product = rows_times(t, x, weights, bias, like)
+        product = rows_times(t, x, weights, bias)
     else:
         product = t.make("BATCH_MATMUL", x, y, like=x, adj_x=False, adj_y=turned)
         if alpha != 1:

@@ -196,6 +196,17 @@ class NodeTask(OperationWriter):
         self.require(term.value.type == I32, f"{what} is {term.kind}, must be INT32 or INT64")
         return term
 
+    def derived(self, source: Term, how: Any, make: Callable[[], Array]) -> Term:
+        """A constant that is made of another one, the same for all that read it so. how: what tells it from others."""
+        context, key = self.graph.context, (id(source), how)
+        if key not in context.derived:
+            value = source.value
+            kind = Value(value.type, None, value.scale, value.zero_point, value.channel)
+            context.derived[key] = constant(kind, np.ascontiguousarray(make()))
+            context.kept.append(source)
+        made: Term = context.derived[key]
+        return made
+
     def alone(self, place: int) -> bool:
         """Whether this node alone reads input `place`, which is a node's of this graph."""
         name, graph = self.node.inputs[place], self.graph
