@@ -193,7 +193,7 @@ def test_bench_compares_a_member_of_a_bundle_with_a_peer(tmp_path):
 
 
 def test_open_dimensions_are_said_and_asked_for(tmp_path):
-    assert "--shape t0=1,N,3" in nnhal("run", saved(tmp_path, opened([1, 5, 3])), code=3)
+    assert "--shape t0=1,1,3" in nnhal("run", saved(tmp_path, opened([1, 5, 3])), code=3)
     nnhal("run", saved(tmp_path, opened([1, 5, 3])), "--shape", "t0=1,5,3")
 
 
@@ -207,4 +207,6 @@ def test_a_model_of_which_shapes_must_be_given_is_shown_as_its_file_has_it(tmp_p
 
 def test_what_has_to_be_given_is_noted_in_one_line(tmp_path, capsys):
     line = called(capsys, "show", saved(tmp_path, opened([1, 5, 3])))[1].splitlines()[0]
-    assert line.startswith("note: ") and line.endswith("; --shape t0=1,N,3, or shapes={'t0': (1, N, 3)}, says it")
+    assert line.startswith("note: ") and line.endswith(
+        "; --shape t0=1,1,3, or shapes={'t0': (1, 1, 3)}, with sizes of yours says it"
+    )

@@ -10,6 +10,7 @@ from nnhal import InvalidArgument, InvalidRequest, OperationFailed, UnsupportedM
 from nnhal.model.kept import kept as known
 from nnhal.model.kept import unkept
 from tests.frontends.onnx_models import by_nnhal, check, model, node, operations
+from tests.frontends.onnx_models import value as onnx_value
 
 RNG = np.random.default_rng(11)
 
@@ -721,3 +722,35 @@ def test_an_empty_part_adds_nothing(kind, device):
     made = model([*before, node("Concat", "e x", axis=1)], whole, constants, shapes={"e": [1, "past", 2]})
     found = by_nnhal(made, inputs, device, values=values)[0]
     np.testing.assert_array_equal(found, inputs["x"])
+
+
+# ------------------------------------------------------------------------------------------------- scattering, scaling
+
+
+@pytest.mark.parametrize("reduction", ["none", "add", "mul", "max", "min"])
+@pytest.mark.parametrize("kind", [np.float32, np.int32])
+@pytest.mark.parametrize("name", ["ScatterND", "ScatterElements"])
+def test_updates_of_one_element_follow_one_another(name, kind, reduction):
+    inputs = {"x": RNG.integers(-9, 9, (4, 3)).astype(kind), "u": RNG.integers(-9, 9, (5, 3)).astype(kind)}
+    rows = np.array([1, 3, 1, -3, 0])
+    indices = rows[:, None] if name == "ScatterND" else np.array([rows, rows[::-1], rows]).T
+    made = model([node(name, "x i u", reduction=reduction)], inputs, {"i": indices.astype(np.int64)}, opset=18)
+    check(made, inputs)
+
+
+def test_scattering_onto_one_element_has_an_end():
+    inputs = {"x": real(2), "u": real(65)}
+    made = model([node("ScatterElements", "x i u", reduction="add")], inputs, {"i": np.zeros(65, np.int64)}, opset=18)
+    refused(made, "updates an element 65 times, must be 64 times at most")
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.int64])
+@pytest.mark.parametrize(("offset", "scale"), [([1.5], [0.25]), ([1.0, -2.0, 0.5], [2.0, 0.1, 3.0])])
+def test_features_are_scaled(kind, offset, scale):
+    inputs = {"x": RNG.integers(-9, 9, (4, 3)).astype(kind)}
+    scaler = node("Scaler", "x", domain="ai.onnx.ml", offset=offset, scale=scale)
+    graph = helper.make_graph([scaler], "g", [onnx_value("x", inputs["x"])], [onnx_value("y", np.zeros((4, 3), "f4"))])
+    made = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)], ir_version=9
+    )
+    check(made, inputs)

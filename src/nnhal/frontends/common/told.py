@@ -20,13 +20,14 @@ def unsupported(label: str, problems: Problems, hint: str = "") -> UnsupportedMo
     return error
 
 
-def how(name: str, text: str) -> str:
-    """How to say the shape of an input."""
-    shape = text[text.rindex("[") + 1 : -1].replace("?", "N")
-    return f"--shape {short(name)}={shape.replace(' ', '')}, or shapes={{{name!r}: ({shape})}}, says otherwise"
+def how(name: str, shape: tuple[int, ...]) -> str:
+    """How to say the shape of an input: what works as it is written, with the sizes that one wants put in."""
+    import shlex
+
+    option = shlex.quote(f"{short(name)}={','.join(map(str, shape))}")
+    return f"--shape {option}, or shapes={{{name!r}: {shape!r}}}, with sizes of yours says"
 
 
 def ask(left: Left) -> str:
     """What to tell somebody who has to say shapes."""
-    texts = [f"{text} is open in the file, must be given; {how(name, text)}" for name, _, text in left]
-    return "; ".join(texts).replace("says otherwise", "says it")
+    return "; ".join(f"{text} is open in the file, must be given; {how(name, shape)} it" for name, shape, text in left)

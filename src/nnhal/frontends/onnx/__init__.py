@@ -70,7 +70,10 @@ def load_opened(
         raise unsupported(file.label, context.problems, ONE_BRANCH if branch else "")
     for term, edge in zip(graph.outputs, file.graph.outputs, strict=True):
         term.value = replace(term.value, name=edge.name)
-    notes = [f"{text} is open in the file and taken as {list(shape)}; {how(name, text)}" for name, shape, text in left]
+    notes = [
+        f"{text} is open in the file and taken as {list(shape)}; {how(name, shape)} otherwise"
+        for name, shape, text in left
+    ]
     let_go(graph, file)
     writer = ModelWriter(file.memories, file.budget, clipped(os.path.splitext(os.path.basename(label))[0]))
     model = writer.model(graph, (), metadata_of(file), notes, alike(file, wanted))

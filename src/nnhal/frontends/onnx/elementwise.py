@@ -413,6 +413,21 @@ def identity(t: NodeTask) -> None:
         t.later.append(lambda: t.graph.context.stands_for(t.results[0], stored))
 
 
+@node("ai.onnx.ml.Scaler", becomes="SUB, MUL")
+def scaler(t: NodeTask) -> None:
+    """(x - offset) scale, one of each or one for each feature."""
+    x = t.x(0)
+    if x.value.type == I32:
+        x = t.make("CAST", x, like=Value(F32))
+    t.require(x.value.type == F32, f"of {x.kind}, must be FLOAT or integers")
+    for name, attribute in (("SUB", "offset"), ("MUL", "scale")):
+        numbers = [float(n) for n in t.attr(attribute, ())]
+        features = t.shape(x)[-1]
+        t.require(len(numbers) in (1, features), f"{attribute} has {len(numbers)} numbers, must have 1 or {features}")
+        x = t.make(name, x, constant(Value(F32), np.array(numbers, np.float32)), activation=0)
+    t.result(0, x)
+
+
 @node("OneHot", inputs=3, becomes="EQUAL with 0, 1, .. depth - 1, then SELECT")
 def one_hot(t: NodeTask) -> None:
     """SELECT(index == 0, 1, .. depth - 1; on; off); indices below 0 count from the end."""

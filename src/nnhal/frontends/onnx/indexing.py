@@ -1,18 +1,20 @@
 """Entries of nodes that gather and scatter by indices, which may be computed."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from nnhal.base.operands import Value
-from nnhal.frontends.common.places import moved
+from nnhal.base.operands import Array, Value
+from nnhal.frontends.common.places import NOWHERE, moved
 from nnhal.frontends.common.rows import inside, row_numbers
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.writing import INT32_RANGE, MOST_DIMENSIONS
 from nnhal.frontends.onnx.fold import FAILURES
 from nnhal.frontends.onnx.movement import part_of
 from nnhal.frontends.onnx.task import NodeTask, node
-from nnhal.ops.schema import B8, I32
+from nnhal.ops.schema import B8, F16, F32, I32
 
 
 @node("Gather", inputs=2, becomes="GATHER; of one place SLICE")
@@ -121,11 +123,10 @@ def gather_nd(t: NodeTask) -> None:
     t.result(0, t.truths(found) if x.value.type == B8 else found, x.kind, scalar=not dims)
 
 
-@node("ScatterND", inputs=3, becomes="GATHER and SELECT, of indices that are constant")
+@node("ScatterND", inputs=3, becomes="GATHER and SELECT, of indices that are constant; ADD, MUL, MAXIMUM, MINIMUM")
 def scatter_nd(t: NodeTask) -> None:
     """Rows put into a tensor."""
     x, indices, updates = t.x(0), t.ints(1, "indices"), t.x(2)
-    t.require(t.attr("reduction", "none") == "none", "with a reduction has no operation in NNAPI")
     shape, places = t.known(x), t.known(t.raw(1))
     depth, size = places[-1], math.prod(shape)
     t.check_count(size + math.prod(t.known(updates)))
@@ -133,28 +134,67 @@ def scatter_nd(t: NodeTask) -> None:
     vectors = np.where(vectors < 0, vectors + np.array(shape[:depth]), vectors)
     inside = bool(((vectors >= 0) & (vectors < np.array(shape[:depth]))).all())
     t.require(inside, f"indices reach outside of {list(shape[:depth])}")
-    numbered = np.arange(size).reshape(shape)
-    numbered[tuple(vectors.T)] = np.arange(math.prod(t.known(updates))).reshape(len(vectors), *shape[depth:]) + size
-    t.result(0, moved(t, [x, updates], numbered), x.kind)
+    scattered(t, x, updates, np.arange(size).reshape(shape)[tuple(vectors.T)])
 
 
-@node("ScatterElements", inputs=3, becomes="GATHER and SELECT, of indices that are constant")
+@node("ScatterElements", inputs=3, becomes="as ScatterND")
 def scatter_elements(t: NodeTask) -> None:
     """Elements put into a tensor."""
     x, updates = t.x(0), t.x(2)
-    t.require(t.attr("reduction", "none") == "none", "with a reduction has no operation in NNAPI")
     shape, axis = t.known(x), t.axis(t.attr("axis", 0), t.rank(x))
     indices = t.data(1, "indices").astype(np.int64)
     size = math.prod(shape)
     t.check_count(size + indices.size)
     indices = np.where(indices < 0, indices + shape[axis], indices)
-    numbered = np.arange(size).reshape(shape)
     try:
-        np.put_along_axis(numbered[tuple(slice(0, n if i != axis else None) for i, n in enumerate(indices.shape))],
-                          indices, np.arange(indices.size).reshape(indices.shape) + size, axis)  # fmt: skip
+        part = tuple(slice(0, n if i != axis else None) for i, n in enumerate(indices.shape))
+        targets = np.take_along_axis(np.arange(size).reshape(shape)[part], indices, axis)
     except FAILURES:
         t.refuse(f"indices do not fit a tensor of shape {list(shape)}")
-    t.result(0, moved(t, [x, updates], numbered), x.kind)
+    scattered(t, x, updates, targets)
+
+
+def scattered(t: NodeTask, x: Term, updates: Term, targets: Array) -> None:
+    """The node's output: x with elements of updates at targets, which are numbers of elements of x."""
+    shape, reduction, targets = t.known(x), t.attr("reduction", "none"), targets.reshape(-1)
+    t.require(targets.size == math.prod(t.known(updates)), "has other updates than indices")
+    size, sources = math.prod(shape), np.arange(targets.size)
+    if reduction == "none":
+        numbered = np.arange(size)
+        numbered[targets] = sources + size
+        t.result(0, moved(t, [x, updates], numbered.reshape(shape)), x.kind)
+        return
+    t.require(reduction in COMBINED, f"reduction is {reduction}, must be none or one of {', '.join(COMBINED)}")
+    t.require(x.value.type in (F32, F16, I32), f"of {x.kind} with a reduction has no operation in NNAPI")
+    name, neutral = COMBINED[reduction](x.value.dtype)
+    order = np.argsort(targets, kind="stable")
+    first = np.searchsorted(targets[order], targets[order])
+    turns = np.empty(targets.size, np.int64)
+    turns[order] = sources - first  # how many updates of the same element come before
+    rounds = int(turns.max(initial=-1)) + 1
+    t.require(rounds <= MOST_ROUNDS, f"updates an element {rounds} times, must be {MOST_ROUNDS} times at most")
+    made = t.reshaped(x, (size,))
+    for turn in range(rounds):
+        places = np.full(size, NOWHERE)
+        places[targets[turns == turn]] = sources[turns == turn]
+        part, more = moved(t, [updates], places, neutral), {"activation": 0} if name in ("ADD", "MUL") else {}
+        made = t.make(name, made, part, **more)
+    t.result(0, t.reshaped(made, shape), x.kind)
+
+
+def ends(dtype: "np.dtype[Any]") -> tuple[Any, Any]:
+    """The least and the greatest number of a type."""
+    return (-np.inf, np.inf) if dtype.kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+
+
+# by a reduction's name: the operation, and the number that changes nothing
+COMBINED: dict[str, Callable[["np.dtype[Any]"], tuple[str, Any]]] = {
+    "add": lambda dtype: ("ADD", -0.0 if dtype.kind == "f" else 0),
+    "mul": lambda _: ("MUL", 1),
+    "max": lambda dtype: ("MAXIMUM", ends(dtype)[0]),
+    "min": lambda dtype: ("MINIMUM", ends(dtype)[1]),
+}
+MOST_ROUNDS = 64
 
 
 @node("Trilu", inputs=(1, 2), becomes="MUL by ones and zeros; of integers and booleans SELECT")

@@ -83,7 +83,10 @@ def load_opened(
         raise unsupported(context.file.label, context.problems)
     for term, name in zip(graph.outputs, _names(subgraph, subgraph.outputs, entries[1]), strict=True):
         term.value = replace(term.value, name=name)
-    notes = [f"{text} is open in the file and taken as {list(shape)}; {how(name, text)}" for name, shape, text in left]
+    notes = [
+        f"{text} is open in the file and taken as {list(shape)}; {how(name, shape)} otherwise"
+        for name, shape, text in left
+    ]
     if signature is None:
         notes = _signature_note(file) + notes
     writer = ModelWriter([memory], file.budget, clipped(os.path.splitext(os.path.basename(label))[0]))
