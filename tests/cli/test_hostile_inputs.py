@@ -13,7 +13,8 @@ import pytest
 from nnhal.base.codes import OperandType
 from nnhal.base.errors import InvalidRequest
 from nnhal.cli.arrays import ArrayFile
-from nnhal.cli.inputs import PictureOptions, read_inputs
+from nnhal.cli.inputs import read_inputs
+from nnhal.cli.pictures import InputOptions
 from nnhal.runtime.arguments import Spec
 
 ONES = np.ones(4, np.float32)
@@ -29,7 +30,7 @@ KINDS = {
 
 def read(path: Path, shape: tuple[int | None, ...] = (4,), dtype: str = "f4") -> np.ndarray:
     spec = Spec("i", int(KINDS[dtype]), shape, np.dtype(dtype), 0.0, 0)
-    return read_inputs([spec], [str(path)], 0, PictureOptions())[0].array
+    return read_inputs([spec], [str(path)], 0, InputOptions())[0].array
 
 
 def npy(array: np.ndarray, **options: bool) -> bytes:

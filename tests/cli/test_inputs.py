@@ -1,6 +1,8 @@
 """What files become as inputs: which file for which input, types, shapes, and every pixel of a picture."""
 
 import io
+import re
+import wave
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,8 @@ from PIL import Image
 from nnhal.base.codes import OperandType
 from nnhal.base.errors import InvalidRequest
 from nnhal.cli import arrays
-from nnhal.cli.inputs import MOST_PIXELS, Given, PictureOptions, random_input, read_inputs, said_of
+from nnhal.cli.inputs import Given, random_input, read_inputs, said_of
+from nnhal.cli.pictures import MOST_PIXELS, InputOptions
 from nnhal.model.metadata import Metadata, TensorMetadata
 from nnhal.runtime.arguments import Spec
 
@@ -33,7 +36,7 @@ def spec(shape: Any = (2,), dtype: str = "f4", scale: float = 0.0, zero: int = 0
 
 def read(specs: Any, *files: Any, seed: int = 0, said: Metadata | None = None, **options: Any) -> list[Given]:
     several = [specs] if isinstance(specs, Spec) else specs
-    return read_inputs(several, [str(file) for file in files], seed, PictureOptions(**options), said)
+    return read_inputs(several, [str(file) for file in files], seed, InputOptions(**options), said)
 
 
 def saved(path: Path, array: Any, dtype: str = "f4") -> Path:
@@ -268,15 +271,157 @@ def test_one_channel_is_grey_and_pictures_are_turned_upright(tmp_path):
     assert given.array[0, 0].tolist() == [PIXELS[1, 0].tolist(), PIXELS[0, 0].tolist()]
 
 
-@pytest.mark.parametrize("shape", [(2, 2, 3), (2, 2, 2, 3), (1, 2, 2, 2), (1, 2, 2, 4), (1, 2, 2, 3, 1)])
+@pytest.mark.parametrize("shape", [(2, 2), (2, 2, 2, 3), (1, 2, 2, 2), (1, 2, 2, 5), (1, 2, 2, 3, 1)])
 def test_an_input_that_takes_no_picture_says_so(picture, shape):
-    with pytest.raises(InvalidRequest, match=r"takes no picture, must be \[1, height, width, 1 or 3\]"):
+    must = "[1, height, width, channels] or [1, channels, height, width] of 1, 3 or 4 channels"
+    with pytest.raises(InvalidRequest, match=re.escape(f"takes no picture, must be {must}")):
         read(spec(shape), picture)
+
+
+RAMP = np.add.outer(np.arange(8), np.arange(6)) / 12  # 0 to 1
+
+
+@pytest.mark.parametrize("batch", [(), (1,)])
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_channels_may_come_first(tmp_path, batch, channels):
+    shown = np.stack([RAMP, 1 - RAMP, RAMP * 0 + 0.25, RAMP / 2], -1)[..., :channels]
+    stored = np.round(shown * 255).astype(np.uint8)
+    Image.fromarray(stored if channels > 1 else stored[..., 0]).save(tmp_path / "p.png")
+    (last,) = read(spec((*batch, 8, 6, channels)), tmp_path / "p.png")
+    (first,) = read(spec((*batch, channels, 8, 6)), tmp_path / "p.png")
+    np.testing.assert_allclose(last.array.reshape(8, 6, channels), shown, atol=0.5 / 255 + 1e-6)
+    np.testing.assert_array_equal(
+        first.array.reshape(channels, 8, 6), last.array.reshape(8, 6, channels).transpose(2, 0, 1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "white", "kind"), [("g.png", 65535, "u2"), ("g.tiff", 65535, "u2"), ("f.tiff", 1, "f4")]
+)
+@pytest.mark.parametrize("shape", [(1, 8, 6, 1), (1, 3, 8, 6)])
+def test_pictures_of_more_than_8_bits_keep_them(tmp_path, name, white, kind, shape):
+    Image.fromarray((RAMP * white).astype(kind)).save(tmp_path / name)
+    (given,) = read(spec(shape), tmp_path / name)
+    expected = RAMP[..., None] if shape[3] == 1 else np.broadcast_to(RAMP, (3, 8, 6))
+    np.testing.assert_allclose(given.array[0], expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("stored", "why"),
+    [
+        ((RAMP * 65535).astype(np.int32), "has integers of 32 bits, which say no white, must have 8 or 16, or be .npy"),
+        ((RAMP * 2).astype(np.float32), "has values from 0 to 2, must be 0 to 1, or be .npy"),
+    ],
+)
+def test_a_picture_that_says_no_white_is_refused(tmp_path, stored, why):
+    Image.fromarray(stored).save(tmp_path / "p.tiff")
+    with pytest.raises(InvalidRequest, match=re.escape(why)):
+        read(spec((1, 8, 6, 1)), tmp_path / "p.tiff")
+
+
+def test_mean_and_deviation_are_of_the_values_in_the_range(picture):
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    (given,) = read(spec((1, 3, 2, 2)), picture, mean=mean, std=std)
+    expected = ((PIXELS / 255 - mean) / std).transpose(2, 0, 1)
+    np.testing.assert_allclose(given.array[0], expected, atol=1e-5)
+    assert given.origin.endswith("values 0 to 1, 0.485/0.456/0.406 taken off and divided by 0.229/0.224/0.225")
+    (given,) = read(spec((1, 2, 2, 3)), picture, low=0.0, high=255.0, mean=(127.5,), std=(127.5,))
+    np.testing.assert_allclose(given.array[0], PIXELS / 127.5 - 1, atol=1e-5)
+    with pytest.raises(InvalidRequest, match="--std has 2 numbers, must have 1 or 3, one for each channel"):
+        read(spec((1, 2, 2, 3)), picture, std=(1.0, 2.0))
+
+
+def test_bars_have_the_grey_that_is_asked_for(tmp_path):
+    Image.new("RGB", (4, 2), "white").save(tmp_path / "w.png")
+    (given,) = read(spec((1, 4, 4, 3)), tmp_path / "w.png", fit=True, fill=114)
+    np.testing.assert_allclose(given.array[0, :, 0, 0], [114 / 255, 1, 1, 114 / 255], atol=1e-6)
+
+
+# --------------------------------------------------------------------------------------------------------------- sounds
+
+
+def recorded(path, samples, *, rate=16000, width=2):
+    """A file of samples from -1 to 1, [count, channels]."""
+    whole = np.round(samples * (2 ** (8 * width - 1) - 1)).astype(np.int64) + (128 if width == 1 else 0)
+    data = whole.astype("<i8").reshape(-1, 1).view(np.uint8)[:, :width]
+    with wave.open(str(path), "wb") as file:
+        file.setparams((samples.shape[1], width, rate, len(samples), "NONE", "not compressed"))
+        file.writeframes(data.tobytes())
+    return path
+
+
+def tone(count, rate, frequency=440.0):
+    return np.sin(2 * np.pi * frequency * np.arange(count) / rate) / 2
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+@pytest.mark.parametrize("shape", [(800,), (1, 800), (1, 800, 1)])
+def test_a_sound_is_samples_from_minus_1_to_1(tmp_path, width, shape):
+    samples = tone(800, 16000)
+    (given,) = read(spec(shape), recorded(tmp_path / "a.wav", samples[:, None], width=width))
+    assert given.array.dtype == np.float32 and given.array.shape == shape
+    np.testing.assert_allclose(given.array.ravel(), samples, atol=2.0 ** (2 - 8 * width))
+    assert given.origin.endswith("0.05 s at 16000 Hz, taken at that rate (--rate N resamples)")
+
+
+def test_channels_are_mixed_what_is_long_is_cut_and_silence_follows_what_is_short(tmp_path):
+    left = tone(800, 16000)
+    path = recorded(tmp_path / "a.wav", np.stack([left, left * 0], -1), width=4)
+    (cut,) = read(spec((1, 500)), path, rate=16000)
+    np.testing.assert_allclose(cut.array[0], left[:500] / 2, atol=1e-6)
+    assert cut.origin.endswith("0.05 s at 16000 Hz, 2 channels mixed, cut to 500 samples")
+    (longer,) = read(spec((1, 900)), path, rate=16000)
+    np.testing.assert_allclose(longer.array[0], [*left / 2, *[0] * 100], atol=1e-6)
+    assert longer.origin.endswith("2 channels mixed, followed by silence to 900 samples")
+
+
+@pytest.mark.parametrize(("rate", "wanted"), [(44100, 16000), (8000, 16000), (48000, 16000), (22050, 44100)])
+def test_a_tone_stays_that_tone_at_another_rate(tmp_path, rate, wanted):
+    """Away from the ends, where the tone begins out of nothing."""
+    path = recorded(tmp_path / "a.wav", tone(3 * rate, rate)[:, None], rate=rate, width=4)
+    (given,) = read(spec((1, 3 * wanted)), path, rate=wanted)
+    middle = slice(wanted // 4, -wanted // 4)
+    np.testing.assert_allclose(given.array[0, middle], tone(3 * wanted, wanted)[middle], atol=2e-3)
+    assert f"resampled to {wanted} Hz" in given.origin
+
+
+def test_a_frequency_that_the_new_rate_has_not_is_silence(tmp_path):
+    path = recorded(tmp_path / "a.wav", tone(48000, 48000, 11000.0)[:, None], rate=48000, width=4)
+    (given,) = read(spec((1, 16000)), path, rate=16000)
+    assert np.abs(given.array[0, 2000:-2000]).max() < 5e-3
+
+
+def test_samples_are_stored_as_the_input_has_them(tmp_path):
+    samples = np.array([[-1], [0], [0.5]])
+    path = recorded(tmp_path / "a.wav", samples, width=4)
+    (whole,) = read(spec((3,), "i2"), path)
+    assert whole.array.tolist() == [-32768, 0, 16384]
+    (steps,) = read(spec((3,), "i1", 1 / 128, 0), path)
+    assert steps.array.tolist() == [-128, 0, 64]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("a.wav", b"RIFF\0\0\0\0WAVE", "is no sound that can be read"),
+        ("a.wav", b"", "is no sound that can be read"),
+        ("a.mp3", b"ID3", "is .mp3, must be .wav: `ffmpeg -i a.mp3 -c:a pcm_s16le out.wav`"),
+    ],
+)
+def test_what_is_no_wav_file_is_never_taken_as_raw_bytes(tmp_path, name, content, why):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InvalidRequest, match=re.escape(why)):
+        read(spec((1, len(content)), "u1") if name == "a.mp3" else spec((1, 4)), tmp_path / name)
+
+
+def test_an_input_of_two_dimensions_takes_no_sound(tmp_path):
+    with pytest.raises(InvalidRequest, match="takes no sound, must have one dimension that is not 1, of samples"):
+        read(spec((40, 98)), recorded(tmp_path / "a.wav", tone(10, 16000)[:, None]))
 
 
 def test_pictures_have_up_to_67_million_pixels(tmp_path, monkeypatch):
     assert MOST_PIXELS == 67_108_864
-    monkeypatch.setattr("nnhal.cli.inputs.MOST_PIXELS", 6)
+    monkeypatch.setattr("nnhal.cli.pictures.MOST_PIXELS", 6)
     Image.new("RGB", (3, 2)).save(tmp_path / "a.png")
     Image.new("RGB", (7, 1)).save(tmp_path / "b.png")
     assert read(spec((1, 1, 1, 3)), tmp_path / "a.png")

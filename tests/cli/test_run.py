@@ -168,7 +168,7 @@ def test_outputs_are_written_as_the_name_says(capsys, tmp_path, name):
     called(capsys, "run", "tiny_conv", "-d", "reference", "-o", tmp_path / name)
     model = package.load("tiny_conv")
     compiled = package.compile(model, devices="reference")
-    wanted = compiled(run.read_inputs(compiled.inputs, (), 0, run.PictureOptions())[0].array)
+    wanted = compiled(run.read_inputs(compiled.inputs, (), 0, run.InputOptions())[0].array)
     if name == "y.json":
         (found,) = json.loads((tmp_path / name).read_text()).values()
     elif name == "y.npy":
@@ -191,15 +191,18 @@ def test_an_output_of_another_form_is_refused(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [
-        ({}, run.PictureOptions()),
-        ({"fit": True}, run.PictureOptions(fit=True)),
-        ({"raw": True}, run.PictureOptions(raw=True)),
-        ({"span": "-1,2.5"}, run.PictureOptions(-1, 2.5)),
-        ({"span": "0,1", "fit": True}, run.PictureOptions(0, 1, True)),
+        ({}, run.InputOptions()),
+        ({"fit": True}, run.InputOptions(fit=True)),
+        ({"raw": True}, run.InputOptions(raw=True)),
+        ({"span": "-1,2.5"}, run.InputOptions(-1, 2.5)),
+        ({"span": "0,1", "fit": True, "fill": 114}, run.InputOptions(0, 1, True, fill=114)),
+        ({"mean": "0.5,0.4,0.3", "std": "2"}, run.InputOptions(mean=(0.5, 0.4, 0.3), std=(2,))),
+        ({"rate": 16000}, run.InputOptions(rate=16000)),
     ],
 )
 def test_options_of_pictures(given, wanted):
-    assert run._picture_options({"span": None, "fit": False, "raw": False, **given}) == wanted
+    plain = {"span": None, "fit": False, "raw": False, "mean": None, "std": None, "fill": 0, "rate": None}
+    assert run._input_options({**plain, **given}) == wanted
 
 
 @pytest.mark.parametrize("span", ["1", "a,b", "1,2,3", ""])

@@ -7,7 +7,8 @@ import nnhal
 from nnhal import zoo
 from nnhal.base.operands import quantised
 from nnhal.bench.peers import LiteRT
-from nnhal.cli.inputs import PictureOptions, read_inputs
+from nnhal.cli.inputs import read_inputs
+from nnhal.cli.pictures import InputOptions
 from nnhal.zoo import maker
 
 pytestmark = pytest.mark.models
@@ -29,7 +30,7 @@ def test_a_model_computes_what_litert_does(name: str) -> None:
     expected = None
     for device in ENGINES:
         with nnhal.compile(model, devices=[device, "reference"], threads=1) as compiled:
-            inputs = [each.array for each in read_inputs(compiled.inputs, (), 0, PictureOptions())]
+            inputs = [each.array for each in read_inputs(compiled.inputs, (), 0, InputOptions())]
             if expected is None:
                 direct = LiteRT(path, 1)
                 direct.resize([list(x.shape) for x in inputs])

@@ -15,7 +15,8 @@ from nnhal.bench.held import of_drivers, private_bytes
 from nnhal.bench.latency import Latency, Ratio, histogram, interleaved, ratio, steady, timed
 from nnhal.bench.peers import PEERS, peer
 from nnhal.cli import common
-from nnhal.cli.inputs import PictureOptions, read_inputs
+from nnhal.cli.inputs import read_inputs
+from nnhal.cli.pictures import InputOptions
 from nnhal.cli.placement import placement_lines
 from nnhal.hal.memory_use import MemoryUse
 from nnhal.model.graph import Model
@@ -86,7 +87,7 @@ def command(model: str, peer_name: str | None, streams: int, seed: int, **option
     start = time.perf_counter_ns()
     compiled = prepared(graph)
     spent = time.perf_counter_ns() - start
-    inputs = [g.array for g in read_inputs(compiled.inputs, (), seed, PictureOptions())]
+    inputs = [g.array for g in read_inputs(compiled.inputs, (), seed, InputOptions())]
 
     def run() -> Any:
         return compiled(*inputs)

@@ -11,8 +11,9 @@ from nnhal.base.errors import UnsupportedModel
 from nnhal.base.records import as_dict
 from nnhal.bench.compare import FLOAT_TOLERANCE, Difference, compare, each_operation, intermediates
 from nnhal.cli import common
-from nnhal.cli.inputs import PictureOptions, read_inputs
+from nnhal.cli.inputs import read_inputs
 from nnhal.cli.main import ANSWER_NO
+from nnhal.cli.pictures import InputOptions
 from nnhal.hal.claims import verdicts_by
 from nnhal.hal.device import Device
 from nnhal.model.graph import Model, operation_label
@@ -76,7 +77,7 @@ def command(model: str, device: str, against: str, files: Sequence[str], **optio
         listing = "; ".join(f"#{n}: {why}" for n, why in list(refused.items())[:ROWS])
         raise UnsupportedModel(f"device {name} does not take {counted(len(refused), 'operation')}: {listing}")
     specs = [spec_of(graph, i) for i in graph.main.inputs]
-    read = read_inputs(specs, files, options["seed"], PictureOptions(), graph.metadata)
+    read = read_inputs(specs, files, options["seed"], InputOptions(), graph.metadata)
     inputs = [s.form.inside(g.array, f"input {s.name}") for s, g in zip(specs, read, strict=True)]
     with common.progress(options["as_json"]) as bar:
         task = bar.add_task(f"running on {against}", total=2 * len(graph.main.operations))

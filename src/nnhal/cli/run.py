@@ -18,7 +18,8 @@ from nnhal.base.operands import Array
 from nnhal.base.records import Record
 from nnhal.base.time import NS
 from nnhal.cli import common
-from nnhal.cli.inputs import Given, PictureOptions, read_inputs, said_of
+from nnhal.cli.inputs import Given, read_inputs, said_of
+from nnhal.cli.pictures import InputOptions
 from nnhal.cli.placement import placement_lines
 from nnhal.model.metadata import Metadata
 from nnhal.runtime.arguments import Spec
@@ -68,7 +69,11 @@ class RunRecord(Record, frozen=True):
 @click.command("run")
 @common.model_options
 @click.option(
-    "--input", "-i", "files", multiple=True, help="[NAME=]FILE: .npy, .npz, a picture, raw bytes. Default: random."
+    "--input",
+    "-i",
+    "files",
+    multiple=True,
+    help="[NAME=]FILE: .npy, .npz, a picture, .wav, raw bytes. Default: random.",
 )
 @common.place_options
 @common.cache_options
@@ -83,7 +88,20 @@ class RunRecord(Record, frozen=True):
     "else all that a quantised input can hold, else 0,1.",
 )
 @click.option("--raw", is_flag=True, help="A picture's 0 to 255 as they are stored, without scale or metadata.")
-@click.option("--fit", is_flag=True, help="Keep a picture's proportions, with black bars, instead of stretching it.")
+@click.option(
+    "--mean",
+    help="N[,N,N]: taken off a picture's values, which are 0 to 1 then or as --range says.",
+)
+@click.option("--std", help="N[,N,N]: what they are divided by after that.")
+@click.option(
+    "--fit", is_flag=True, help="Keep a picture's proportions, with bars (letterbox), instead of stretching it."
+)
+@click.option("--fill", type=click.IntRange(0, 255), default=0, help="Grey of the bars of --fit. [default: 0]")
+@click.option(
+    "--rate",
+    type=click.IntRange(1),
+    help="Samples a second that the model takes; sounds are resampled.",
+)
 @click.option(
     "--labels",
     type=click.Path(exists=True, dir_okay=False),
@@ -108,7 +126,7 @@ def command(model: str, files: Sequence[str], devices: Sequence[str], drivers: S
     if not chosen and {*compiled.placement.devices()} <= {CPU}:
         why = [found.problem for found in api.devices() if found.device is None]
         common.say(f"runs on the reference, which is right and slow: {'; '.join(why) or 'no other device takes it'}")
-    given = read_inputs(compiled.inputs, files, options["seed"], _picture_options(options), graph.metadata)
+    given = read_inputs(compiled.inputs, files, options["seed"], _input_options(options), graph.metadata)
     started = time.monotonic_ns()
     arrays = [g.array for g in given]
     results, report = compiled.run(*arrays, deadline=options["deadline"], measure=True)
@@ -127,16 +145,28 @@ def command(model: str, files: Sequence[str], devices: Sequence[str], drivers: S
         _print(done)
 
 
-def _picture_options(options: dict[str, Any]) -> PictureOptions:
-    if options["span"] is None:
-        return PictureOptions(fit=options["fit"], raw=options["raw"])
-    if options["raw"]:
-        raise click.BadParameter("is given with --range, must be one of both", param_hint="--raw")
+def _input_options(options: dict[str, Any]) -> InputOptions:
+    span, mean, std = (
+        _numbers(name, options[key]) for name, key in (("range", "span"), ("mean", "mean"), ("std", "std"))
+    )
+    if options["span"] is not None and len(span) != 2:
+        raise click.BadParameter(f"{options['span']!r}: must be LOW,HIGH", param_hint="--range")
+    if options["raw"] and (span or mean or std):
+        raise click.BadParameter("is given with --range, --mean or --std, must be without", param_hint="--raw")
+    if 0 in std:
+        raise click.BadParameter(f"{options['std']!r}: must not be 0", param_hint="--std")
+    low, high = span or (None, None)
+    rest = {name: options[name] for name in ("fit", "raw", "fill", "rate")}
+    return InputOptions(low, high, mean=mean, std=std, **rest)
+
+
+def _numbers(name: str, text: str | None) -> tuple[float, ...]:
+    """Numbers with commas between them, none for None."""
     try:
-        low, high = map(float, options["span"].split(","))
+        return tuple(map(float, text.split(","))) if text is not None else ()
     except ValueError:
-        raise click.BadParameter(f"{options['span']!r}: must be LOW,HIGH", param_hint="--range") from None
-    return PictureOptions(low, high, options["fit"])
+        must = "LOW,HIGH" if name == "range" else "a number, or one for each channel"
+        raise click.BadParameter(f"{text!r}: must be {must}", param_hint=f"--{name}") from None
 
 
 def _labels(
