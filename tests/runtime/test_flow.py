@@ -21,6 +21,7 @@ from nnhal.hal.device import Capabilities, Device, Verdict, each_operation
 from nnhal.hal.wrappers import Limited
 from nnhal.model.graph import Model
 from nnhal.runtime import costs, execute, interpreter
+from nnhal.runtime.isolation import isolated
 from tests.runtime.devices import Fake, failing, for_nothing, to_be_killed
 
 I32, F32 = "TENSOR_INT32", "TENSOR_FLOAT32"
@@ -163,6 +164,12 @@ def test_where_only_the_cpu_takes_it_whole_what_is_inside_goes_where_that_is_sta
     assert (condition.name, condition.placement.devices()) == ("condition", {"reference": 1})
     assert (body.name, body.placement.devices()) == ("body", {"adder": 2})
     assert compiled.placement.devices() == {"runtime": 1, "reference": 1, "adder": 2}
+    assert compiled(X, times_of(3)).tolist() == [0, 8, 16, 24]
+
+
+def test_the_reference_in_a_process_of_its_own_is_the_same_cpu():
+    compiled = nnhal.compile(doubling(), devices=[Some("adder", "ADD"), isolated("reference")], fallback="forbid")
+    assert where(compiled) == "runtime" and compiled.placement.devices() == {"runtime": 1, "reference": 1, "adder": 2}
     assert compiled(X, times_of(3)).tolist() == [0, 8, 16, 24]
 
 

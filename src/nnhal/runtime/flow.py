@@ -105,11 +105,11 @@ def interpreting(
         if model.main.operations[n].type not in CONTROL_FLOW:
             continue
         whole = [c for c in candidates if _takes(model, c.offer, n)]
-        other = next((c for c in whole if c.device is not discovery.cpu()), None)
+        other = next((c for c in whole if not _is_reference(c)), None)
         if other is not None:
             verdicts[n] = Verdict(False, f"{other.offer.device} takes it whole")
             continue
-        if all(c.device is discovery.cpu() for c in candidates):
+        if all(map(_is_reference, candidates)):
             continue
         said, many = True, _many(model, n)
         if many > MOST:
@@ -135,6 +135,12 @@ def _takes(model: Model, offer: Offer, n: int) -> bool:
     if not offer.verdicts[n].ok and not any(n in group.operations for group in offer.groups):
         return False
     return not offer.barred(n, "", level_needed(model, n))
+
+
+def _is_reference(candidate: Candidate) -> bool:
+    """Whether a candidate is the reference, in this process or one of its own."""
+    alone = candidate.key.isolation == "process" and candidate.key.origin == discovery.origin_of(discovery.CPU)
+    return candidate.device is discovery.cpu() or alone
 
 
 def _many(model: Model, n: int) -> int:
