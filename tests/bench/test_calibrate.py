@@ -1,5 +1,6 @@
 """Calibration: chains give lines, networks check them, what crosses is measured; and what it makes of times is right."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from nnhal.bench.calibrate import Calibration, fitted
 from nnhal.runtime import discovery
 from nnhal.runtime.measured.families import OperationWork, works
 from nnhal.runtime.measured.profile import FAMILIES, decoded, encoded
+from nnhal.zoo import ZooError
 from tests.runtime.devices import Fake
 from tests.waiting import Clock
 
@@ -131,3 +133,50 @@ def test_a_network_with_states_is_measured_too() -> None:
     (found,) = profile.devices["reference"].workloads.values()
     assert (found.family, found.bytes > 20_000_000) == ("lstm", True)  # what its weights alone are
     assert profile.devices["reference"].workloads.keys() == {"speech_lstm_20"}
+
+
+class Waits:
+    """Looks of which each one after a measurement says how much of it was waiting."""
+
+    def __init__(self, *shares: float) -> None:
+        self.shares, self.ran, self.waited, self.looks = list(shares), 0, 0, 0
+
+    def __call__(self) -> tuple[int, int]:
+        self.looks += 1
+        if self.looks % 2 == 0:
+            share = self.shares.pop(0)
+            self.ran, self.waited = self.ran + int(1000 * (1 - share)), self.waited + int(1000 * share)
+        return self.ran, self.waited
+
+
+@pytest.mark.parametrize(
+    ("shares", "left", "disturbed"), [((0.0, 9), 1, 0.0), ((0.5, 0.0, 9), 1, 0.0), ((0.5, 0.5, 0.5, 9), 1, 1.0)]
+)
+def test_what_is_disturbed_is_measured_again_and_counted_where_it_stays_so(
+    monkeypatch: pytest.MonkeyPatch, shares: tuple[float, ...], left: int, disturbed: float
+) -> None:
+    waits = Waits(*shares)
+    monkeypatch.setattr(calibrate, "spent", waits)
+    monkeypatch.setattr(calibrate, "took", lambda compiled: 1.0)
+    found = Calibration([], quick=True, isolated=False)
+    assert found._took(None) == 1.0  # type: ignore[arg-type]
+    assert len(waits.shares) == left and found.disturbed == disturbed
+
+
+def test_a_rate_that_no_processor_has_is_measured_again_and_then_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([1.0, 1.0, 1.0, 2.0])
+    monkeypatch.setattr(Calibration, "_took", lambda self, compiled: next(times))
+    found, fastest = Calibration([], quick=True, isolated=False), calibrate.FASTEST
+    two: Any = [None, None]
+    assert found._slope(two, (1, 2), int(fastest / 2)) == 1.0  # 0.02 seconds are too few, one is not
+    monkeypatch.setattr(Calibration, "_took", lambda self, compiled: 1.0)
+    with pytest.raises(calibrate.Implausible, match="multiplications a second, must be 1e\\+13 at most"):
+        found._slope(two, (1, 2), int(fastest))
+
+
+def test_a_network_that_cannot_be_had_is_one_network_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    def path(name: str) -> Path:
+        raise ZooError(f"{name} cannot be made")
+
+    monkeypatch.setattr(calibrate.maker, "path", path)
+    assert measured("reference", only=["mobilenet", "if"]).devices["reference"].workloads.keys() == {"if"}

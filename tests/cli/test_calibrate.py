@@ -4,15 +4,18 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 
+from nnhal.base.errors import OperationFailed
 from nnhal.cli import calibrate
 from nnhal.runtime import discovery, isolation, judgement
 from nnhal.runtime.measured import record
 from nnhal.runtime.measured.profile import MachineProfile
 from tests.cli.test_cli import nnhal
+from tests.cli.test_run import called
 from tests.runtime.test_record import mine
 
 
@@ -66,7 +69,7 @@ def test_what_was_not_proved_is_proved_before_it_is_measured() -> None:
     """Else the exact forms are measured, and others run once somebody proves."""
     path = Path(__file__).parents[1] / "drivers" / "forms_driver.py"
     driver = discovery.load_driver(path)
-    nnhal("calibrate", "--quick", "--driver", str(path), "--device", driver.name)
+    nnhal("calibrate", "--busy", "--quick", "--driver", str(path), "--device", driver.name)
     found = record.profile()
     assert found is not None and found.devices["forms"].version != driver.version == "1.0"
     assert found.devices["forms"].version == discovery.load_driver(path).version
@@ -167,3 +170,61 @@ def test_devices_says_what_was_measured_and_what_failed() -> None:
     assert failure["current"] and not with_options["current"] and with_options["why"] == "no threads"
     assert failure["why"] == "no room" and failure["operations"] == [1, 2] and not found["reference"]["failures"]
     assert "openvino" in found and "onnxruntime" not in found  # an engine that was measured is a candidate
+
+
+class Measured:
+    """A calibration that has measured."""
+
+    disturbed = 0.0
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def tasks(self) -> list[object]:
+        return []
+
+    def result(self, *_: object) -> MachineProfile:
+        return mine()
+
+
+@pytest.fixture
+def calm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate, "probed", lambda: 0.0)
+    monkeypatch.setattr(calibrate, "_prove", lambda *_: None)
+    monkeypatch.setattr(calibrate, "Calibration", Measured)
+    monkeypatch.setattr(Measured, "disturbed", 0.0)
+
+
+@pytest.mark.usefixtures("calm")
+def test_a_machine_that_has_other_work_is_not_measured(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(calibrate, "probed", lambda: 0.42)
+    said = "".join(called(capsys, "calibrate", code=4))
+    assert (
+        "the machine is busy: nnhal waits for a core 42% of the time; must have nothing else to do, or --busy" in said
+    )
+    assert record.profile() is None
+    called(capsys, "calibrate", "--busy")
+    assert record.profile() == mine()
+
+
+@pytest.mark.usefixtures("calm")
+@pytest.mark.parametrize("why", ["busy", "unwritable"])
+def test_what_was_measured_is_never_lost(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any, why: str
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def refuses(profile: MachineProfile) -> None:
+        raise OperationFailed("the profile is not kept: no room")
+
+    if why == "busy":
+        monkeypatch.setattr(Measured, "disturbed", 0.5)
+    else:
+        monkeypatch.setattr(record, "keep_profile", refuses)
+    said = "".join(called(capsys, "calibrate", code=4))
+    (file,) = tmp_path.glob("nnhal-profile-*.json")
+    assert f"what was measured is in {file}: nnhal calibrate --import takes it" in said
+    assert ("50% of the measurements had to wait for a core" in said) == (why == "busy") and record.profile() is None
+    monkeypatch.undo()
+    called(capsys, "calibrate", "--import", str(file))
+    assert record.profile() is not None

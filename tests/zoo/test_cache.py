@@ -42,9 +42,13 @@ def test_a_folder_of_another_user_is_refused(tmp_path, monkeypatch):
         cache.private(tmp_path / "models")
 
 
-def test_a_link_in_the_place_of_the_folder_is_not_followed(tmp_path):
+def test_a_link_in_the_place_of_the_folder_is_followed_where_it_is_the_users_own(tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "models").symlink_to(tmp_path / "elsewhere")
+    assert cache.private(tmp_path / "models", "made") == tmp_path / "elsewhere" / "made"
+    assert (tmp_path / "elsewhere" / "made").is_dir()
+    other = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: other)
     with pytest.raises(OSError, match=r"Not a directory|symbolic link"):
         cache.private(tmp_path / "models")
 

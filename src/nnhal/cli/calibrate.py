@@ -10,8 +10,9 @@ from typing import Any
 import click
 
 from nnhal.base.brief import duration
-from nnhal.base.errors import InvalidArgument
+from nnhal.base.errors import InvalidArgument, OperationFailed
 from nnhal.bench.calibrate import CPU, Calibration, judged
+from nnhal.bench.disturbed import NOTICED, probed
 from nnhal.cli import common
 from nnhal.cli.main import ANSWER_NO
 from nnhal.runtime import discovery
@@ -26,6 +27,7 @@ from nnhal.runtime.measured.profile import DeviceProfile, MachineProfile, decode
     "--device", "-d", "named", multiple=True, metavar="NAME", help="Measure these alone; what is known of others stays."
 )
 @click.option("--quick", is_flag=True, help="Fewer sizes, types and networks; nothing of isolation.")
+@click.option("--busy", is_flag=True, help="Measure, and use the profile, though the machine has other work.")
 @click.option("--show", is_flag=True, help="Measure nothing: show the profile.")
 @click.option("--export", "target", metavar="FILE", help="Measure nothing: write the profile to a file.")
 @click.option("--import", "source", metavar="FILE", help="Measure nothing: take a profile, and hold to it.")
@@ -35,6 +37,7 @@ def command(
     drivers: tuple[str, ...],
     named: tuple[str, ...],
     quick: bool,
+    busy: bool,
     show: bool,
     target: str | None,
     source: str | None,
@@ -48,8 +51,8 @@ def command(
     and what it costs to cross from one device to another. The machine should have nothing else to do.
     """
     asked = sum([show, target is not None, source is not None, forget])
-    if asked > 1 or (asked and (named or quick)):
-        raise click.UsageError("one of --show, --export, --import and --forget, without devices and --quick")
+    if asked > 1 or (asked and (named or quick or busy)):
+        raise click.UsageError("one of --show, --export, --import and --forget, without devices, --quick and --busy")
     if forget and as_json:
         raise click.UsageError("--json is for a profile, of which --forget leaves none")
     if forget:
@@ -71,14 +74,19 @@ def command(
         if target is not None:
             common.write(Path(target), encoded(known))
     else:
-        known = _measured(drivers, named, quick, as_json)
+        known = _measured(drivers, named, quick, as_json, busy=busy)
     if as_json:
         common.emit(_document(known))
     elif source is None and target is None:
         _print(known)
 
 
-def _measured(drivers: tuple[str, ...], named: tuple[str, ...], quick: bool, as_json: bool) -> MachineProfile:
+def _measured(
+    drivers: tuple[str, ...], named: tuple[str, ...], quick: bool, as_json: bool, *, busy: bool
+) -> MachineProfile:
+    waiting = 0.0 if busy else probed()
+    if waiting > NOTICED:
+        raise OperationFailed(f"the machine is busy: nnhal waits for a core {waiting:.0%} of the time; {OTHERWISE}")
     _prove(drivers, named, as_json)
     common.load_drivers(drivers, ())
     there = [entry.name for entry in discovery.found_with_engines() if entry.device is not None]
@@ -97,8 +105,29 @@ def _measured(drivers: tuple[str, ...], named: tuple[str, ...], quick: bool, as_
             measure()
             bar.advance(shown)
     profile = calibration.result(int(time.time()), before)
-    record.keep_profile(profile)
+    if calibration.disturbed > NOTICED and not busy:
+        why = f"the machine became busy: {calibration.disturbed:.0%} of the measurements had to wait for a core"
+        raise OperationFailed(f"{why}; {_beside(profile)}; {OTHERWISE}")
+    try:
+        record.keep_profile(profile)
+    except OperationFailed as error:
+        raise OperationFailed(f"{error}; {_beside(profile)}") from None
     return profile
+
+
+OTHERWISE = "must have nothing else to do, or --busy"
+
+
+def _beside(profile: MachineProfile) -> str:
+    """Write what was measured where it can be written, and say how it is used."""
+    import tempfile
+
+    try:
+        with tempfile.NamedTemporaryFile(prefix="nnhal-profile-", suffix=".json", delete=False) as file:
+            file.write(encoded(profile))
+    except OSError as error:
+        return f"what was measured cannot be written either: {error}"
+    return f"what was measured is in {file.name}: nnhal calibrate --import takes it"
 
 
 def _prove(drivers: Sequence[str], named: Sequence[str], quiet: bool) -> None:

@@ -1,4 +1,4 @@
-"""The folder that models are kept in: the user's own. Files in it are known by their digests; no link is followed."""
+"""The folder that models are kept in: the user's own. Files in it are known by their digests; no link in it is followed."""
 
 import hashlib
 import math
@@ -20,7 +20,12 @@ class Foreign(OSError):
 
 
 def private(root: Path, *below: str) -> Path:
-    """A folder (and those below it) of the user's own, made with mode 0700 where it is missing. Raises OSError."""
+    """A folder (and those below it) of the user's own, made with mode 0700 where it is missing. Raises OSError.
+
+    A link to it that is the user's own is followed, another's is not.
+    """
+    if root.is_symlink() and root.lstat().st_uid == os.geteuid():
+        root = Path(os.path.realpath(root))
     root.parent.mkdir(parents=True, exist_ok=True)
     for folder in (root, *(root.joinpath(*below[: n + 1]) for n in range(len(below)))):
         folder.mkdir(mode=0o700, exist_ok=True)
