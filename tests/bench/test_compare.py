@@ -12,6 +12,7 @@ from nnhal.bench.compare import (
     Difference,
     compare,
     difference,
+    drifts,
     each_operation,
     execute,
     intermediates,
@@ -157,3 +158,31 @@ def test_an_operation_alone_is_fed_with_the_other_devices_values():
     ] == [0]
     with pytest.raises(ValueError, match="shorter"):
         list(each_operation(of, Fake(), [], values, [1]))
+
+
+def scores(*rows: list[float]) -> list[np.ndarray]:
+    return [np.array([row], np.uint8) for row in rows]
+
+
+def test_outputs_of_whole_models_drift_by_elements_side_and_greatest():
+    b = Builder()
+    x = b.input((1, 3), "TENSOR_QUANT8_ASYMM", scale=0.5, zero_point=128)
+    made = b.finish([x], [b.relu(x)])
+    right = scores([10, 20, 5], [10, 20, 20], [7, 3, 1])
+    found = scores([11, 20, 5], [10, 19, 20], [7, 8, 1])
+    (drift,) = drifts(made, [([f], [e]) for f, e in zip(found, right, strict=True)], ["y"])
+    assert (drift.differing, drift.size, drift.worst, drift.lean) == (3, 9, 5, pytest.approx(5 / 3))
+    assert (drift.rows, drift.changed) == (3, 1), "of two that are the greatest either may be"
+
+
+def test_drift_of_floats_is_relative_and_infinite_where_a_number_is_missing():
+    found = [np.float32([1, 2.5, -4])], [np.float32([NAN, 2, 3])]
+    right = [np.float32([1, 2, -4])], [np.float32([1, 2, 3])]
+    one, other = ([(f, e)] for f, e in zip(found, right, strict=True))
+    b = Builder()
+    x = b.input((3,))
+    made = b.finish([x], [b.relu(x)])
+    (drift,) = drifts(made, one, ["y"])
+    assert (drift.worst, drift.lean, drift.differing, drift.changed) == (0.125, 0.125, 1, 0)
+    (drift,) = drifts(made, other, ["y"])
+    assert drift.worst == INF and drift.differing == 1

@@ -326,13 +326,13 @@ class Off(Device):
         from nnhal.drivers.reference import Interpreter
 
         kinds = [o.type for o in model.main.operations]
-        amount = self.off if kinds == [OperationType.ABS] else 0.0
+        amount = self.off if kinds == [OperationType.ABS] else np.float32(0)
 
         class Run(Interpreter):
             def run(self, request: Any, control: Any) -> None:
                 results = self.call(0, request.inputs, control)
                 for index, result in enumerate(results):
-                    request.write(index, result + np.float32(amount) if amount else result)
+                    request.write(index, result + np.float32(amount) if np.any(amount) else result)
 
         return Run(model)
 
@@ -382,7 +382,7 @@ def test_where_differences_begin_to_add_up_is_told(capsys):
     found = [diff.Pair(difference(n, 0.0), difference(n, n / 10)) for n in range(3)]
     b = Builder()
     x = b.input((4,))
-    diff._print(b.finish([x], [b.abs(x)]), diff.Findings(found, [], [p.whole for p in found[1:]], {}), "one", "other")
+    diff._print(b.finish([x], [b.abs(x)]), diff.Findings(found, [], [p.whole for p in found[1:]], [], {}), "one", "other")
     lines = capsys.readouterr().out.splitlines()
     assert "one agrees with other on each of 3 intermediates, its operation alone" in lines
     assert lines[-1] == "differences add up beyond the tolerance from ABS #1 on (%2 t2)"
@@ -640,3 +640,15 @@ def test_models_are_listed_or_their_paths_told(monkeypatch, capsys):
     assert json.loads(called(capsys, "models", "z", "q", "--json")[0]) == {"z": "/x/z", "q": "/x/q"}
     assert called(capsys, "models", "z")[0] == "z\t/x/z\n"
     assert called(capsys, "models", "--all")[0] == "z\t/x/z\no\t/x/o\nadd4\t/x/add4\n"
+
+
+def test_a_whole_model_whose_greatest_elements_change_is_warned_of(off, capsys, tmp_path):
+    """The device adds 5 to the first element: the greatest of 1, 2, 4, 0 is another one then."""
+    model = chained(tmp_path, "ABS")
+    words = "diff", model, "-d", "off", "-i", tmp_path / "x.npy"
+    assert "warning" not in "".join(called(capsys, *words))
+    off.off = np.float32([5, 0, 0, 0])
+    out, err = called(capsys, *words, code=1)
+    assert "in 1 of 1 rows another element is the greatest" in err and "outputs of the whole model" in out
+    found = json.loads(called(capsys, *words, "--json", "--samples", "3", code=1)[0])["outputs"]
+    assert [(each["rows"], each["changed"], each["differing"], each["size"]) for each in found] == [(3, 3, 3, 12)]

@@ -33,6 +33,49 @@ class Difference(Record, frozen=True):
         return self.worst <= (steps if quantised(self.type) else float_tolerance)
 
 
+class Drift(Record, frozen=True):
+    """How far one output of a whole model is off, over several inputs.
+
+    worst: as of `Difference`. lean: of the elements that differ the mean difference, in steps of a quantised type, else
+    relative to the greatest magnitude: far from 0 where an engine rounds to one side. rows: along the last dimension, as of
+    scores for classes; changed: those whose greatest element is another one, beyond a tie.
+    """
+
+    name: str
+    type: OperandType
+    worst: float
+    differing: int
+    size: int
+    lean: float
+    rows: int
+    changed: int
+
+
+def drifts(
+    model: Model, pairs: Sequence[tuple[Sequence[Array], Sequence[Array]]], names: Sequence[str]
+) -> Iterator[Drift]:
+    """Of each output. pairs: for each input what a device gives, and what is right."""
+    for place, (index, name) in enumerate(zip(model.main.outputs, names, strict=True)):
+        operand = model.main.operands[index]
+        off, scales, rows, changed = [], [], 0, 0
+        for actual, expected in pairs:
+            a, e = actual[place].astype(np.float64), expected[place].astype(np.float64)
+            if a.shape != e.shape:
+                a = np.full_like(e, np.nan)
+            off.append(np.where((a == e) | (np.isnan(a) & np.isnan(e)), 0.0, a - e).ravel())
+            scales.append(float(np.abs(e[np.isfinite(e)]).max(initial=0.0)))
+            if e.ndim and e.shape[-1] > 1 and e.size:
+                first, second = (np.reshape(x, (-1, e.shape[-1])) for x in (a, e))
+                rows += len(second)
+                lines = np.arange(len(second))
+                changed += int((second[lines, first.argmax(1)] != second.max(1)).sum())
+        every = np.where(np.isnan(found := np.concatenate(off)), np.inf, found)
+        every = every / (1.0 if quantised(operand.type) else max(*scales, 1e-30))
+        apart = every[every != 0]
+        worst, lean = float(np.abs(every).max(initial=0.0)), float(apart.mean()) if apart.size else 0.0
+        yield Drift(name, OperandType(operand.type), worst, apart.size, every.size, lean, rows, changed)
+
+
 def intermediates(model: Model, device: Device, inputs: Sequence[Array | None]) -> dict[int, Array]:
     """Every value that an operation of the main subgraph writes, from one run on the device; keys are operands."""
     written = [i for operation in model.main.operations for i in operation.outputs]

@@ -8,8 +8,18 @@ import click
 
 from nnhal.base.brief import counted
 from nnhal.base.errors import UnsupportedModel
+from nnhal.base.operands import quantised
 from nnhal.base.records import as_dict
-from nnhal.bench.compare import FLOAT_TOLERANCE, Difference, compare, each_operation, intermediates
+from nnhal.bench.compare import (
+    FLOAT_TOLERANCE,
+    Difference,
+    Drift,
+    compare,
+    drifts,
+    each_operation,
+    execute,
+    intermediates,
+)
 from nnhal.cli import common
 from nnhal.cli.inputs import read_inputs
 from nnhal.cli.main import ANSWER_NO
@@ -18,10 +28,11 @@ from nnhal.hal.claims import verdicts_by
 from nnhal.hal.device import Device
 from nnhal.model.graph import Model, operation_label
 from nnhal.runtime import discovery
-from nnhal.runtime.arguments import spec_of
+from nnhal.runtime.arguments import Spec, spec_of
 from nnhal.runtime.isolation import at_level
 
 ROWS = 12
+LEANS = 20  # elements that differ, from which on their side tells something
 NAME = 48  # characters of an operand's name
 
 
@@ -35,12 +46,13 @@ class Pair(NamedTuple):
 class Findings(NamedTuple):
     """What was found of all operands; those whose operation alone is out of tolerance; those where errors add up to that.
 
-    left: operations that the device does not take, and why.
+    outputs: of the whole model. left: operations that the device does not take, and why.
     """
 
     found: Sequence[Pair]
     bad: Sequence[Pair]
     drifted: Sequence[Difference]
+    outputs: Sequence[Drift]
     left: Mapping[int, str]
 
 
@@ -53,6 +65,9 @@ class Findings(NamedTuple):
 @common.isolate_option
 @click.option("--input", "-i", "files", multiple=True, help="[NAME=]FILE as for `nnhal run`. Default: random.")
 @click.option("--seed", default=0, help="Seed of random inputs.")
+@click.option(
+    "--samples", type=click.IntRange(1), default=1, show_default=True, help="Inputs that the outputs are compared for."
+)
 @click.option(
     "--tolerance", default=FLOAT_TOLERANCE, show_default=True, help="Floats: relative to the greatest magnitude."
 )
@@ -84,8 +99,10 @@ def command(model: str, device: str, against: str, files: Sequence[str], **optio
         right = intermediates(graph, other, inputs)
         bar.update(task, description=f"running on {device}")
         whole: dict[int, Difference] = {}
+        outputs: list[Drift] = []
         if not left:
             whole = {entry.operand: entry for entry in compare(graph, intermediates(graph, one, inputs), right)}
+            outputs = _drifts(graph, one, other, specs, files, options)
         bar.update(task, description=f"each operation on {device}", completed=len(graph.main.operations))
         alone: list[Difference] = []
         taken = [n for n in range(len(graph.main.operations)) if n not in left]
@@ -98,6 +115,7 @@ def command(model: str, device: str, against: str, files: Sequence[str], **optio
         found,
         [pair for pair in found if not pair.alone.within(*tolerance)],
         [pair.whole for pair in found if pair.whole and not pair.whole.within(*tolerance)],
+        outputs,
         left,
     )
     if options["as_json"]:
@@ -105,6 +123,19 @@ def command(model: str, device: str, against: str, files: Sequence[str], **optio
     else:
         _print(graph, findings, device, against)
     return ANSWER_NO if findings.bad else 0
+
+
+def _drifts(
+    graph: Model, one: Device, other: Device, specs: Sequence[Spec], files: Sequence[str], options: Mapping[str, Any]
+) -> list[Drift]:
+    """Of the outputs of whole models, for as many inputs as are asked for: what no file gives is random anew."""
+    pairs = []
+    for number in range(options["samples"]):
+        read = read_inputs(specs, files, options["seed"] + number, InputOptions(), graph.metadata)
+        inputs = [s.form.inside(g.array, f"input {s.name}") for s, g in zip(specs, read, strict=True)]
+        pairs.append((execute(graph, one, inputs), execute(graph, other, inputs)))
+    names = [graph.main.operands[i].name or f"output {n}" for n, i in enumerate(graph.main.outputs)]
+    return list(drifts(graph, pairs, names))
 
 
 def _device(name: str, graph: Model, options: Mapping[str, Any], isolate: bool) -> tuple[Device, dict[int, str]]:
@@ -127,7 +158,16 @@ def _json(graph: Model, findings: Findings) -> None:
     first = next((pair.alone.label for pair in findings.bad), None)
     drifted = next((entry.label for entry in findings.drifted), None)
     left = [{"operation": n, "label": _label(graph, n), "reason": why} for n, why in findings.left.items()]
-    common.emit({"first_out_of_tolerance": first, "first_added_up": drifted, "left_out": left, "operands": rows})
+    outputs = [as_dict(each) | {"type": each.type.name} for each in findings.outputs]
+    common.emit(
+        {
+            "first_out_of_tolerance": first,
+            "first_added_up": drifted,
+            "left_out": left,
+            "outputs": outputs,
+            "operands": rows,
+        }
+    )
 
 
 def _print(graph: Model, findings: Findings, device: str, against: str) -> None:
@@ -154,7 +194,35 @@ def _print(graph: Model, findings: Findings, device: str, against: str) -> None:
     if findings.drifted:
         drift = findings.drifted[0]
         say(f"differences add up beyond the tolerance from {drift.label} on (%{drift.operand} {drift.name})")
+    _print_outputs(findings.outputs, device, against)
     for n, why in findings.left.items():
         say(f"left out: {_label(graph, n)}, which {device} does not take: {why}")
     if findings.left:
         say("so the whole model was not compared, only each operation alone")
+
+
+def _print_outputs(outputs: Sequence[Drift], device: str, against: str) -> None:
+    """How far the outputs of the whole model are off, and a warning where that changes what they say."""
+    if not outputs:
+        return
+    rows = [
+        [
+            each.name[-NAME:],
+            each.type.name,
+            f"{each.differing} of {each.size}",
+            f"{each.worst:.3g}",
+            f"{each.lean:+.2g}" if each.differing else "",
+            f"{each.changed} of {each.rows}" if each.rows else "",
+        ]
+        for each in outputs[:ROWS]
+    ]
+    heads = ["output", "type", ">elements that differ", ">worst", ">mean of those", ">greatest that change"]
+    common.table(heads, rows, title="outputs of the whole model")
+    for each in outputs:
+        if each.changed:
+            what = f"in {each.changed} of {each.rows} rows another element is the greatest"
+            common.status.print(f"warning: {each.name} of {device} and of {against}: {what}", markup=False)
+        elif quantised(each.type) and each.differing >= LEANS and abs(each.lean) > 0.9 * each.worst:
+            side = "above" if each.lean > 0 else "below"
+            what = f"the {each.differing} elements that differ are nearly all {side}: {device} rounds to one side"
+            common.status.print(f"warning: {each.name}: {what}", markup=False)
