@@ -382,7 +382,9 @@ def test_where_differences_begin_to_add_up_is_told(capsys):
     found = [diff.Pair(difference(n, 0.0), difference(n, n / 10)) for n in range(3)]
     b = Builder()
     x = b.input((4,))
-    diff._print(b.finish([x], [b.abs(x)]), diff.Findings(found, [], [p.whole for p in found[1:]], [], {}), "one", "other")
+    diff._print(
+        b.finish([x], [b.abs(x)]), diff.Findings(found, [], [p.whole for p in found[1:]], [], {}), "one", "other"
+    )
     lines = capsys.readouterr().out.splitlines()
     assert "one agrees with other on each of 3 intermediates, its operation alone" in lines
     assert lines[-1] == "differences add up beyond the tolerance from ABS #1 on (%2 t2)"

@@ -221,8 +221,10 @@ def _print_outputs(outputs: Sequence[Drift], device: str, against: str) -> None:
     for each in outputs:
         if each.changed:
             what = f"in {each.changed} of {each.rows} rows another element is the greatest"
-            common.status.print(f"warning: {each.name} of {device} and of {against}: {what}", markup=False)
+            common.status.print(
+                f"warning: {each.name} of {device} and of {against}: {what}", markup=False, soft_wrap=True
+            )
         elif quantised(each.type) and each.differing >= LEANS and abs(each.lean) > 0.9 * each.worst:
             side = "above" if each.lean > 0 else "below"
             what = f"the {each.differing} elements that differ are nearly all {side}: {device} rounds to one side"
-            common.status.print(f"warning: {each.name}: {what}", markup=False)
+            common.status.print(f"warning: {each.name}: {what}", markup=False, soft_wrap=True)
