@@ -70,8 +70,8 @@ class Primitives(Protocol):
     def op(self, kind: str, *nodes: Node) -> Node:
         """A function of elements, with broadcasting: add, subtract, multiply, divide (rounded once), power, maximum,
         minimum, less, less_equal, greater, greater_equal, equal, not_equal, logical_and, logical_or, logical_not, select,
-        floor, ceiling, round (halves away from zero), abs, negative, exp, log, sin, sqrt, tanh, sigmoid, relu, hswish, prelu (slopes of the
-        same rank). Integers wrap around.
+        floor, ceiling, round (halves away from zero), abs, negative, exp, log, sin, sqrt, tanh, sigmoid, relu, hswish,
+        prelu (slopes of the same rank). Integers wrap around.
         """
 
     def clamp(self, x: Node, low: float, high: float) -> Node:
