@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 
 import nnhal
-from nnhal.base.codes import OperandType
+from nnhal.base.codes import Activation, OperandType
 from nnhal.base.errors import InvalidArgument, OperationFailed
-from nnhal.conformance.differential import arrays_of, judge, kernel_outputs, model_of, run
+from nnhal.conformance.differential import arrays_of, judge, kernel_outputs, model_of, run, tensors_of
+from nnhal.conformance.draw import AT_BOUNDS
 from nnhal.conformance.pool import children_of
-from nnhal.conformance.proving.hard import FAMILIES, hard_calls
+from nnhal.conformance.proving.hard import BOUNDED, FAMILIES, hard_calls
 from nnhal.conformance.proving.run import ProofOutcome, found_by, keep
 from nnhal.drivers.reference import Reference
 from nnhal.hal.choices import FormChoice, Proved
@@ -27,7 +28,7 @@ from nnhal.hal.device import Device, Hints, Prepared, prepared_by
 from nnhal.hal.proofs import choices_of, recall
 from nnhal.hal.wrappers import WithOptions
 from nnhal.ops import OPS
-from nnhal.ops.common import nhwc
+from nnhal.ops.common import ACTIVATION_RANGE, nhwc
 from nnhal.ops.convolution import convolved, depthwise, grouped
 from nnhal.ops.dense import fully_connected
 from nnhal.ops.schema import F32, Q8, Q8S
@@ -306,6 +307,19 @@ def test_hard_calls_tell_results_that_wrap_around_or_are_off_by_two(operation: s
 
     for wrong in (never_an_end, off_at_odd_depths):
         assert caught(operation, kind, wrong) >= 2, wrong.__name__
+
+
+@pytest.mark.parametrize("kind", [Q8, Q8S])
+@pytest.mark.parametrize("operation", BOUNDED)
+def test_hard_calls_tell_bounds_without_their_decimals_from_rounded_ones(operation: str, kind: int) -> None:
+    def cut(a: Any, *tensors: Any) -> Any:
+        bounds = ACTIVATION_RANGE[a.__dict__.get("activation") or Activation[operation]]
+        least, most = (int(bound / a.out.scale) + a.out.zero_point for bound in bounds)
+        return np.clip(OPS[operation].kernel(a, *tensors), least, most).astype(a.out.dtype)
+
+    calls = [call for call in hard_calls(operation, kind) if call.cell.values == AT_BOUNDS]
+    wrong = [call for call in calls if judge(call, kernel_outputs(call), [cut(call.bound, *tensors_of(call))])]
+    assert len({call.bound.out.scale for call in wrong}) >= 2
 
 
 def hard(operation: str, kind: int) -> Iterator[Any]:

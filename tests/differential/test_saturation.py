@@ -1,4 +1,5 @@
-"""At the ends of every quantised type every device is within one step, whichever form it runs an operation in.
+"""At the ends of every quantised type every device is within one step, whichever form it runs an operation in. At the bounds
+of activations it is exact.
 
 Every device runs hard calls in the form that it takes by itself: the exact one, where nothing is proved. One that knows
 several forms is proved first, in a process of its own; then it runs what was found right on calls that no proof has seen.
@@ -11,7 +12,7 @@ import pytest
 
 from nnhal.base.codes import type_name
 from nnhal.base.operands import quantised
-from nnhal.conformance.proving.hard import FAMILIES
+from nnhal.conformance.proving.hard import BOUNDED, FAMILIES
 from nnhal.conformance.proving.run import found_by, run_proofs, to_prove
 from nnhal.conformance.subject import Subject
 from nnhal.hal.choices import Proved
@@ -24,7 +25,7 @@ from tests.differential.ends import NOT_PROVED, off
 DEVICES = [
     found.name for found in discovery.found_with_engines() if found.device is not None and found.name != "reference"
 ]
-CELLS = [(name, kind) for name in FAMILIES for kind in OPS[name].types if quantised(kind)]
+CELLS = [(name, kind) for name in FAMILIES | BOUNDED for kind in OPS[name].types if quantised(kind)]
 EVERY = {"openvino": 7}  # `./check` runs every seventh hard call there, every third elsewhere; a whole run all
 LEAST = 5 if WHOLE else 2  # calls of an operation and type that a device that claims it at all has to run
 

@@ -23,12 +23,14 @@ from nnhal.drivers.kit.real.engine import Sliding
 from nnhal.drivers.openvino import engine
 from nnhal.drivers.openvino.device import TABLE, OpenVINO
 from nnhal.drivers.openvino.maths import Maths
+from nnhal.drivers.reference import Reference
 from nnhal.frontends.tensor import Tensor
 from nnhal.hal.cache.files import CacheContent, CacheFiles
 from nnhal.hal.device import Hints, prepared_by
 from nnhal.hal.request import Control
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
+from tests import requests
 
 ONES = Sliding((1, 1), (0, 0), (0, 0))
 
@@ -186,11 +188,58 @@ def test_nan_is_neither_lost_nor_true() -> None:
     assert np.isnan(run(unary("EXP", (3,)), x)[0]).tolist() == [True, False, False]
 
 
-def test_quotients_of_very_small_and_very_large_numbers_are_finite() -> None:
-    x, y = np.array([2e-38, 3e38, 3e38, 1e-37], np.float32), np.array([1.2e-38, 2.9e38, 1e38, 3e38], np.float32)
-    wanted = x.astype(np.float64) / y
-    np.testing.assert_allclose(run(binary("DIV", x), x, y)[0], wanted, rtol=1e-6, atol=1e-30)
-    assert "multiplies with the reciprocal of a constant" in verdict(binary("DIV", x, y))
+SPECIAL = [0.0, -0.0, 1.0, -3.0, 7.0, 41.0, np.inf, -np.inf, np.nan, 1e-45, -1e-40, 1.2e-38, 3e38, -3e38]
+NUMBERS = np.concatenate([SPECIAL, np.arange(1, 100) * 0.36159506, np.arange(1, 100) * 41]).astype(np.float32)
+
+
+def dividing(how: str, before: str, x: Array, y: Array) -> tuple[Model, list[Array]]:
+    """x / y, of which one may be a constant; what is computed comes from an operation that OpenVINO may divide in."""
+    b = nnhal.Builder()
+    given = [
+        b.input(values.shape) for values in (x, y) if values is (x if how == "by a constant" else y) or how == "both"
+    ]
+    ready = [behind(b, before, t) for t in given]
+    pairs = {"both": ready, "by a constant": [*ready, y], "of a constant": [x, *ready]}
+    inputs = {"both": [x, y], "by a constant": [x], "of a constant": [y]}
+    return b.finish(given, [b.div(*pairs[how], "none")]), inputs[how]
+
+
+def behind(b: nnhal.Builder, before: str, x: Tensor) -> Tensor:
+    """The same numbers, computed by an operation."""
+    if before == "FULLY_CONNECTED":
+        return b.fully_connected(x, np.eye(1, dtype=np.float32), np.zeros(1, np.float32))
+    if before == "CONV_2D":
+        pixels = b.reshape(x, [1, -1, 1, 1])
+        y = b.conv_2d(pixels, np.ones((1, 1, 1, 1), np.float32), np.zeros(1, np.float32), padding="valid")
+        return b.reshape(y, [-1, 1])
+    return b.mean(x, [1], 1) if before == "MEAN" else x
+
+
+@pytest.mark.parametrize("how", ["both", "by a constant", "of a constant"])
+@pytest.mark.parametrize("before", ["", "FULLY_CONNECTED", "CONV_2D", "MEAN"])
+def test_a_quotient_is_rounded_once(how: str, before: str) -> None:
+    """Also of subnormal numbers, zeros and infinities."""
+    x, y = (each.reshape(-1, 1) for each in np.meshgrid(NUMBERS[:60], NUMBERS[::3]))
+    model, inputs = dividing(how, before, np.ascontiguousarray(x), np.ascontiguousarray(y))
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(run(model, *inputs)[0], x / y)
+
+
+@pytest.mark.parametrize("scalar", [7.0, 1e-40, -1e-40])
+def test_a_quotient_by_one_number_is_rounded_once(scalar: float) -> None:
+    x, one = NUMBERS.reshape(-1, 1) + np.float32(0), np.full((1, 1), scalar, np.float32)  # a layer has no -0
+    for how, pair in (("by a constant", (x, one)), ("of a constant", (one, x))):
+        model, inputs = dividing(how, "CONV_2D", *pair)
+        with np.errstate(all="ignore"):
+            np.testing.assert_array_equal(run(model, *inputs)[0], pair[0] / pair[1])
+
+
+def test_a_quotient_by_what_is_computed_of_constants_is_rounded_once() -> None:
+    b = nnhal.Builder()
+    x, y = b.input(NUMBERS.shape), b.neg(b.constant(NUMBERS[::-1].copy()))
+    with np.errstate(all="ignore"):
+        wanted = NUMBERS / -NUMBERS[::-1]
+    np.testing.assert_array_equal(run(b.finish([x], [b.div(x, y, "none")]), NUMBERS)[0], wanted)
 
 
 def test_a_decoded_value_is_rounded_once() -> None:
@@ -503,6 +552,63 @@ def test_a_plain_lstm_has_any_number_of_steps_and_one_with_peepholes_64() -> Non
 
     assert verdict(model(100, peep=False)) == "" and verdict(model(64, peep=True)) == ""
     assert verdict(model(65, peep=True)) == "a sequence of 65 steps would be unrolled, at most 64 are"
+
+
+# ----------------------------------------------------------------------------------------------------- shared constants
+
+
+READERS: dict[str, Callable[[nnhal.Builder, Tensor, Tensor], Tensor]] = {
+    "FULLY_CONNECTED": lambda b, x, w: b.fully_connected(x, w, np.zeros(4, np.float32)),
+    "BATCH_MATMUL": lambda b, x, w: b.batch_matmul(x, w),
+    "BATCH_MATMUL of the transpose": lambda b, x, w: b.batch_matmul(x, w, adj_y=True),
+    "BATCH_MATMUL of a batch": lambda b, x, w: b.batch_matmul(b.reshape(x, [1, 2, 4]), b.reshape(w, [1, 4, 4])),
+    "CONV_2D": lambda b, x, w: b.conv_2d(
+        b.reshape(x, [1, 2, 1, 4]), b.reshape(w, [4, 1, 1, 4]), np.zeros(4, np.float32), padding="valid"
+    ),
+    "TRANSPOSE_CONV_2D": lambda b, x, w: b.transpose_conv_2d(
+        b.reshape(x, [1, 2, 1, 4]),
+        b.reshape(w, [4, 1, 1, 4]),
+        np.zeros(4, np.float32),
+        np.array([1, 2, 1, 4], np.int32),
+        scheme="valid",
+        stride_w=1,
+        stride_h=1,
+        nchw=False,
+    ),
+    "GATHER": lambda b, x, w: b.gather(w, 0, np.array([2, 1], np.int32)),
+    "RESHAPE, BATCH_MATMUL": lambda b, x, w: b.batch_matmul(b.reshape(x, [4, 2]), b.reshape(w, [2, 8])),
+}
+SOURCES: dict[str, Callable[[nnhal.Builder, Tensor], Tensor]] = {
+    "a constant": lambda b, w: w,
+    "computed of constants": lambda b, w: b.neg(w),
+    "a transpose of what is computed": lambda b, w: b.transpose(b.neg(w), [1, 0]),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("first", READERS)
+def test_each_reader_of_a_square_constant_has_its_layout(first: str, source: str) -> None:
+    """OpenVINO would pack it once, as its first reader needs it."""
+    b, rng = nnhal.Builder(), np.random.default_rng(0)
+    x, w = b.input((2, 4)), b.constant(rng.standard_normal((4, 4), np.float32))
+    read = SOURCES[source](b, w)
+    outputs = [READERS[name](b, x, again) for again in (read, w) for name in (first, *READERS)]
+    model, given = b.finish([x], outputs), rng.standard_normal((2, 4), np.float32)
+    wanted = requests.run(prepared_by(Reference(), model, Hints()), [given]).results
+    for actual, expected in zip(run(model, given), wanted, strict=True):
+        np.testing.assert_allclose(actual, expected, atol=1e-5)
+
+
+def test_readers_of_a_constant_in_one_layout_share_one_copy() -> None:
+    b = nnhal.Builder()
+    x, w = b.input((2, 4)), b.constant(np.arange(16, dtype=np.float32).reshape(4, 4))
+    outputs = [b.batch_matmul(x, w), b.batch_matmul(b.neg(x), w), b.batch_matmul(x, w, adj_y=True)]
+    graph = RealGraph(b.finish([x], outputs), Maths())
+    TABLE.lower(graph.model, partial(RealTask, graph))
+    _, kept = engine.compiled(
+        graph.inputs, graph.outputs(), graph.engine.constants, engine.settings(1, throughput=False)
+    )
+    assert [array.shape for array in kept] == [(4, 4)] * 2
 
 
 # ----------------------------------------------------------------------------------------------------------------- cache

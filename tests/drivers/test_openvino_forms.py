@@ -464,3 +464,43 @@ def test_quantised_operations_are_stated_as_fast_as_floats_where_a_fast_form_was
     kind = CHOICES[0][1]
     stated = [device(forms).capabilities().operands[kind] for forms in (Forms(), forms_of(lambda name: name == "ADD"))]
     assert stated[1].exec_time < stated[0].exec_time
+
+
+# ---------------------------------------------------------------------------------------------------------------- bounds
+
+
+def bounded(kind: str, how: str, activation: str, scale: float) -> Model:
+    """Every stored value within bounds that are no stored values, before a layer that makes 8 steps of one."""
+    b, limits = nnhal.Builder(), np.iinfo(KINDS[kind])
+    zero = int(limits.min) + 128
+    x = b.input((1, 16, 16, 1), kind, scale, zero)
+    if how == "alone":
+        y = getattr(b, activation)(x)
+    elif how == "max_pool_2d":
+        y = b.max_pool_2d(x, padding="valid", filter_size=1, activation=activation)
+    elif how == "add":
+        y = b.add(x, x, activation, scale=scale, zero_point=zero)
+    else:
+        y = unit_layer(b, x, activation, scale, zero)
+    return b.finish([x], [unit_layer(b, y, "none", scale / 8, zero)])
+
+
+def unit_layer(b: nnhal.Builder, x: Tensor, activation: str, scale: float, zero: int) -> Tensor:
+    """The same real numbers."""
+    one = b.constant(
+        np.full((1, 1, 1, 1), 100, np.int8), "TENSOR_QUANT8_SYMM_PER_CHANNEL", channel=ChannelQuant((0.01,), 0)
+    )
+    bias = b.constant(np.zeros(1, np.int32))
+    return b.conv_2d(x, one, bias, padding="valid", activation=activation, scale=scale, zero_point=zero)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("activation", ["relu1", "relu6"])
+@pytest.mark.parametrize("how", ["alone", "max_pool_2d", "add", "conv_2d"])
+def test_bounds_of_activations_are_the_stored_values_of_the_definition(how: str, activation: str, kind: str) -> None:
+    limits = np.iinfo(KINDS[kind])
+    x = np.arange(limits.min, limits.max + 1).astype(KINDS[kind]).reshape(1, 16, 16, 1)
+    for scale in (1.3, 0.7, 0.27):
+        model = bounded(kind, how, activation, scale)
+        assert layers(FAST, model) and all(map(in_integers, layers(FAST, model)))
+        np.testing.assert_array_equal(run(FAST, model, [x])[0], expected(model, [x])[0])

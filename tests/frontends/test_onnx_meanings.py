@@ -7,8 +7,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from nnhal import InvalidArgument, InvalidRequest, OperationFailed, UnsupportedModel, allocate, compile, load
+from nnhal.base.records import replace
 from nnhal.model.kept import kept as known
 from nnhal.model.kept import unkept
+from nnhal.ops import OPS
 from tests.frontends.onnx_models import by_nnhal, check, model, node, operations
 from tests.frontends.onnx_models import value as onnx_value
 
@@ -594,6 +596,19 @@ def test_the_remainder_of_reals_has_the_sign_of_the_divisor_unless_it_is_fmod(fm
     made = model(nodes, inputs, constants if of == "an input" else {**constants, "zero": np.float32(0)}, opset=21)
     (found,) = by_nnhal(made, inputs)
     np.testing.assert_allclose(found, (np.fmod if fmod else np.mod)(x, z), atol=1e-6)
+
+
+@pytest.mark.parametrize("last", [-np.inf, np.inf])
+def test_a_remainder_is_right_whatever_the_last_digit_of_a_quotient(monkeypatch, last):
+    """A device may round a quotient to either neighbour: 41 / 41 is 0.99999994 where it multiplies with the reciprocal."""
+
+    def near(a, x, y):
+        return np.nextafter(x / y, np.float32(last))
+
+    monkeypatch.setitem(OPS, "DIV", replace(OPS["DIV"], kernel=near))
+    x, z = (np.ravel(each).astype(np.float32) for each in np.meshgrid(np.arange(-60, 60), [41, 7, 3, -7, 0.75]))
+    (found,) = by_nnhal(model([node("Mod", "x z", "y", fmod=1)], {"x": x, "z": z}, opset=21), {"x": x, "z": z})
+    np.testing.assert_array_equal(found, np.fmod(x, z))
 
 
 @pytest.mark.parametrize("of", ["an input", "constants"])

@@ -42,6 +42,7 @@ INTEGERS = ("ordinary", "zeros", "largest")
 TRIES = 400
 LATE = 0.5  # of the parameters, where any is, are given at run time
 SHARE = 0.3  # of the elements of a class that are not ordinary
+AT_BOUNDS = "bounds"  # a class that is not drawn: each result lies at a bound of the activation, or is 0, and is exact
 
 
 def classes(kind: int) -> tuple[str, ...]:

@@ -4,6 +4,9 @@ An engine multiplies 8 bits in pairs and adds up in 16 where the processor has n
 16 or 32 bits, or in bfloat16; it forgets what is left over beside whole vectors. So the rows of an input and the channels of
 weights have all there is of one end, of the other, of both in turn; depths are 1, 3, 17 and 33; outputs are as coarse as the
 greatest sum needs, and finer. What is not of these families, and more of those that are, is drawn (`conformance.draw`).
+
+A kernel may also cut off the decimals of a bound that is no stored value. One quantisation step is within the tolerance, and
+all of RELU1 where steps are coarse. So results that lie at a bound, or are 0, must be those of the reference.
 """
 
 import math
@@ -18,7 +21,7 @@ from nnhal.base.codes import Activation, OperandType, Padding
 from nnhal.base.errors import InvalidModel
 from nnhal.base.operands import Array, ChannelQuant, Value, dtype_of
 from nnhal.base.records import replace
-from nnhal.conformance.draw import Call, Cell, cells, contents, draw
+from nnhal.conformance.draw import AT_BOUNDS, Call, Cell, cells, contents, draw
 from nnhal.ops import OPS
 from nnhal.ops.schema import F32, I32, Q8, Q8PC, REQUIRED, Form, bind
 
@@ -38,6 +41,7 @@ GROUPS = {
 WINDOWS = (3, 3), (1, 1), (2, 3)  # of filters
 WIDE_WINDOW = 17  # more elements than sums of 16 bits hold
 ROWS = 6
+BOUNDED_SCALES = 1.3, 0.7, 0.3, 0.27  # of which 1 or 6 is no multiple in float32
 
 C = TypeVar("C")
 Pattern = Callable[[np.random.Generator, int, int, int], Array]
@@ -68,6 +72,9 @@ def hard_calls(operation: str, kind: int, seed: int = 0) -> Iterator[Call]:
             except InvalidModel as error:  # zero points that the type does not have
                 if number == 0:
                     raise AssertionError(f"{operation}: {error}") from error
+    if operation in BOUNDED and dtype_of(kind).itemsize == 1:
+        for arguments, given, out in _bounded(Maker(operation, kind, rng)):
+            yield _call(operation, kind, arguments, given, out, AT_BOUNDS)
     for cell in cells([operation]):
         if cell.kind == kind:
             yield draw(cell, rng)
@@ -266,6 +273,58 @@ def _pools(m: Maker) -> Iterator[Made]:
         yield arguments, ["input"], (x.scale, x.zero_point)
 
 
+def _bounded(m: Maker) -> Iterator[Made]:
+    """Pictures of the least value, of 0 and of the greatest: results are far beyond the bounds of an activation, or 0."""
+    low, middle, high = m.zero_points()
+    make, activations = BOUNDED[m.operation], (Activation.RELU1, Activation.RELU6)
+    fused = m.operation not in {each.name for each in activations}
+    for scale, zero, activation in product(BOUNDED_SCALES, (low, middle, high), activations if fused else [None]):
+        levels = np.array([low, zero, high], dtype_of(m.kind))[:, None, None, None]
+        x = Value(m.kind, (3, 4, 4, 3), scale, zero, data=np.broadcast_to(levels, (3, 4, 4, 3)).copy())
+        arguments = make(m, x) | ({} if activation is None else {"activation": activation})
+        names = ["input1", "input2"] if "input2" in arguments else ["input"]
+        yield {names[0]: x, **arguments}, names, (scale, zero)
+
+
+def _with_units(m: Maker, x: Value) -> dict[str, Any]:
+    """A layer of which each output is the sum of its inputs."""
+    depthwise, transposed = m.operation == "DEPTHWISE_CONV_2D", m.operation == "TRANSPOSE_CONV_2D"
+    shape, axis = ((1, 1, 1, 3), 3) if depthwise else ((3, 1, 1, 1 if m.operation == "GROUPED_CONV_2D" else 3), 0)
+    weights = Value(Q8PC, shape, channel=ChannelQuant((1.0,) * 3, axis), data=np.ones(shape, np.int8))
+    more: dict[str, Any] = {"depth_multiplier": 1} if depthwise else {}
+    more |= {"nchw": False} if transposed or m.operation == "GROUPED_CONV_2D" else {}
+    more |= {"groups": 3} if m.operation == "GROUPED_CONV_2D" else {}
+    pads = dict.fromkeys(("pad_left", "pad_right", "pad_top", "pad_bottom"), 0)
+    more |= pads if transposed else {"scheme": Padding.VALID}
+    bias = Value(I32, (3,), data=np.zeros(3, np.int32))
+    return {"filter": weights, "bias": bias, "stride_w": 1, "stride_h": 1, **more}
+
+
+def _dense(m: Maker, x: Value) -> dict[str, Any]:
+    _, middle, _ = m.zero_points()
+    weights = Value(m.kind, (3, 48), 1.0, middle, data=np.full((3, 48), middle + 1, dtype_of(m.kind)))
+    return {"weights": weights, "bias": Value(I32, (3,), x.scale, data=np.zeros(3, np.int32))}
+
+
+def _with_a_constant(m: Maker, x: Value) -> dict[str, Any]:
+    """0, or 1 for products."""
+    _, middle, _ = m.zero_points()
+    stored = middle + 2 * (m.operation == "MUL")
+    return {"input2": Value(m.kind, x.shape, 0.5, middle, data=np.full(x.known, stored, dtype_of(m.kind)))}
+
+
+def _window(m: Maker, x: Value) -> dict[str, Any]:
+    return {"scheme": Padding.VALID, "stride_w": 1, "stride_h": 1, "filter_w": 2, "filter_h": 2}
+
+
+BOUNDED: dict[str, Callable[[Maker, Value], dict[str, Any]]] = {
+    **dict.fromkeys(("CONV_2D", "DEPTHWISE_CONV_2D", "GROUPED_CONV_2D", "TRANSPOSE_CONV_2D"), _with_units),
+    "FULLY_CONNECTED": _dense,
+    **dict.fromkeys(("ADD", "SUB", "MUL"), _with_a_constant),
+    **dict.fromkeys(("AVERAGE_POOL_2D", "MAX_POOL_2D"), _window),
+    **dict.fromkeys(("RELU1", "RELU6"), lambda m, x: {}),
+}
+
 FAMILIES: dict[str, Callable[[Maker], Iterator[Made]]] = {
     **dict.fromkeys(("CONV_2D", "DEPTHWISE_CONV_2D", "GROUPED_CONV_2D", "TRANSPOSE_CONV_2D"), _convolutions),
     "FULLY_CONNECTED": _fully_connected,
@@ -275,7 +334,14 @@ FAMILIES: dict[str, Callable[[Maker], Iterator[Made]]] = {
 }
 
 
-def _call(operation: str, kind: int, arguments: dict[str, Any], given: Sequence[str], out: tuple[float, int]) -> Call:
+def _call(
+    operation: str,
+    kind: int,
+    arguments: dict[str, Any],
+    given: Sequence[str],
+    out: tuple[float, int],
+    values: str = "hard",
+) -> Call:
     """A call of the form that has these arguments."""
     op = OPS[operation]
     number, form = next((n, form) for n, form in enumerate(op.forms) if arguments.keys() <= {a.name for a in form})
@@ -284,7 +350,7 @@ def _call(operation: str, kind: int, arguments: dict[str, Any], given: Sequence[
     bound = bind(op, inputs, outputs)
     made = tuple(replace(v, shape=s) for v, s in zip(outputs, bound.shapes, strict=True))
     places = tuple(form.places[name] for name in given)
-    return Call(Cell(op, number, kind, "hard"), tuple(inputs), made, places, bound)
+    return Call(Cell(op, number, kind, values), tuple(inputs), made, places, bound)
 
 
 def _inputs(form: Form, arguments: dict[str, Any]) -> list[Value | None]:

@@ -16,6 +16,8 @@ from nnhal.drivers.openvino.engine import opset, ov
 LAYERS = frozenset({"avg_pool", "convolution", "convolution_backprop_data", "group_convolution"})
 NOT_FOLDED = LAYERS | {"elu", "gather_elements", "gru_sequence", "lstm_sequence"}
 CHOICES = frozenset({"maximum", "minimum", "select"})  # of integers, which a kernel of several computes in float32
+UNCONVERTED = "nonconvertable_divide_0"  # OpenVINO's mark of divisions that it keeps
+TINY, SHIFT = np.finfo(np.float32).tiny, np.float32(2.0**32)
 PASSED_ON = frozenset({"Convert", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 
@@ -40,13 +42,25 @@ class RefusingOperations:
                 node = make(*arguments, **more)
             except (RuntimeError, ov().exceptions.OVError) as error:
                 raise Refused(f"OpenVINO's {kind} does not take it: {last_line(error)}") from error
-            if kind == "parameter" or any(x.get_node().get_name() in self._moving for x in node.input_values()):
+            if kind == "parameter" or any(map(self.move, node.input_values())):
                 self._moving.add(node.get_name())
             elif kind in NOT_FOLDED:
                 raise Refused(f"OpenVINO's {kind} of constants alone is wrong from the second execution on")
             return node
 
         return made
+
+    def move(self, x: Node) -> bool:
+        """Whether the values of a node depend on the execution."""
+        return out(x).get_node().get_name() in self._moving
+
+    def folded(self, x: Node) -> Array:
+        """The elements of what is computed of constants alone."""
+        model = ov().Model([opset().result(x)], [])
+        tensor = ov().Tensor(model.output(0).get_element_type(), model.output(0).get_shape())
+        if not model.evaluate([tensor], []):
+            raise Refused(f"OpenVINO cannot compute {out(x).get_node().get_type_name()} of constants alone")
+        return np.array(tensor.data)
 
 
 def last_line(error: Exception) -> str:
@@ -100,11 +114,41 @@ class Maths(KnownConstants):
     def op(self, kind: str, *nodes: Node) -> Node:
         if kind == "round":
             return self.o.round(*nodes, "half_away_from_zero")
+        if kind == "divide":
+            return self.quotient(*nodes)
         if kind == "abs" and len(self.shape(nodes[0]) or ()) == 1:  # behind parts that are joined it changes these
             return self.squeeze(self.o.abs(self.unsqueeze(nodes[0], 0)), 0)
         if kind in CHOICES and self.dtype(nodes[-1]) == np.int32:
             return self._alone(getattr(self.o, kind)(*map(self._alone, nodes)))
         return getattr(self.o, kind)(*nodes)
+
+    def quotient(self, x: Node, y: Node) -> Node:
+        """x / y rounded once. OpenVINO keeps a division that is marked, and multiplies with the reciprocal in others."""
+        if self.o.move(x) and not self.o.move(y):
+            x, y = self.beside_constant(x, y)
+        elif self.o.move(y) and not self.o.move(x):
+            y, x = self.beside_constant(y, x)
+        found = self.o.divide(x, y)
+        found.get_rt_info()[UNCONVERTED] = True
+        return found
+
+    def beside_constant(self, x: Node, constant: Node) -> tuple[Node, Node]:
+        """What is computed and a constant, one of which is divided by the other; the constant is chosen at execution.
+
+        A layer that has a division by a constant inside multiplies with the reciprocal, and takes a constant that is divided
+        for the divisor. OpenVINO takes a subnormal constant for 0: both numbers are scaled there.
+        """
+        constant = self.written(constant)
+        known = self.constants[self.name_of(constant)]
+        small = (np.abs(known) < TINY) & (known != 0)
+        if small.any():
+            factors = np.where(small, SHIFT, np.float32(1))
+            x, constant = self.o.multiply(x, self.constant(factors)), self.constant(known * factors)
+        return x, self.o.select(self.o.less(x, x), self.o.constant(np.float32(1)), constant)
+
+    def written(self, constant: Node) -> Node:
+        """A constant, also for what is computed of constants alone."""
+        return constant if self.elements(constant) is not None else self.constant(self.o.folded(constant))
 
     def _alone(self, x: Node) -> Node:
         """The same elements, between what OpenVINO would make one kernel of."""
@@ -221,7 +265,20 @@ class Maths(KnownConstants):
     def matmul(self, x: Node, y: Node, turn_x: bool = False, turn_y: bool = False) -> Node:
         if self.shape(y) == (1, 1) and not turn_x:  # fused with a product before it, it does not compile
             return self.o.multiply(x, y)
-        return self.o.matmul(x, y, turn_x, turn_y)
+        rows, turned = self.by_output(y, turn_y)
+        return self.o.matmul(x, rows, turn_x, turned)
+
+    def by_output(self, factor: Node, turned: bool) -> tuple[Node, bool]:
+        """A constant factor as a matrix with a row for each output, and whether it is one.
+
+        OpenVINO packs constant factors, and finds a packed one by its address and its shape when packed. A square constant
+        that one product reads as it lies and another transposed would be packed once, for the first of both.
+        """
+        if self.o.move(factor) or self.decodes(factor):
+            return factor, turned
+        factor = self.written(factor)
+        last = len(self.known(factor)) - 1
+        return factor if turned else self.transpose(factor, (*range(last - 1), last, last - 1)), True
 
     def mean_pool(self, x: Node, how: Sliding, padded: bool = False) -> Node:
         pads = list(how.before), list(how.after)

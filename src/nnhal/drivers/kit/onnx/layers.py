@@ -11,7 +11,6 @@ from nnhal.drivers.kit import bounds, product_scales, stored_bounds, window
 from nnhal.drivers.kit.movement import interpolation, nearest, repeats
 from nnhal.drivers.kit.onnx.graph import (
     FLOATS,
-    QUANTS,
     SIGN,
     OnnxTask,
     entry,
@@ -26,6 +25,7 @@ from nnhal.ops.transposed import cut, spread
 
 SQUARED = 2.0**50  # numbers up to here are squared
 NEAR = 2.0**17  # steps of the output up to which sums of rounded numbers are near to what they should be
+AWAY = 1 + 2.0**-21  # brings a half of a mean of integers over the half, and nothing else of up to 4,096 of 8 bits
 LEAST = float(np.finfo(np.float32).min)
 WIDEST = 64  # radius of sums of shifted tensors
 WAYS = ("uint8", "float")  # products in the processor's own instructions, or of steps
@@ -50,12 +50,15 @@ def new_sizes(t: OnnxTask) -> tuple[int, ...]:
 def pool(t: OnnxTask) -> None:
     """Padding does not count. The greatest of quantised elements are those of the greatest stored values."""
     how = sliding(t)
-    if t.name == "AVERAGE_POOL_2D":
-        t.give(t.as_given(t.o.AveragePool(t.image(t.real("input")), **how)))
-    elif t.a.T in QUANTS:
-        t.put(clipped(t, t.as_given(t.o.MaxPool(t.image(t.x("input")), **how))))
+    kind = t.o.AveragePool if t.name == "AVERAGE_POOL_2D" else t.o.MaxPool
+    if t.a.T in FLOATS:
+        t.give(t.as_given(kind(t.image(t.real("input")), **how)))
+    elif t.name == "AVERAGE_POOL_2D":
+        zero = SIGN if t.a.T == Q8S else np.uint8(0)  # what stands for a stored 0
+        means = kind(t.image(t.o.DequantizeLinear(t.x("input"), 1.0, zero)), **how)
+        t.put(clipped(t, t.as_given(t.o.QuantizeLinear(t.o.Mul(means, AWAY), 1.0, zero))))
     else:
-        t.give(t.as_given(t.o.MaxPool(t.image(t.x("input")), **how)))
+        t.put(clipped(t, t.as_given(kind(t.image(t.x("input")), **how))))
 
 
 def clipped(t: OnnxTask, y: str) -> str:

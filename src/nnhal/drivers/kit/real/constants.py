@@ -24,6 +24,7 @@ class KnownConstants(ABC):
     def __init__(self) -> None:
         self.constants: dict[str, Array] = {}
         self._scaled: dict[str, Scaled] = {}
+        self._transposed: dict[tuple[str, tuple[int, ...]], Node] = {}
 
     @abstractmethod
     def name_of(self, x: Node) -> str:
@@ -49,6 +50,10 @@ class KnownConstants(ABC):
         """As of `Primitives`."""
         return self.constants.get(self.name_of(x))
 
+    def decodes(self, x: Node) -> bool:
+        """Whether `scaled` made a node."""
+        return self.name_of(x) in self._scaled
+
     def scaled(self, whole: Array, scales: Array) -> Node:
         """As of `Primitives`."""
         found = Scaled(np.ascontiguousarray(whole), np.ascontiguousarray(scales))
@@ -57,12 +62,15 @@ class KnownConstants(ABC):
         return node
 
     def transpose(self, x: Node, order: Sequence[int]) -> Node:
-        """As of `Primitives`."""
+        """As of `Primitives`. All readers of a constant in one order share one copy."""
         name = self.name_of(x)
         if name in self._scaled:
             return self.scaled(*(array.transpose(order) for array in self._scaled[name]))
         if name in self.constants:
-            return self.constant(np.ascontiguousarray(self.constants[name].transpose(order)))
+            key = name, tuple(order)
+            if key not in self._transposed:
+                self._transposed[key] = self.constant(np.ascontiguousarray(self.constants[name].transpose(order)))
+            return self._transposed[key]
         return self.turned(x, order)
 
     def reshape(self, x: Node, shape: Sequence[int]) -> Node:

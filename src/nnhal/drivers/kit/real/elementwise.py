@@ -9,8 +9,6 @@ from nnhal.drivers.kit.real.graph import FLOATS, FORMS, NUMBERS, QUANTS, RealTas
 from nnhal.ops.common import ACTIVATION_RANGE, type_range
 from nnhal.ops.schema import B8, F32, I32, Q8PC, Q8SYMM, Q16A, Q16S
 
-STEEPEST = 2.0**125  # constant divisors
-FAR_OFF, SHIFT = 2.0**100, 2.0**32  # divisors that are scaled, and by how much
 LARGEST = 2.0**31 - 128  # the greatest float32 that is an int32
 EVERY = NUMBERS | {B8}
 TINY = np.finfo(np.float32).tiny
@@ -23,11 +21,11 @@ INTEGERS: dict[str, tuple[str, bool | None]] = {  # which of the two, 0 or not, 
     "LESS_EQUAL": ("equal", True),
     "GREATER_EQUAL": ("equal", False),
 }
-KINDS = {"ADD": "add", "SUB": "subtract", "MUL": "multiply", "NEG": "negative", "LOGISTIC": "sigmoid"}
+KINDS = {"ADD": "add", "SUB": "subtract", "MUL": "multiply", "DIV": "divide", "NEG": "negative", "LOGISTIC": "sigmoid"}
 KINDS |= {"HARD_SWISH": "hswish"}  # the others are called what NNAPI calls them
 
 
-@entry("SIN", "LOG", "SQRT", "FLOOR", types=FLOATS)
+@entry("DIV", "SIN", "LOG", "SQRT", "FLOOR", types=FLOATS)
 @entry("LOGICAL_AND", "LOGICAL_OR", "LOGICAL_NOT", types=frozenset((B8,)))
 @entry("ABS", "NEG", types=FLOATS | {I32})
 @entry("ADD", "SUB", "MUL", types=NUMBERS, forms=FORMS)
@@ -44,24 +42,6 @@ def exponential(t: RealTask) -> None:
     """Of a NaN engines make a number."""
     x = t.x("input")
     t.give(t.op("select", t.missing(x), x, t.op("exp", x)))
-
-
-@entry("DIV", types=FLOATS)
-def divide(t: RealTask) -> None:
-    """Engines multiply with the reciprocal, which leaves float32 for very small and large divisors: both are scaled."""
-    (x, y), known = t.xs(), t.a.input2.data
-    if known is None:
-        size = t.op("abs", y)
-        less = t.op("select", t.op("less", t.f32(FAR_OFF), size), t.f32(1 / SHIFT), t.f32(1))
-        factor = t.op("select", t.op("less", size, t.f32(1 / FAR_OFF)), t.f32(SHIFT), less)
-        x, y = t.op("multiply", x, factor), t.op("multiply", y, factor)
-    else:
-        size = np.abs(known.astype(np.float32))  # STEEPEST is infinite in float16
-        near = (size == 0) | ((size > 1 / STEEPEST) & (size < STEEPEST))
-        t.require(
-            near.all(), f"{t.o.name} multiplies with the reciprocal of a constant, which is no normal float32 here"
-        )
-    t.give(t.op("divide", x, y))
 
 
 @entry("MAXIMUM", "MINIMUM", types=NUMBERS)

@@ -68,10 +68,10 @@ class Primitives(Protocol):
         """Elements in another type; what does not fit is undefined."""
 
     def op(self, kind: str, *nodes: Node) -> Node:
-        """A function of elements, with broadcasting: add, subtract, multiply, divide, power, maximum, minimum, less,
-        less_equal, greater, greater_equal, equal, not_equal, logical_and, logical_or, logical_not, select, floor, ceiling,
-        round (halves away from zero), abs, negative, exp, log, sin, sqrt, tanh, sigmoid, relu, hswish, prelu (slopes of the
-        same rank). Integers wrap around.
+        """A function of elements, with broadcasting: add, subtract, multiply, divide (rounded once), power, maximum,
+        minimum, less, less_equal, greater, greater_equal, equal, not_equal, logical_and, logical_or, logical_not, select,
+        floor, ceiling, round (halves away from zero), abs, negative, exp, log, sin, sqrt, tanh, sigmoid, relu, hswish,
+        prelu (slopes of the same rank). Integers wrap around.
         """
 
     def clamp(self, x: Node, low: float, high: float) -> Node:

@@ -144,10 +144,16 @@ class RealGraph(Generic[E]):
         stored = type_range(value.type)
         return self.engine.levels(self.converted(self.held(index), np.float32), stored, real_ends(value))
 
-    def hold_levels(self, index: int, node: Node) -> None:
-        """Let an operand be what stands for real values, in the form for kernels of 8 bits."""
+    def hold_levels(self, index: int, node: Node, within: tuple[float, float]) -> None:
+        """Let an operand be what stands for real values within bounds, in the form for kernels of 8 bits.
+
+        The bounds are stored values, as the definition rounds them. Kernels of 8 bits would cut off their decimals.
+        """
         value = self.value(index)
         stored = self.engine.levels(node, real_ends(value), type_range(value.type))
+        low, high = encode(value, np.array(within, np.float32)).tolist()
+        if [low, high] != [*type_range(value.type)]:
+            stored = self.engine.clamp(stored, float(low), float(high))
         self.hold(index, self.engine.convert(stored, value.dtype))
 
 
@@ -215,15 +221,14 @@ class RealTask(LoweringTask):
         """Give an output by its real values, which are kept within the activation's bounds."""
         low, high = bounds(self.a) if within is None else within
         value = self.value(number)
-        if self.eight and encode(value, np.array((low, high), np.float32)).tolist() == [*type_range(value.type)]:
-            low, high = -np.inf, np.inf  # where the type ends
+        if self.eight:
+            self.graph.hold_levels(self.operation.outputs[number], node, (low, high))
+            return
         if high < np.inf:
             node = self.o.clamp(node, low, high)
         elif low == 0:
             node = self.op("relu", node)
-        if self.eight:
-            self.graph.hold_levels(self.operation.outputs[number], node)
-        elif value.quantised:
+        if value.quantised:
             self.give_steps(self.op("divide", node, self.f32(float(scales_of(value)))), number)
         else:
             self.hold(node, number)

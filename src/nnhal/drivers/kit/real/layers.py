@@ -232,14 +232,15 @@ def batch_matmul(t: RealTask) -> None:
 # -------------------------------------------------------------------------------------------------------------- pooling
 
 
-@entry("AVERAGE_POOL_2D", "MAX_POOL_2D", forms=FORMS)
-@entry("L2_POOL_2D")
+@entry("MAX_POOL_2D", forms=FORMS)
+@entry("AVERAGE_POOL_2D", "L2_POOL_2D")
 def pool(t: RealTask) -> None:
-    """Means are over the real elements; a quantised one is of stored values."""
+    """Means are over the real elements; a quantised one is of stored values. Kernels of 8 bits round halves of means to
+    even, so that a mean has no form for them.
+    """
     how = sliding(t, (t.a.filter_h, t.a.filter_w))
     if t.eight:
-        make = t.o.mean_pool if t.name == "AVERAGE_POOL_2D" else t.o.max_pool
-        t.give(t.layout(make(t.image(t.x("input")), how)))
+        t.give(t.layout(t.o.max_pool(t.image(t.x("input")), how)))
         return
     x = t.image(t.graph.converted(t.stored("input"), np.float32))
     if t.name == "AVERAGE_POOL_2D":

@@ -1,0 +1,50 @@
+"""Exact halves of a quantisation step are rounded as the definition says on every device, in every form.
+
+A step is within the tolerance. A device that rounds all halves another way drifts, and a classifier behind it gives other
+classes.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.base.operands import Array
+from nnhal.runtime import discovery
+
+WAYS = [
+    (found.name, forms)
+    for found in discovery.found_with_engines()
+    if found.device is not None and found.name != "reference"
+    for forms in (("exact", "fast") if found.device.proofs is not None else ("",))
+]
+KINDS = {"TENSOR_QUANT8_ASYMM": np.uint8, "TENSOR_QUANT8_ASYMM_SIGNED": np.int8}
+
+
+def windows(dtype: type, size: int) -> Iterator[Array]:
+    """Windows of so many elements around every stored value, of which half the sums are halves of their number."""
+    limits = np.iinfo(dtype)
+    for least in range(int(limits.min), int(limits.max)):
+        yield np.arange(size) % 2 + least  # the mean is a half above the least
+    for least in range(int(limits.min), int(limits.max)):
+        yield (np.arange(size) > 0) + least  # and next to a whole number
+
+
+@pytest.mark.parametrize(("name", "forms"), WAYS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("window", [(2, 1), (2, 2), (2, 3), (4, 7), (8, 8)])
+def test_halves_of_means_are_rounded_away_from_a_stored_0(
+    name: str, forms: str, kind: str, window: tuple[int, int]
+) -> None:
+    size, dtype, zero = window[0] * window[1], KINDS[kind], int(np.iinfo(KINDS[kind]).min) + 100
+    x = np.stack(list(windows(dtype, size)), -1).reshape(1, *window, -1).astype(dtype)
+    b = nnhal.Builder()
+    given = b.input(x.shape, kind, 0.1, zero)
+    y = b.average_pool_2d(given, padding="valid", filter_w=window[1], filter_h=window[0], stride_w=1, stride_h=1)
+    options = {name: {"forms": forms}} if forms else None
+    model = b.finish([given], [y])
+    sums = x.astype(np.int64).sum((1, 2)).ravel()
+    wanted = (2 * abs(sums) + size) // (2 * size) * np.sign(sums)
+    with nnhal.compile(model, devices=[name], fallback="forbid", driver_options=options) as compiled:
+        assert np.asarray(compiled(x)).ravel().tolist() == wanted.tolist()
