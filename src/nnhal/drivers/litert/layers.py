@@ -248,6 +248,7 @@ def batch_matmul(t: Task) -> None:
         inner = x.known[-2 if a.adj_x else -1]
         fits = inner * sums.reach(x) * sums.reach(y) <= sums.capacity(ratio)
         t.require(fits, f"a product of scale {x.scale * y.scale:g} may exceed the 32 bits that LiteRT has for it")
+    t.graph.keep_transposed(t.x("x"), t.x("y"))
     t.emit(t.name, [t.x("x"), t.x("y")], t.out, "BatchMatMul", adjX=t.a.adj_x, adjY=t.a.adj_y)
 
 
