@@ -18,6 +18,8 @@ from nnhal.conformance.differential import (
     run,
 )
 from nnhal.conformance.draw import Call, Cell, cells, draw
+from nnhal.conformance.proving.worker import Wrong as Wrongs
+from nnhal.conformance.proving.worker import compared
 from nnhal.hal.device import Hints, prepared_by
 from nnhal.hal.wrappers import Wrapper
 from nnhal.ops import OPS
@@ -89,6 +91,28 @@ def test_a_wrong_device_is_found_out(name, kind, spoil):
     found = list(compare_device(Wrong(spoil), discovery.cpu(), cell, rng, 24))
     assert len(found) == 24
     assert sum(r.outcome == "differs" for r in found) > 12
+
+
+class WrongBesideOthers(Wrong):
+    """The reference, wrong where it is compiled for several threads."""
+
+    def __init__(self):
+        super().__init__(lambda x: x + np.float32(1))
+
+    def prepare(self, model, hints):
+        return super().prepare(model, hints) if hints.threads > 1 else self.inner.prepare(model, hints)
+
+
+def test_a_device_that_is_wrong_with_several_threads_alone_is_found_out():
+    rng, cell = np.random.default_rng(2), Cell(OPS["ADD"], 0, F32, "ordinary")
+    found = [r.outcome for r in compare_device(WrongBesideOthers(), discovery.cpu(), cell, rng, 8, reruns=1)]
+    assert sorted(found) == ["agrees"] * 4 + ["differs"] * 4
+
+
+def test_a_proof_looks_at_kernels_for_several_threads_too():
+    worst = Wrongs()
+    assert compared(WrongBesideOthers(), added([1.0], [2.0]), worst) == ""
+    assert worst.share == 1 / 3
 
 
 def test_a_device_that_fails_where_it_may_not_is_found_out():

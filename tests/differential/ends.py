@@ -6,7 +6,7 @@ from itertools import chain, islice
 
 import numpy as np
 
-from nnhal.conformance.differential import arrays_of, as_code, model_of, run
+from nnhal.conformance.differential import THREADS, arrays_of, as_code, model_of, run
 from nnhal.conformance.proving.hard import hard_calls
 from nnhal.hal.claims import considered_by
 from nnhal.hal.device import Device, Hints, prepared_by
@@ -21,8 +21,10 @@ def off(
 ) -> tuple[str, Counter[str]]:
     """The worst result of every Nth hard call, "" where all are within a step, and how many ran and were refused."""
     worst, problem, came = 1, "", Counter[str]()
-    for call in islice(chain(*(hard_calls(operation, kind, seed) for seed in seeds)), 0, None, every):
-        model, hints = model_of(call), Hints(threads=1)
+    for number, call in enumerate(
+        islice(chain(*(hard_calls(operation, kind, seed) for seed in seeds)), 0, None, every)
+    ):
+        model, hints = model_of(call), Hints(threads=THREADS[number % len(THREADS)])
         claims = considered_by(device, model, hints)
         if claims.refused():
             claims.let_go()

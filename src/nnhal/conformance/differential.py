@@ -8,6 +8,7 @@ a NaN gets that is clipped. A device may say that its results do more (`hal.devi
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import singledispatch
+from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from nnhal.ops.schema import F16, F32, Arg, Bound, bind, output_at
 Outputs = list[Array | None]
 ORDERS = 64  # units in the last place that summing up in another order may cost, against the sum of magnitudes
 OPEN = 0.15  # of the models say nothing of their dimensions
+THREADS = (1, 2)  # of compilations: an engine may have another kernel for several threads
 CLIPS = {"RELU": (0.0,), "RELU1": (-1.0, 1.0), "RELU6": (0.0, 6.0)}
 
 
@@ -264,11 +266,15 @@ class Result(Record, frozen=True):
 def compare_device(
     device: Device, reference: Device, cell: Cell, rng: np.random.Generator, draws: int, reruns: int = 4
 ) -> Iterator[Result]:
-    """Draw calls of one cell and compare a device with the reference; each model that it takes runs `reruns` times."""
+    """Draw calls of one cell and compare a device with the reference; each model that it takes runs `reruns` times.
+
+    Models are compiled for each number of THREADS in turn. Which is the first is drawn apart: `rng` draws the same calls.
+    """
+    threads = islice(cycle(THREADS), int(rng.spawn(1)[0].integers(len(THREADS))), None)
     while draws > 0:
         call = draw(cell, rng, open=bool(rng.random() < OPEN))
         model = model_of(call)
-        hints = Hints(threads=1)
+        hints = Hints(threads=next(threads))
         claims = considered_by(device, model, hints)
         refused = [*claims.refused().values()]
         if refused:

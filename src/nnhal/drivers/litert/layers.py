@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nnhal.base.codes import Padding as Scheme
-from nnhal.base.operands import Array, ChannelQuant, Shape, Value
+from nnhal.base.operands import Array, ChannelQuant, Shape, Unknown, Value
 from nnhal.base.records import replace
 from nnhal.drivers.litert import sums
 from nnhal.drivers.litert.common import SAME, VALID, activation, pad, padded, scheme
@@ -176,7 +176,7 @@ def convolution(t: Task) -> None:
         t.require_room((height, width, a.filter_h, a.filter_w), POINTER, TAPS)
     else:
         t.require_room((batch, height, width, *sizes(w.weights)[1:]), w.x.value.dtype.itemsize, TAPS)
-    x, how = padded(t, w.x)
+    x, how = padded(t, w.x, apart=not depthwise and t.a.T in FLOATS and covers(a))
     options = {"strideW": a.stride_w, "strideH": a.stride_h, "fusedActivationFunction": activation(t), "padding": how}
     if a.form_has("dilation_w"):
         options |= {"dilationWFactor": a.dilation_w, "dilationHFactor": a.dilation_h}
@@ -185,6 +185,19 @@ def convolution(t: Task) -> None:
         t.emit(t.name, [x, w.weights, w.bias], w.out, "DepthwiseConv2D", **options)
     else:
         t.emit("CONV_2D", [x, w.weights, w.bias], w.out, "Conv2D", **options)
+
+
+def covers(a: Bound) -> bool:
+    """Whether a filter is as large as the picture, and has more places than the first, which meets no padding.
+
+    LiteRT's kernel of floats for several threads computes that first place alone.
+    """
+    try:
+        around = [padding(a, axis) for axis in "hw"]
+        whole = (a.filter_h, a.filter_w) == (a.height, a.width)
+    except Unknown:
+        return False
+    return whole and all(before == 0 for before, _ in around) and any(after for _, after in around)
 
 
 @entry("TRANSPOSE_CONV_2D")
