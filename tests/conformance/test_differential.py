@@ -115,6 +115,24 @@ def test_a_proof_looks_at_kernels_for_several_threads_too():
     assert worst.share == 1 / 3
 
 
+def in_a_row(many):
+    """A call of so many equal products, and their sum as float32 makes it one after the other."""
+    x = np.full((1, many), 1.05, np.float32)
+    arguments = tensor(x), tensor(np.ones_like(x)), tensor([0.0]), scalar(0)
+    return call("FULLY_CONNECTED", *arguments, out=Value(F32, None)), [np.cumsum(x, 1)[:, -1:]]
+
+
+@pytest.mark.parametrize("many", [2000, 5000])
+def test_products_that_are_added_one_after_the_other_are_right_where_a_device_says_that_it_does_so(many):
+    summed, actual = in_a_row(many)
+    wanted = kernel_outputs(summed)
+    assert judge(summed, wanted, actual).startswith("output 0 differs")
+    assert judge(summed, wanted, actual, ["long_sums"]) == ""
+    for off in (-1, 1):
+        beyond = [wanted[0] * np.float32(1 + off * 1.1 * many / 4 * 2**-24)]
+        assert judge(summed, wanted, beyond, ["long_sums"]).startswith("output 0 differs")
+
+
 def test_a_device_that_fails_where_it_may_not_is_found_out():
     class Failing(Wrong):
         def prepare(self, model, hints):

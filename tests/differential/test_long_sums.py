@@ -97,12 +97,57 @@ def test_a_large_flat_picture_has_no_deviation_to_normalise(device: str) -> None
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_mean_of_many_equal_steps_is_that_step(device: str) -> None:
-    kind = {"scale": 0.37, "zero_point": 3}
-    for step in (4, 101, 255):
-        b = nnhal.Builder()
-        x = b.input((1, 1000, 1000, 1), "TENSOR_QUANT8_ASYMM", **kind)
-        pooled = b.average_pool_2d(x, padding="valid", filter_size=1000)
-        model = b.finish([x], [b.mean(x, along(1, 2), True), pooled])
-        with nnhal.compile(model, devices=[device], fallback="forbid") as compiled:
-            found = compiled(np.full((1, 1000, 1000, 1), step, np.uint8))
-        assert [y.item() for y in found] == [step, step]
+    b = nnhal.Builder()
+    x = b.input((1, 1024, 1024, 1), "TENSOR_QUANT8_ASYMM", scale=0.37, zero_point=0)
+    model = b.finish([x], [b.mean(x, along(1, 2), True)])
+    with nnhal.compile(model, devices=[device], fallback="forbid") as compiled:
+        for step in (50, 177):
+            assert compiled(np.full(x.value.known, step, np.uint8)).item() == step
+
+
+COUNT, WINDOW = 16_384, 128
+ONES = {
+    "FULLY_CONNECTED": lambda b: (
+        x := b.input((2, COUNT)),
+        b.fully_connected(x, np.ones((2, COUNT), np.float32), np.zeros(2, np.float32)),
+    ),
+    "BATCH_MATMUL": lambda b: (x := b.input((2, COUNT)), b.batch_matmul(x, np.ones((COUNT, 2), np.float32))),
+    "CONV_2D": lambda b: (
+        x := b.input((1, WINDOW, WINDOW, 1)),
+        b.conv_2d(x, np.ones((2, WINDOW, WINDOW, 1), np.float32), np.zeros(2, np.float32), padding="valid"),
+    ),
+    "DEPTHWISE_CONV_2D": lambda b: (
+        x := b.input((1, WINDOW, WINDOW, 2)),
+        b.depthwise_conv_2d(
+            x,
+            np.ones((1, WINDOW, WINDOW, 2), np.float32),
+            np.zeros(2, np.float32),
+            padding="valid",
+            depth_multiplier=1,
+        ),
+    ),
+    "TRANSPOSE_CONV_2D": lambda b: (
+        x := b.input((1, 1, 1, COUNT)),
+        b.transpose_conv_2d(
+            x,
+            np.ones((1, 1, 1, COUNT), np.float32),
+            np.zeros(1, np.float32),
+            padding=((0, 0), (0, 0)),
+            stride=1,
+            nchw=False,
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ONES)
+def test_many_products_lose_what_the_device_says_and_little_on_the_reference(device: str, name: str) -> None:
+    (found,) = discovery.select([device])
+    room = COUNT / 4 * 2.0**-24 if "long_sums" in found.relaxations else ROOM / 2
+    b = nnhal.Builder()
+    x, y = ONES[name](b)
+    with nnhal.compile(b.finish([x], [y]), devices=[device], fallback="forbid") as compiled:
+        for number in NUMBERS:
+            result = np.asarray(compiled(np.full(x.value.known, number)), np.float64)
+            assert np.abs(result / (COUNT * float(number)) - 1).max() <= room, (number, result)
