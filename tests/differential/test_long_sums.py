@@ -85,13 +85,14 @@ def test_large_windows_move_and_meet_padding_as_small_ones(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_large_flat_picture_has_no_deviation_to_normalise(device: str) -> None:
+@pytest.mark.parametrize("side", [11, SIDE])
+def test_a_flat_picture_has_no_deviation_to_normalise(device: str, side: int) -> None:
     b = nnhal.Builder()
-    x = b.input((1, SIDE, SIDE, 2))
+    x = b.input((1, side, side, 2))
     model = b.finish([x], [b.instance_normalization(x, 1.0, 0.5, 1e-3, nchw=False)])
     with nnhal.compile(model, devices=[device], fallback="forbid") as compiled:
         for number in NUMBERS:
-            found = compiled(np.full((1, SIDE, SIDE, 2), number, np.float32))
+            found = compiled(np.full((1, side, side, 2), number, np.float32))
             np.testing.assert_allclose(found, 0.5, atol=1e-5)
 
 

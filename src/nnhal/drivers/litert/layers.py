@@ -8,7 +8,7 @@ import numpy as np
 from nnhal.base.codes import Padding as Scheme
 from nnhal.base.operands import Array, ChannelQuant, Shape, Unknown, Value
 from nnhal.base.records import replace
-from nnhal.drivers.kit.sums import mean_windows, stages
+from nnhal.drivers.kit.sums import mean_windows
 from nnhal.drivers.litert import sums
 from nnhal.drivers.litert.common import SAME, VALID, activation, pad, padded, scheme
 from nnhal.drivers.litert.graph import COARSEST, FLOATS, QUANTS, EngineTensor, require_scales
@@ -423,10 +423,10 @@ def instance_normalisation(t: Task) -> None:
         a.epsilon >= LEAST_EPSILON, f"epsilon is {a.epsilon:g}, squares that vanish count below {LEAST_EPSILON:g}"
     )
     axes, out = t.constant([1, 2]), t.image_out()
-    greatest, scale, over, mean, variance, share, least, some, bounded, factor, gain = (
-        t.along(x.value, (1, 2)) for _ in range(11)
+    greatest, scale, over, mean, rest, variance, share, least, some, bounded, factor, gain = (
+        t.along(x.value, (1, 2)) for _ in range(12)
     )
-    sizes, smaller, centred, squares, scaled = (t.temporary(x.value) for _ in range(5))
+    sizes, smaller, near, centred, squares, scaled = (t.temporary(x.value) for _ in range(6))
     t.emit("ABS", [x], sizes)
     t.emit("REDUCE_MAX", [sizes, axes], greatest, "Reducer", keepDims=True)
     t.emit("MUL", [greatest, t.constant(1 / SQUARED, np.float32)], over, "Mul")
@@ -435,12 +435,9 @@ def instance_normalisation(t: Task) -> None:
     t.emit("DIV", [t.constant(a.epsilon, np.float32), scale], share, "Div")
     t.emit("DIV", [share, scale], least, "Div")
     add_up(t, "MEAN", smaller, (1, 2), mean)
-    t.emit("SUB", [smaller, mean], centred, "Sub")
-    if stages(x.value.shape, (1, 2)):  # what the mean of many is off by is no deviation
-        rest, near = t.along(x.value, (1, 2)), t.temporary(x.value)
-        add_up(t, "MEAN", centred, (1, 2), rest)
-        t.emit("SUB", [centred, rest], near, "Sub")
-        centred = near
+    t.emit("SUB", [smaller, mean], near, "Sub")
+    add_up(t, "MEAN", near, (1, 2), rest)  # what the mean is off by is no deviation
+    t.emit("SUB", [near, rest], centred, "Sub")
     t.emit("MUL", [centred, centred], squares, "Mul")
     add_up(t, "MEAN", squares, (1, 2), variance)
     t.emit("ADD", [variance, least], some, "Add")

@@ -17,7 +17,7 @@ from nnhal.drivers.kit.movement import nearest, repeats
 from nnhal.drivers.kit.numbers import stored_bounds, window
 from nnhal.drivers.kit.real.engine import Node, Sliding
 from nnhal.drivers.kit.real.graph import FAR, FLOATS, FORMS, RealTask, entry, scales_of
-from nnhal.drivers.kit.sums import greatest_sum, mean_windows, reach, stages
+from nnhal.drivers.kit.sums import greatest_sum, mean_windows, reach
 from nnhal.ops.common import axis_of
 from nnhal.ops.resize import new_size
 from nnhal.ops.schema import Q8S
@@ -316,8 +316,7 @@ def instance_normalisation(t: RealTask) -> None:
     scale = t.op("maximum", t.op("multiply", greatest, t.f32(1 / SQUARED)), t.f32(1))
     less = t.op("divide", x, scale)
     centred = t.op("subtract", less, t.add_up("mean", less, axes))
-    if stages(t.o.shape(x), axes):  # what the mean of many is off by is no deviation
-        centred = t.op("subtract", centred, t.add_up("mean", centred, axes))
+    centred = t.op("subtract", centred, t.add_up("mean", centred, axes))  # what the mean is off by is no deviation
     variance = t.add_up("mean", t.op("multiply", centred, centred), axes)
     least = t.op("divide", t.op("divide", t.f32(a.epsilon), scale), scale)
     root = t.op("sqrt", t.op("maximum", t.op("add", variance, least), t.f32(LEAST)))
