@@ -212,11 +212,11 @@ def test_what_a_device_refuses_is_told_with_its_reason_once_for_each_draw():
     assert not device.hints
 
 
-def test_a_device_is_asked_for_one_thread_and_some_models_say_nothing_of_their_dimensions():
+def test_a_device_is_asked_for_one_thread_and_for_two_and_some_models_say_nothing_of_their_dimensions():
     device = Noting()
     found = list(compare_device(device, discovery.cpu(), FLOOR, np.random.default_rng(2), 120, reruns=1))
     assert len(found) == 120 and {r.outcome for r in found} == {"agrees"}
-    assert {hints.threads for hints in device.hints} == {1}
+    assert [hints.threads for hints in device.hints] in ([1, 2] * 60, [2, 1] * 60)
     unknown = [0 in m.main.operands[m.main.inputs[0]].dimensions for m in device.models if m.main.inputs]
     assert 0.07 < sum(unknown) / len(unknown) < 0.25
     assert 0.07 < sum(r.call.open for r in found) / len(found) < 0.25

@@ -18,6 +18,8 @@ from nnhal.conformance.differential import (
     run,
 )
 from nnhal.conformance.draw import Call, Cell, cells, draw
+from nnhal.conformance.proving.worker import Wrong as Wrongs
+from nnhal.conformance.proving.worker import compared
 from nnhal.hal.device import Hints, prepared_by
 from nnhal.hal.wrappers import Wrapper
 from nnhal.ops import OPS
@@ -89,6 +91,46 @@ def test_a_wrong_device_is_found_out(name, kind, spoil):
     found = list(compare_device(Wrong(spoil), discovery.cpu(), cell, rng, 24))
     assert len(found) == 24
     assert sum(r.outcome == "differs" for r in found) > 12
+
+
+class WrongBesideOthers(Wrong):
+    """The reference, wrong where it is compiled for several threads."""
+
+    def __init__(self):
+        super().__init__(lambda x: x + np.float32(1))
+
+    def prepare(self, model, hints):
+        return super().prepare(model, hints) if hints.threads > 1 else self.inner.prepare(model, hints)
+
+
+def test_a_device_that_is_wrong_with_several_threads_alone_is_found_out():
+    rng, cell = np.random.default_rng(2), Cell(OPS["ADD"], 0, F32, "ordinary")
+    found = [r.outcome for r in compare_device(WrongBesideOthers(), discovery.cpu(), cell, rng, 8, reruns=1)]
+    assert sorted(found) == ["agrees"] * 4 + ["differs"] * 4
+
+
+def test_a_proof_looks_at_kernels_for_several_threads_too():
+    worst = Wrongs()
+    assert compared(WrongBesideOthers(), added([1.0], [2.0]), worst) == ""
+    assert worst.share == 1 / 3
+
+
+def in_a_row(many):
+    """A call of so many equal products, and their sum as float32 makes it one after the other."""
+    x = np.full((1, many), 1.05, np.float32)
+    arguments = tensor(x), tensor(np.ones_like(x)), tensor([0.0]), scalar(0)
+    return call("FULLY_CONNECTED", *arguments, out=Value(F32, None)), [np.cumsum(x, 1)[:, -1:]]
+
+
+@pytest.mark.parametrize("many", [2000, 5000])
+def test_products_that_are_added_one_after_the_other_are_right_where_a_device_says_that_it_does_so(many):
+    summed, actual = in_a_row(many)
+    wanted = kernel_outputs(summed)
+    assert judge(summed, wanted, actual).startswith("output 0 differs")
+    assert judge(summed, wanted, actual, ["long_sums"]) == ""
+    for off in (-1, 1):
+        beyond = [wanted[0] * np.float32(1 + off * 1.1 * many / 4 * 2**-24)]
+        assert judge(summed, wanted, beyond, ["long_sums"]).startswith("output 0 differs")
 
 
 def test_a_device_that_fails_where_it_may_not_is_found_out():

@@ -6,7 +6,7 @@ from itertools import chain, islice
 
 import numpy as np
 
-from nnhal.conformance.differential import arrays_of, as_code, model_of, run
+from nnhal.conformance.differential import THREADS, arrays_of, as_code, model_of, run
 from nnhal.conformance.draw import AT_BOUNDS
 from nnhal.conformance.proving.hard import hard_calls
 from nnhal.hal.claims import considered_by
@@ -25,8 +25,10 @@ def off(
     At a bound there is no step to be within.
     """
     worst, problem, came = 1, "", Counter[str]()
-    for call in islice(chain(*(hard_calls(operation, kind, seed) for seed in seeds)), 0, None, every):
-        model, hints = model_of(call), Hints(threads=1)
+    for number, call in enumerate(
+        islice(chain(*(hard_calls(operation, kind, seed) for seed in seeds)), 0, None, every)
+    ):
+        model, hints = model_of(call), Hints(threads=THREADS[number % len(THREADS)])
         claims = considered_by(device, model, hints)
         if claims.refused():
             claims.let_go()

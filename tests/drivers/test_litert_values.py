@@ -229,3 +229,29 @@ def test_an_axis_named_twice_counts_once(name, axes):
     twice = np.int32([a if a >= 0 else 0 for a in axes])  # the first of two dimensions
     found = on_litert(name, [[1.0, 2.0], [3.0, 5.0]], axes=twice, keep_dims=0 if name == "MEAN" else False)
     assert found.tolist() == {"REDUCE_SUM": [4, 7], "REDUCE_MAX": [3, 5], "MEAN": [2, 3.5]}[name]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("bias", ["given", "computed", "constant"])
+@pytest.mark.parametrize("shape", [(1, 2), (2, 1), (2, 2)], ids=str)
+@pytest.mark.parametrize("explicit", [False, True])
+def test_a_filter_as_large_as_the_picture_has_every_place(shape, bias, threads, explicit):
+    rng, (height, width) = np.random.default_rng(0), shape
+    x, weights, added = (
+        rng.integers(-3, 4, dims).astype(np.float32) for dims in ((2, *shape, 3), (2, *shape, 3), (2,))
+    )
+    b = Builder()
+    given = [b.input(x.shape)]
+    if bias != "constant":
+        given.append(b.input(added.shape))
+    z = {"given": lambda: given[1], "computed": lambda: b.neg(given[1]), "constant": lambda: added}[bias]()
+    padding = ((0, height - 1), (0, width - 1)) if explicit else "same"
+    model = b.finish(given, [b.conv_2d(given[0], weights, z, padding=padding)])
+    for xnnpack in (True, False):
+        options = {"litert": {"xnnpack": xnnpack}}
+        with nnhal.compile(model, devices="litert", threads=threads, driver_options=options) as compiled:
+            found = compiled(x, -added if bias == "computed" else added) if bias != "constant" else compiled(x)
+        whole = np.pad(x, ((0, 0), (0, height - 1), (0, width - 1), (0, 0)))
+        for row, column in np.ndindex(shape):
+            part = whole[:, row : row + height, column : column + width]
+            np.testing.assert_array_equal(found[:, row, column], np.einsum("bhwc,ohwc->bo", part, weights) + added)

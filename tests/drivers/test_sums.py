@@ -1,11 +1,13 @@
-"""How great sums of products become, worked out by hand, and what drivers refuse because of them."""
+"""How great and how long sums become, worked out by hand, and what drivers refuse or cut because of them."""
+
+from typing import Any
 
 import numpy as np
 import pytest
 
-from nnhal.base.operands import Value
+from nnhal.base.operands import Array, Value
 from nnhal.drivers.kit.forms import Refused
-from nnhal.drivers.kit.sums import greatest_sum, require_32_bits
+from nnhal.drivers.kit.sums import IN_A_ROW, Stage, greatest_sum, require_32_bits, stages, summed, unpadded
 from nnhal.ops.schema import I32, Q8S
 
 X = Value(Q8S, (2, 3), 0.5, 3)  # -128 is 131 steps from its zero point
@@ -34,3 +36,57 @@ def test_sums_that_only_a_bias_takes_beyond_32_bits_are_refused() -> None:
     require_32_bits(greatest_sum(X, WEIGHTS, 0, bias(2**31 - 1 - 131 * 11, 0)))
     with pytest.raises(Refused, match="leave 32 bits"):
         require_32_bits(greatest_sum(X, WEIGHTS, 0, bias(0, 2**31 - 131 * 11)))
+
+
+# ------------------------------------------------------------------------------------------------------- long sums
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [
+        ((513, 2), {0}),
+        ((2, 2049), {1}),
+        ((1, 28, 28, 3), {1, 2}),
+        ((2, 1024, 1024), {1, 2}),
+        ((4_000_000,), {0}),
+        ((1021, 3, 1021), {0, 2}),
+        ((7, 30, 40, 50), {0, 1, 2, 3}),
+        ((65_537,), {0}),
+        ((2**31 - 1,), {0}),
+    ],
+    ids=str,
+)
+def test_a_long_sum_is_cut_into_blocks_that_cover_it_and_have_512_terms_in_a_row_together(
+    shape: tuple[int, ...], axes: set[int]
+) -> None:
+    parts = stages(shape, axes)
+    assert sum(stage.cut[stage.along] for stage in parts) <= IN_A_ROW
+    left, kept = int(np.prod(shape)), int(np.prod([size for axis, size in enumerate(shape) if axis not in axes]))
+    for stage in parts:
+        assert np.prod(stage.shape) == left
+        padded = list(stage.shape)
+        padded[stage.axis] += stage.more
+        assert np.prod(padded) == np.prod(stage.cut) and stage.more <= stage.shape[stage.axis] / 8
+        left = int(np.prod(stage.cut)) // stage.cut[stage.along]
+    assert left == kept
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes"), [((512, 3), {0}), ((3, 2048), {1}), ((7, 7, 10_000), {0, 1}), ((10_000, 9), set()), ((), set())]
+)
+def test_a_short_sum_is_the_engines_own(shape: tuple[int, ...], axes: set[int]) -> None:
+    assert stages(shape, axes) == []
+
+
+@pytest.mark.parametrize(("shape", "axes"), [((1021, 3, 1021), (0, 2)), ((2, 600, 3), (1,)), ((1, 60, 60, 2), (1, 2))])
+@pytest.mark.parametrize("kind", [np.sum, np.mean])
+def test_a_sum_in_stages_is_the_sum(shape: tuple[int, ...], axes: tuple[int, ...], kind: Any) -> None:
+    x = np.random.default_rng(0).integers(-9, 10, shape).astype(np.float64)
+    parts = stages(shape, set(axes))
+
+    def pad(x: Array, stage: Stage) -> Array:
+        return np.pad(x, [(0, stage.more * (axis == stage.axis)) for axis in range(x.ndim)])
+
+    found = summed(x, parts, np.reshape, pad, lambda x, stage: kind(x, stage.along))
+    found = found * unpadded(parts) if kind is np.mean else found
+    np.testing.assert_allclose(found.ravel(), kind(x, axes).ravel(), rtol=1e-12, atol=1e-12)

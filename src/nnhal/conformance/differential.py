@@ -8,6 +8,7 @@ a NaN gets that is clipped. A device may say that its results do more (`hal.devi
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import singledispatch
+from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from nnhal.base.operands import Array, Value, quantised
 from nnhal.base.records import Record, replace
 from nnhal.conformance.compare import tolerance
 from nnhal.conformance.draw import AT_BOUNDS, Call, Cell, contents, draw
+from nnhal.drivers.kit.sums import IN_A_ROW
 from nnhal.hal.claims import considered_by
 from nnhal.hal.device import Device, Hints, Prepared, prepared_by
 from nnhal.hal.request import UNLIMITED
@@ -29,6 +31,7 @@ from nnhal.ops.schema import F16, F32, Arg, Bound, bind, output_at
 Outputs = list[Array | None]
 ORDERS = 64  # units in the last place that summing up in another order may cost, against the sum of magnitudes
 OPEN = 0.15  # of the models say nothing of their dimensions
+THREADS = (1, 2)  # of compilations: an engine may have another kernel for several threads
 CLIPS = {"RELU": (0.0,), "RELU1": (-1.0, 1.0), "RELU6": (0.0, 6.0)}
 
 
@@ -155,10 +158,13 @@ def judge(
 
     relaxations: what the device says that its results may do (`hal.device.RELAXATIONS`).
     """
+    in_a_row = "long_sums" in relaxations and call.cell.op.sums == "products"
     problem = compare(call, wanted, actual)
     if problem and "infinities" in relaxations:
         actual = [unbounded(x, w) for x, w in zip(actual, wanted, strict=True)]
         problem = compare(call, wanted, actual)
+    if problem and in_a_row:
+        problem = compare(call, wanted, actual, in_a_row=True)
     if problem and "subnormals" in relaxations:
         return compare(call, kernel_outputs(call, flush=True), actual) and problem
     return problem
@@ -172,19 +178,24 @@ def unbounded(actual: Array | None, wanted: Array | None) -> Array | None:
     return np.where(greatest & np.isinf(wanted) & (np.sign(actual) == np.sign(wanted)), wanted, actual)
 
 
-def kernel_outputs(call: Call, *, flush: bool = False, magnitudes: bool = False) -> list[Array]:
-    """What the reference kernel makes of a call: of its values, of those with 0 for subnormal ones, of their magnitudes."""
+def kernel_outputs(call: Call, *, flush: bool = False, magnitudes: bool = False, ones: bool = False) -> list[Array]:
+    """What the reference kernel makes of a call: of its values, of those with 0 for subnormal ones, of their magnitudes, of
+    ones in the place of all.
+    """
     a, tensors = bound_of(call), tensors_of(call, flush)
-    if magnitudes:
-        tensors = [np.abs(x) if isinstance(x, np.ndarray) and x.dtype.kind == "f" else x for x in tensors]
+    if magnitudes or ones:
+        other = np.ones_like if ones else np.abs
+        tensors = [other(x) if isinstance(x, np.ndarray) and x.dtype.kind == "f" else x for x in tensors]
         a.__dict__.pop("activation", None)
     with np.errstate(all="ignore"):
         results = a.op.kernel(a, *tensors)
     return list(results) if isinstance(results, tuple | list) else [results]
 
 
-def compare(call: Call, wanted: Sequence[Array | None], actual: Sequence[Array | None]) -> str:
-    """As `judge`, for a device that computes with subnormal numbers."""
+def compare(
+    call: Call, wanted: Sequence[Array | None], actual: Sequence[Array | None], *, in_a_row: bool = False
+) -> str:
+    """As `judge`, for a device that computes with subnormal numbers. in_a_row: as of `agreeing`."""
     for number, (w, g) in enumerate(zip(wanted, actual, strict=True)):
         label = f"output {number}"
         if output_at(call.cell.op, number).undefined:
@@ -193,7 +204,7 @@ def compare(call: Call, wanted: Sequence[Array | None], actual: Sequence[Array |
             return f"{label} has no value"
         if g.shape != w.shape or g.dtype != w.dtype:
             return f"{label} is {g.dtype}{list(g.shape)}, must be {w.dtype}{list(w.shape)}"
-        bad = ~agreeing(call, number, w, g)
+        bad = ~agreeing(call, number, w, g, in_a_row=in_a_row)
         if bad.any():
             bad &= ~np.asarray(open_masks(call, len(wanted))[number], bool)
         if bad.any():
@@ -219,8 +230,11 @@ def open_masks(call: Call, count: int) -> list[Any]:
     return masks
 
 
-def agreeing(call: Call, number: int, wanted: Array, actual: Array) -> Array:
-    """Which elements of an output are within the tolerance."""
+def agreeing(call: Call, number: int, wanted: Array, actual: Array, *, in_a_row: bool = False) -> Array:
+    """Which elements of an output are within the tolerance.
+
+    in_a_row: of products that are added up one after the other, which rounds each time.
+    """
     value = call.outputs[number]
     if call.cell.values == AT_BOUNDS:
         return np.asarray(actual == wanted)
@@ -234,7 +248,9 @@ def agreeing(call: Call, number: int, wanted: Array, actual: Array) -> Array:
     if call.cell.op.sums and value.type in (F32, F16):
         total = kernel_outputs(call, magnitudes=True)[number]
         size = np.abs(np.where(np.isfinite(total), total, 0).astype(np.float64))
-        room = np.where(np.isfinite(e) & ~np.isfinite(total), np.inf, room + size * ORDERS * np.finfo(np.float32).eps)
+        terms = kernel_outputs(call, ones=True)[number] if in_a_row else 0
+        orders = ORDERS * np.maximum(1, terms / IN_A_ROW)
+        room = np.where(np.isfinite(e) & ~np.isfinite(total), np.inf, room + size * orders * np.finfo(np.float32).eps)
         if call.cell.op.sums == "products":
             factors = [x for x in tensors_of(call) if isinstance(x, np.ndarray) and x.dtype.kind == "f"]
             if not all(np.isfinite(x).all() for x in factors):
@@ -266,11 +282,15 @@ class Result(Record, frozen=True):
 def compare_device(
     device: Device, reference: Device, cell: Cell, rng: np.random.Generator, draws: int, reruns: int = 4
 ) -> Iterator[Result]:
-    """Draw calls of one cell and compare a device with the reference; each model that it takes runs `reruns` times."""
+    """Draw calls of one cell and compare a device with the reference; each model that it takes runs `reruns` times.
+
+    Models are compiled for each number of THREADS in turn. Which is the first is drawn apart: `rng` draws the same calls.
+    """
+    threads = islice(cycle(THREADS), int(rng.spawn(1)[0].integers(len(THREADS))), None)
     while draws > 0:
         call = draw(cell, rng, open=bool(rng.random() < OPEN))
         model = model_of(call)
-        hints = Hints(threads=1)
+        hints = Hints(threads=next(threads))
         claims = considered_by(device, model, hints)
         refused = [*claims.refused().values()]
         if refused:

@@ -53,6 +53,7 @@ MOST_AT_ONCE = 4096  # executions
 RELAXATIONS = {
     "float16": "between operations float16 may be float32: not rounded, and not infinite beyond 65504",
     "infinities": "an infinite result may be the greatest number of its type",
+    "long_sums": "a sum of n products or exponentials may be off by n / 4 units of 2**-24 of the sum of their magnitudes",
     "subnormals": "numbers nearer to 0 than the least normal one may be taken for 0, going in and coming out",
 }
 

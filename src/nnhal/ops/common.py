@@ -19,6 +19,8 @@ ACTIVATION_RANGE = {
     Activation.RELU6: (0.0, 6.0),
 }
 
+INNER = 1024  # products that one float32 sums up
+
 # The float before 1/2: added to what lies just below a half it does not reach the next integer, as 1/2 does by rounding.
 BELOW_HALF = {np.dtype(t): np.nextafter(t(0.5), t(0)) for t in (np.float32, np.float64)}
 
@@ -211,6 +213,19 @@ def windows(a: Bound, x: Array) -> Array:
     view = sliding_window_view(pad_spatial(a, x), (_reach(a, "h"), _reach(a, "w")), (1, 2))
     steps = (slice(None, None, n) for n in (a.stride_h, a.stride_w, 1, dilation_of(a, "h"), dilation_of(a, "w")))
     return np.moveaxis(view[:, *steps], 3, -1)
+
+
+def product(x: Array, y: Array, out: Array | None = None) -> Array:
+    """A matrix product. One of many float32 is the sum of shorter ones in float64, whose own sums are near enough."""
+    many = x.shape[-1]
+    if x.dtype != np.float32 or many <= INNER:
+        return np.matmul(x, y, out=out)
+    parts = (slice(start, start + INNER) for start in range(0, many, INNER))
+    total: Array = sum(np.matmul(x[..., part], y[..., part, :]).astype(np.float64) for part in parts)
+    if out is None:
+        return total.astype(np.float32)
+    out[...] = total
+    return out
 
 
 def interpolate(x: Array, at: Array, axis: int) -> Array:

@@ -8,11 +8,12 @@ import numpy as np
 from nnhal.base.codes import Activation, Padding
 from nnhal.base.levels import V1_2
 from nnhal.base.operands import Array
-from nnhal.ops.common import WINDOWED, narrow, nhwc, nonzero, windows
+from nnhal.ops.common import WINDOWED, narrow, nhwc, nonzero, product, windows
 from nnhal.ops.ranges import among
 from nnhal.ops.schema import BOOL, INT32, Arg, Bound, Form, Op, T, arg, args, example, out, register
 from nnhal.ops.weighted import BIAS, FILTER, TYPES, bias_of, bias_scale, channel_axis, filter_of, output_scale, weighted
 
+ROW = 64  # products of a window that are summed in float32
 BLOCK = 1 << 20  # elements of the input, laid out for one matrix product
 
 x = arg("input", T, "batch height width depth_in", layout=True, doc="the pictures")
@@ -46,13 +47,15 @@ def convolved(a: Bound, x: Array, weights: Array) -> Array:
     for seen, made in zip(view, result, strict=True):
         for top in range(0, len(made), rows):
             block = made[top : top + rows].reshape(-1, units)
-            np.matmul(seen[top : top + rows].reshape(-1, depth), matrix, out=block)
+            product(seen[top : top + rows].reshape(-1, depth), matrix, block)
     return result
 
 
 def depthwise(a: Bound, x: Array, weights: Array) -> Array:
     repeated = x if a.depth_multiplier == 1 else np.repeat(x, a.depth_multiplier, -1)
-    return np.einsum("nhwijc,ijc->nhwc", windows(a, repeated), weights[0])
+    long = x.dtype == np.float32 and weights[0, :, :, 0].size > ROW
+    taken = np.float64 if long else x.dtype  # one product is added after the other
+    return np.einsum("nhwijc,ijc->nhwc", windows(a, repeated), weights[0], dtype=taken).astype(x.dtype, copy=False)
 
 
 def grouped(a: Bound, x: Array, weights: Array) -> Array:

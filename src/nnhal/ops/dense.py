@@ -7,7 +7,7 @@ import numpy as np
 from nnhal.base.codes import Activation
 from nnhal.base.levels import FL6
 from nnhal.base.operands import Array, Shape, Value
-from nnhal.ops.common import centred, decode, encode, nonzero
+from nnhal.ops.common import centred, decode, encode, nonzero, product
 from nnhal.ops.ranges import Draw, divisors
 from nnhal.ops.schema import BOOL, F16, F32, I32, Q8S, Bound, Form, Op, T, agree, arg, example, out, register, show
 from nnhal.ops.weighted import BIAS, TYPES, bias_of, bias_scale, filter_of, output_scale, weighted
@@ -26,7 +26,7 @@ def batch_size(a: Bound) -> int:
 
 def fully_connected(a: Bound, x: Array, weights: Array) -> Array:
     rows, weights = rows_of(x), rows_of(weights)
-    return rows.reshape(-1, weights.shape[1]) @ weights.T
+    return product(rows.reshape(-1, weights.shape[1]), weights.T)
 
 
 def rows_of(x: Array) -> Array:
@@ -70,7 +70,7 @@ def batch_matmul(a: Bound, x: Array, y: Array) -> Array:
     if a.T == Q8S:
         sums = centred(a.x, left, np.float64) @ centred(a.y, right, np.float64)
         return encode(a.out, sums * (a.x.scale * a.y.scale))
-    return encode(a.out, decode(a.x, left) @ decode(a.y, right))
+    return encode(a.out, product(decode(a.x, left), decode(a.y, right)))
 
 
 register(

@@ -6,7 +6,7 @@ import numpy as np
 
 from nnhal.base.codes import Activation, Padding
 from nnhal.base.operands import Array
-from nnhal.ops.common import nhwc, nonzero
+from nnhal.ops.common import nhwc, nonzero, product
 from nnhal.ops.ranges import Draw, whole
 from nnhal.ops.schema import BOOL, I32, INT32, Bound, Form, Op, T, arg, args, example, out, pattern, register, show
 from nnhal.ops.weighted import BIAS, FILTER, TYPES, bias_of, bias_scale, channel_axis, filter_of, weighted
@@ -109,7 +109,7 @@ def transposed(a: Bound, x: Array, weights: Array) -> Array:
     for i, j in np.ndindex(weights.shape[1:3]):
         rows = slice(i, i + (height - 1) * a.stride_h + 1, a.stride_h)
         columns = slice(j, j + (width - 1) * a.stride_w + 1, a.stride_w)
-        result[:, rows, columns] += (flat @ weights[:, i, j].T).reshape(batch, height, width, len(weights))
+        result[:, rows, columns] += product(flat, weights[:, i, j].T).reshape(batch, height, width, len(weights))
     return result[:, cut_h : cut_h + out_h, cut_w : cut_w + out_w]
 
 

@@ -11,13 +11,14 @@ from nnhal.base.answers import may_be_own
 from nnhal.base.codes import type_name
 from nnhal.base.errors import ContractBroken, DriverFailed, InvalidArgument, NnhalError, told
 from nnhal.base.operands import Array, quantised
-from nnhal.conformance.differential import Outputs, arrays_of, judge, model_of, run
+from nnhal.conformance.differential import THREADS, Outputs, arrays_of, judge, model_of, run
 from nnhal.conformance.draw import Call
 from nnhal.conformance.proving.hard import hard_calls
 from nnhal.conformance.proving.run import FormItem, ProofOutcome
 from nnhal.conformance.worker import Worker, serve_with
 from nnhal.hal.claims import considered_by
 from nnhal.hal.device import Device, Hints, Prepared, prepared_by
+from nnhal.model.graph import Model
 from nnhal.runtime import discovery
 
 MOST = 200  # characters of what an engine said
@@ -106,32 +107,51 @@ class Wrong:
 def compared(device: Device, call: Call, worst: Wrong, at: Callable[[str], object] = str) -> str:
     """Run a call on a device and on the reference; why the device refuses it, "" where it was run. worst: is told.
 
+    The device runs it with each number of THREADS: its kernel for several may be another than its kernel for one.
     at: is told whose turn it is, for each has its own time.
     """
-    model, hints = model_of(call), Hints(threads=1)
+    model, found = model_of(call), []
+    for threads in THREADS:
+        refused, actual = _theirs(device, model, Hints(threads=threads), call, at)
+        if refused:
+            return refused
+        found.append(actual)
+    at("reference")
+    with closing(prepared_by(discovery.cpu(), model, Hints())) as mine:
+        wanted = _run(mine, call)
+    for actual in found:
+        _judge(device, call, wanted, actual, worst)
+    return ""
+
+
+def _theirs(
+    device: Device, model: Model, hints: Hints, call: Call, at: Callable[[str], object]
+) -> tuple[str, Outputs | NnhalError]:
+    """Why a device refuses a call, "" where it runs it; and what comes out."""
     at("consider")
     claims = considered_by(device, model, hints)
     with ExitStack() as held:
         held.callback(claims.let_go)
         if refused := claims.refused():
-            return next(iter(refused.values()))
+            return next(iter(refused.values())), []
         at("prepare")
         theirs = held.enter_context(closing(prepared_by(device, model, claims.hints(hints))))
         at("run")
-        actual = _run(theirs, call)
-        at("reference")
-        mine = held.enter_context(closing(prepared_by(discovery.cpu(), model, Hints())))
-        wanted = _run(mine, call)
+        return "", _run(theirs, call)
+
+
+def _judge(
+    device: Device, call: Call, wanted: Outputs | NnhalError, actual: Outputs | NnhalError, worst: Wrong
+) -> None:
     if isinstance(actual, NnhalError):
         if isinstance(wanted, NnhalError):
-            return ""
+            return
         raise actual
     if isinstance(wanted, NnhalError):
         raise ContractBroken(f"it runs, must fail: {wanted}")
     problem = judge(call, wanted, actual, device.relaxations)
     if problem:
         worst.note(call, problem, wanted, actual)
-    return ""
 
 
 def _run(prepared: Prepared, call: Call) -> Outputs | NnhalError:

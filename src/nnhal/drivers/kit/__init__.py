@@ -13,7 +13,7 @@
 | `quiet.py` | an engine's lines kept off stderr |
 | `real/` | operations of all types, by primitives that an engine of float32 tensors has |
 | `shapes.py` | models with open shapes for an engine that wants them known |
-| `sums.py` | how great sums of products become |
+| `sums.py` | how great sums of products become; how long ones are made in stages |
 | `team.py` | instances of an engine that runs one execution at a time |
 
     from nnhal.drivers.kit import Refused, LoweringTable, LoweringTask, Team, for_each_shape, kept_graph, window

@@ -42,12 +42,12 @@ def scheme(a: Bound) -> int | None:
         return None
 
 
-def padded(task: Task, x: EngineTensor, fill: float | None = None) -> tuple[EngineTensor, int]:
+def padded(task: Task, x: EngineTensor, fill: float | None = None, *, apart: bool = False) -> tuple[EngineTensor, int]:
     """An NHWC tensor ready for a window, and the scheme to use: explicit paddings become a PAD operator where they must.
 
-    fill: the stored value of the padding, None for a real zero.
+    fill: the stored value of the padding, None for a real zero. apart: a PAD operator is written although a scheme fits.
     """
-    found = scheme(task.a)
+    found = None if apart else scheme(task.a)
     if found is not None:
         return x, found
     pads = ((0, 0), padding(task.a, "h"), padding(task.a, "w"), (0, 0))

@@ -34,7 +34,12 @@ class Litert(ProvedDevice):
 
     name = "litert"
     type = DeviceType.CPU
-    relaxations = ("float16", "infinities", "subnormals")  # by `graph`; as LiteRT clips; as XNNPACK sets the processor
+    relaxations = (
+        "float16",
+        "infinities",
+        "long_sums",
+        "subnormals",
+    )  # by `graph`; as LiteRT clips; as XNNPACK sets the processor
 
     @property
     def table(self) -> "LoweringTable[Task]":

@@ -4,7 +4,7 @@ Tensors of TENSOR_FLOAT16 are float32 in the TFLite model and converted where th
 float16 behind a DEQUANTIZE, which is what converters write and XNNPACK folds into its kernels.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from nnhal.base.codes import Lifetime, OperandType, type_name
 from nnhal.base.operands import Array, Shape, Value, fixed
@@ -24,6 +24,7 @@ SIGN = 128  # between the zero points of the two asymmetric 8-bit types, and the
 FINEST = 2.0**-126  # a scale: what is less is no normal float32, and XNNPACK ends the process where it prepares it
 COARSEST = 2.0**100  # a scale: LiteRT multiplies by up to 2**20 in float32, and ends the process where that is infinite
 MOST = 2**31 - 1  # LiteRT's sizes, options and sums have 32 bits
+LEFT_OUT = frozenset(("ADD", "SUB", "MUL", "DIV", "MINIMUM", "MAXIMUM", "RESHAPE"))  # by XNNPACK, where nothing changes
 
 
 class EngineTensor(Record, frozen=True):
@@ -58,6 +59,8 @@ class Graph:
         self._inputs: list[int] = []
         self.folded: set[int] = set()  # tensors that a DEQUANTIZE of a constant fills
         self._outputs: list[int] = []
+        self._sources: dict[int, tuple[str, int]] = {}  # of a tensor: the operator that writes it, and what that reads
+        self._kept: list[int] = []  # tensors that the optimiser leaves as they are, since they are outputs
 
     def finish(self) -> Lowered:
         """Write the model; every tensor that is still unknown stays out of it."""
@@ -79,8 +82,8 @@ class Graph:
                 self.writer.operator("RESHAPE", [source.index], [tensor.index], "Reshape", newShape=shape)
             outputs.append(None if tensor is None else tensor.index)
         states = {index for _, index in self.feeds} - set(self._inputs) | {index for index, _ in self.resets}
-        listed = list(dict.fromkeys(index for index in outputs if index is not None and index not in states))
-        content = self.writer.finish(self._inputs, listed)
+        listed = [index for index in outputs if index is not None and index not in states]
+        content = self.writer.finish(self._inputs, list(dict.fromkeys([*listed, *self._kept])))
         values = tuple(self.values[operand] for operand in main.outputs)
         return Lowered(content, tuple(self.feeds), tuple(outputs), values, tuple(self.resets))
 
@@ -161,6 +164,30 @@ class Graph:
     def given(self, tensor: EngineTensor) -> bool:
         """Whether a tensor's value is not computed by the model; a float16 constant is, by its DEQUANTIZE."""
         return tensor.index in self._given and tensor.index not in self.folded
+
+    def derived(self, kind: str, inputs: Sequence[EngineTensor | None], result: EngineTensor) -> None:
+        """Note where a tensor comes from, if XNNPACK's optimiser may read its source in its place."""
+        computed = [x.index for x in inputs if x is not None and x.value.data is None]
+        if kind == "TRANSPOSE" and inputs[0] is not None:
+            self._sources[result.index] = kind, inputs[0].index
+        elif kind in LEFT_OUT and len(computed) == 1:
+            self._sources[result.index] = kind, computed[0]
+
+    def keep_transposed(self, x: EngineTensor, y: EngineTensor) -> None:
+        """Keep the transposed tensors that both factors of a product come from.
+
+        XNNPACK merges a TRANSPOSE of the second factor into the product: it changes the order of that TRANSPOSE in place.
+        It does so although the first factor is the same tensor, so the first is transposed too. An output is safe from it.
+        """
+        both = set(self._line(x.index)).intersection(self._line(y.index))
+        self._kept += [index for index in both if self._sources.get(index, ("",))[0] == "TRANSPOSE"]
+
+    def _line(self, index: int) -> Iterator[int]:
+        """A tensor and those that it comes from."""
+        yield index
+        while index in self._sources:
+            _, index = self._sources[index]
+            yield index
 
     def alias(self, index: int, tensor: EngineTensor) -> None:
         """Operand `index`, not met before, is this very tensor."""

@@ -6,11 +6,13 @@ from typing import NamedTuple
 import numpy as np
 
 from nnhal.base.codes import Padding as Scheme
-from nnhal.base.operands import Array, ChannelQuant, Shape, Value
+from nnhal.base.operands import Array, ChannelQuant, Shape, Unknown, Value
 from nnhal.base.records import replace
+from nnhal.drivers.kit.sums import mean_windows
 from nnhal.drivers.litert import sums
 from nnhal.drivers.litert.common import SAME, VALID, activation, pad, padded, scheme
 from nnhal.drivers.litert.graph import COARSEST, FLOATS, QUANTS, EngineTensor, require_scales
+from nnhal.drivers.litert.reductions import add_up
 from nnhal.drivers.litert.task import BEYOND_XNNPACK, Task, entry, require_32_bits
 from nnhal.ops.common import lowest, out_size, padding
 from nnhal.ops.schema import B8, F32, Q8, Q8PC, Q8S, Bound
@@ -39,27 +41,56 @@ def pool(t: Task) -> None:
     if t.name == "L2_POOL_2D":
         root_of_squares(t, x, out, window)
         return
-    if how is not None or t.name == "MAX_POOL_2D":
+    if t.name == "MAX_POOL_2D" or (how is not None and t.a.T in QUANTS):
         x, how = padded(t, x, lowest(np.empty(0, x.value.dtype)))
         t.emit(t.name, [x], out, "Pool2D", padding=how, fusedActivationFunction=activation(t), **window)
+        return
+    if how is not None:
+        mean_pool(t, x, out, how, activation(t))
         return
     factor = t.constant(1 / shares(a), np.float32)
     x, how = padded(t, t.dequantised(x))
     out = t.dequantised_out(out)
     mean = t.temporary(out.value)
-    t.emit(t.name, [x], mean, "Pool2D", padding=how, **window)
+    mean_pool(t, x, mean, how)
     t.emit("MUL", [mean, factor], out, "Mul", fusedActivationFunction=activation(t))
+
+
+def mean_pool(t: Task, x: EngineTensor, out: EngineTensor, how: int, activation: int = 0) -> None:
+    """Write the means of windows, in stages where they are long."""
+    a = t.a
+    windows = mean_windows(a)
+    if not windows:
+        mean = t.temporary(out.value)
+        add_up(t, "MEAN", x, (1, 2), mean)
+        t.emit("ADD", [mean, t.constant(0.0, np.float32)], out, "Add", fusedActivationFunction=activation)
+    for height, width in windows:
+        last = (height, width) == windows[-1]
+        batch, high, _, depth = sizes(x)
+        y = out if last else t.temporary(out.value, shape=(batch, high, sizes(out)[2], depth))
+        options = {"padding": how, "fusedActivationFunction": activation if last else 0}
+        options |= {"filterHeight": height, "strideH": a.stride_h if last else 1}
+        options |= {"filterWidth": width, "strideW": a.stride_w if windows[0] == (height, width) else 1}
+        t.emit("AVERAGE_POOL_2D", [x], y, "Pool2D", **options)
+        x = y
 
 
 def root_of_squares(t: Task, x: EngineTensor, out: EngineTensor, window: dict[str, int]) -> None:
     """L2_POOL_2D of the numbers, and of far smaller ones where squares of the numbers would overflow."""
     a, how = t.a, scheme(t.a)
+    short = mean_windows(a) == [(a.filter_h, a.filter_w)]
     factor = None if how is not None else t.constant(1 / np.sqrt(shares(a)), np.float32)
     x, how = padded(t, x)
 
     def pooled(numbers: EngineTensor) -> EngineTensor:
         root, whole = t.temporary(out.value), t.temporary(out.value)
-        t.emit(t.name, [numbers], root, "Pool2D", padding=how, **window)
+        if short:
+            t.emit(t.name, [numbers], root, "Pool2D", padding=how, **window)
+        else:
+            squares, mean = t.temporary(numbers.value), t.temporary(out.value)
+            t.emit("MUL", [numbers, numbers], squares, "Mul")
+            mean_pool(t, squares, mean, how)
+            t.emit("SQRT", [mean], root)
         if factor is None:
             return root
         t.emit("MUL", [root, factor], whole, "Mul")
@@ -176,7 +207,7 @@ def convolution(t: Task) -> None:
         t.require_room((height, width, a.filter_h, a.filter_w), POINTER, TAPS)
     else:
         t.require_room((batch, height, width, *sizes(w.weights)[1:]), w.x.value.dtype.itemsize, TAPS)
-    x, how = padded(t, w.x)
+    x, how = padded(t, w.x, apart=not depthwise and t.a.T in FLOATS and covers(a))
     options = {"strideW": a.stride_w, "strideH": a.stride_h, "fusedActivationFunction": activation(t), "padding": how}
     if a.form_has("dilation_w"):
         options |= {"dilationWFactor": a.dilation_w, "dilationHFactor": a.dilation_h}
@@ -185,6 +216,19 @@ def convolution(t: Task) -> None:
         t.emit(t.name, [x, w.weights, w.bias], w.out, "DepthwiseConv2D", **options)
     else:
         t.emit("CONV_2D", [x, w.weights, w.bias], w.out, "Conv2D", **options)
+
+
+def covers(a: Bound) -> bool:
+    """Whether a filter is as large as the picture, and has more places than the first, which meets no padding.
+
+    LiteRT's kernel of floats for several threads computes that first place alone.
+    """
+    try:
+        around = [padding(a, axis) for axis in "hw"]
+        whole = (a.filter_h, a.filter_w) == (a.height, a.width)
+    except Unknown:
+        return False
+    return whole and all(before == 0 for before, _ in around) and any(after for _, after in around)
 
 
 @entry("TRANSPOSE_CONV_2D")
@@ -248,6 +292,7 @@ def batch_matmul(t: Task) -> None:
         inner = x.known[-2 if a.adj_x else -1]
         fits = inner * sums.reach(x) * sums.reach(y) <= sums.capacity(ratio)
         t.require(fits, f"a product of scale {x.scale * y.scale:g} may exceed the 32 bits that LiteRT has for it")
+    t.graph.keep_transposed(t.x("x"), t.x("y"))
     t.emit(t.name, [t.x("x"), t.x("y")], t.out, "BatchMatMul", adjX=t.a.adj_x, adjY=t.a.adj_y)
 
 
@@ -357,15 +402,15 @@ def l2_normalisation(t: Task) -> None:
         return
     x, axis, limits = t.x("input"), t.constant([t.a.axis % t.a.input.rank]), np.finfo(np.float32)
     unit, sizes, squares = (t.temporary(x.value) for _ in range(3))
-    greatest, some, scale, total, length, bounded = (t.along(x.value, [t.a.axis]) for _ in range(6))
+    greatest, some, scale, whole, length, bounded = (t.along(x.value, [t.a.axis]) for _ in range(6))
     t.emit("ABS", [x], sizes)
     t.emit("REDUCE_MAX", [sizes, axis], greatest, "Reducer", keepDims=True)
     t.emit("MAXIMUM", [greatest, t.constant(limits.tiny, np.float32)], some)
     t.emit("MINIMUM", [some, t.constant(limits.max, np.float32)], scale)
     t.emit("DIV", [x, scale], unit, "Div")
     t.emit("MUL", [unit, unit], squares, "Mul")
-    t.emit("SUM", [squares, axis], total, "Reducer", keepDims=True)
-    t.emit("SQRT", [total], length)
+    add_up(t, "SUM", squares, [t.a.axis % t.a.input.rank], whole)
+    t.emit("SQRT", [whole], length)
     t.emit("MAXIMUM", [length, t.constant(limits.tiny, np.float32)], bounded)
     t.emit("DIV", [unit, bounded], t.out, "Div")
 
@@ -378,10 +423,10 @@ def instance_normalisation(t: Task) -> None:
         a.epsilon >= LEAST_EPSILON, f"epsilon is {a.epsilon:g}, squares that vanish count below {LEAST_EPSILON:g}"
     )
     axes, out = t.constant([1, 2]), t.image_out()
-    greatest, scale, over, mean, variance, share, least, some, bounded, factor, gain = (
-        t.along(x.value, (1, 2)) for _ in range(11)
+    greatest, scale, over, mean, rest, variance, share, least, some, bounded, factor, gain = (
+        t.along(x.value, (1, 2)) for _ in range(12)
     )
-    sizes, smaller, centred, squares, scaled = (t.temporary(x.value) for _ in range(5))
+    sizes, smaller, near, centred, squares, scaled = (t.temporary(x.value) for _ in range(6))
     t.emit("ABS", [x], sizes)
     t.emit("REDUCE_MAX", [sizes, axes], greatest, "Reducer", keepDims=True)
     t.emit("MUL", [greatest, t.constant(1 / SQUARED, np.float32)], over, "Mul")
@@ -389,10 +434,12 @@ def instance_normalisation(t: Task) -> None:
     t.emit("DIV", [x, scale], smaller, "Div")
     t.emit("DIV", [t.constant(a.epsilon, np.float32), scale], share, "Div")
     t.emit("DIV", [share, scale], least, "Div")
-    t.emit("MEAN", [smaller, axes], mean, "Reducer", keepDims=True)
-    t.emit("SUB", [smaller, mean], centred, "Sub")
+    add_up(t, "MEAN", smaller, (1, 2), mean)
+    t.emit("SUB", [smaller, mean], near, "Sub")
+    add_up(t, "MEAN", near, (1, 2), rest)  # what the mean is off by is no deviation
+    t.emit("SUB", [near, rest], centred, "Sub")
     t.emit("MUL", [centred, centred], squares, "Mul")
-    t.emit("MEAN", [squares, axes], variance, "Reducer", keepDims=True)
+    add_up(t, "MEAN", squares, (1, 2), variance)
     t.emit("ADD", [variance, least], some, "Add")
     t.emit("MAXIMUM", [some, t.constant(np.finfo(np.float32).tiny, np.float32)], bounded)
     t.emit("RSQRT", [bounded], factor)

@@ -1,11 +1,14 @@
 """Entries of reductions along axes, and of the operations that look for extremes."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
+from nnhal.drivers.kit.sums import Stage, stages, summed, unpadded
+from nnhal.drivers.litert.common import pad
 from nnhal.drivers.litert.elementwise import missing, without_nan
-from nnhal.drivers.litert.graph import FLOATS, QUANTS
+from nnhal.drivers.litert.graph import FLOATS, QUANTS, EngineTensor
 from nnhal.drivers.litert.task import Task, entry
 from nnhal.ops.schema import B8, I32, Q8
 
@@ -28,6 +31,9 @@ def reduce(t: Task) -> None:
         t.require_sum(count)
         if count > IN_16_BITS:
             x, out = t.recast(x, Q8), t.recast_out(out, Q8)
+    if t.a.T in FLOATS and t.name in ("MEAN", "REDUCE_SUM"):
+        add_up(t, KINDS.get(t.name, t.name), x, sorted(along), out, keep=keep)
+        return
     if t.name not in ("REDUCE_MAX", "REDUCE_MIN") or t.a.T not in FLOATS:
         t.emit(KINDS.get(t.name, t.name), [x, over], out, "Reducer", keepDims=keep)
         return
@@ -35,6 +41,37 @@ def reduce(t: Task) -> None:
     t.emit(t.name, [x, over], found, "Reducer", keepDims=keep)
     t.emit("REDUCE_ANY", [missing(t, x), over], spoilt, "Reducer", keepDims=keep)
     t.emit("SELECT_V2", [spoilt, t.constant(np.nan, np.float32), found], out)
+
+
+def add_up(t: Task, kind: str, x: EngineTensor, axes: Sequence[int], out: EngineTensor, *, keep: bool = True) -> None:
+    """Write the MEAN or SUM of real numbers along axes, in stages where it is long.
+
+    keep: whether the axes stay in `out`, as 1.
+    """
+    parts = stages(x.value.shape, axes)
+    if not parts:
+        t.emit(kind, [x, t.constant(axes)], out, "Reducer", keepDims=keep)
+        return
+
+    def reshape(y: EngineTensor, shape: Sequence[int]) -> EngineTensor:
+        found = t.temporary(x.value, shape=tuple(shape))
+        t.reshape(y, found)
+        return found
+
+    def padded(y: EngineTensor, stage: Stage) -> EngineTensor:
+        return pad(t, y, tuple((0, stage.more * (axis == stage.axis)) for axis in range(len(stage.shape))))
+
+    def reduced(y: EngineTensor, stage: Stage) -> EngineTensor:
+        found = t.temporary(x.value, shape=stage.cut[: stage.along] + stage.cut[stage.along + 1 :])
+        t.emit(kind, [y, t.constant([stage.along])], found, "Reducer", keepDims=False)
+        return found
+
+    found, share = summed(x, parts, reshape, padded, reduced), unpadded(parts)
+    if kind == "MEAN" and share != 1:
+        whole = t.temporary(found.value)
+        t.emit("MUL", [found, t.constant(share, np.float32)], whole, "Mul")
+        found = whole
+    t.reshape(found, out)
 
 
 @entry("ARGMAX", "ARGMIN", types=FLOATS | QUANTS | {I32})

@@ -121,6 +121,7 @@ class Task(LoweringTask):
         results = [outputs] if isinstance(outputs, EngineTensor) else outputs
         given = [-1 if tensor is None else tensor.index for tensor in inputs]
         self.graph.writer.operator(kind, given, [tensor.index for tensor in results], options, **fields)
+        self.graph.derived(kind, inputs, results[0])
         if kind == "DEQUANTIZE" and inputs[0] is not None and inputs[0].value.data is not None:
             self.graph.folded.add(results[0].index)
 

@@ -36,7 +36,7 @@ class OpenVINO(ProvedDevice):
     name = "openvino"
     type = DeviceType.CPU
     preferred_layout = "nchw"
-    relaxations = ("float16", "infinities", "subnormals")
+    relaxations = ("float16", "infinities", "long_sums", "subnormals")
     processor_matters = True
     table = TABLE
 

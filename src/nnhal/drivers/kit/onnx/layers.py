@@ -17,15 +17,24 @@ from nnhal.drivers.kit.onnx.graph import (
     require_known,
     zero_point,
 )
-from nnhal.drivers.kit.onnx.shapes import padded
-from nnhal.drivers.kit.sums import greatest_of, greatest_sum, reach, require_32_bits, require_exact
+from nnhal.drivers.kit.onnx.shapes import in_stages, padded
+from nnhal.drivers.kit.sums import (
+    greatest_of,
+    greatest_sum,
+    mean_windows,
+    reach,
+    require_32_bits,
+    require_exact,
+    stages,
+)
 from nnhal.ops.common import ACTIVATION_RANGE
 from nnhal.ops.schema import F32, Q8, Q8PC, Q8S
 from nnhal.ops.transposed import cut, spread
 
 SQUARED = 2.0**50  # numbers up to here are squared
 NEAR = 2.0**17  # steps of the output up to which sums of rounded numbers are near to what they should be
-AWAY = 1 + 2.0**-21  # brings a half of a mean of integers over the half, and nothing else of up to 4,096 of 8 bits
+AWAY = 1 + 2.0**-21  # brings a half of a mean of integers over the half, and nothing else of few of 8 bits
+FEW = 4096
 LEAST = float(np.finfo(np.float32).min)
 WIDEST = 64  # radius of sums of shifted tensors
 WAYS = ("uint8", "float")  # products in the processor's own instructions, or of steps
@@ -50,15 +59,34 @@ def new_sizes(t: OnnxTask) -> tuple[int, ...]:
 def pool(t: OnnxTask) -> None:
     """Padding does not count. The greatest of quantised elements are those of the greatest stored values."""
     how = sliding(t)
-    kind = t.o.AveragePool if t.name == "AVERAGE_POOL_2D" else t.o.MaxPool
-    if t.a.T in FLOATS:
-        t.give(t.as_given(kind(t.image(t.real("input")), **how)))
-    elif t.name == "AVERAGE_POOL_2D":
-        zero = SIGN if t.a.T == Q8S else np.uint8(0)  # what stands for a stored 0
-        means = kind(t.image(t.o.DequantizeLinear(t.x("input"), 1.0, zero)), **how)
-        t.put(clipped(t, t.as_given(t.o.QuantizeLinear(t.o.Mul(means, AWAY), 1.0, zero))))
+    if t.name != "AVERAGE_POOL_2D":
+        given = t.real("input") if t.a.T in FLOATS else t.x("input")
+        made = t.as_given(t.o.MaxPool(t.image(given), **how))
+        if t.a.T in FLOATS:
+            t.give(made)
+        else:
+            t.put(clipped(t, made))
+    elif t.a.T in FLOATS:
+        t.give(t.as_given(mean_pool(t, t.image(t.real("input")))))
     else:
-        t.put(clipped(t, t.as_given(kind(t.image(t.x("input")), **how))))
+        zero = SIGN if t.a.T == Q8S else np.uint8(0)  # what stands for a stored 0
+        means = mean_pool(t, t.image(t.o.DequantizeLinear(t.x("input"), 1.0, zero)))
+        if math.prod(how["kernel_shape"]) <= FEW:
+            means = t.o.Mul(means, AWAY)
+        t.put(clipped(t, t.as_given(t.o.QuantizeLinear(means, 1.0, zero))))
+
+
+def mean_pool(t: OnnxTask, x: str) -> str:
+    """The means of windows, in stages where they are long."""
+    how, windows = sliding(t), mean_windows(t.a)
+    if windows == [how["kernel_shape"]]:
+        return t.o.AveragePool(x, **how)
+    if not windows:
+        shape = Value(F32, (t.a.batch, t.a.depth, t.a.height, t.a.width)).known
+        return t.reshaped(in_stages(t, "ReduceMean", x, stages(shape, (2, 3))), (*shape[:2], 1, 1))
+    (top, left, bottom, right), (down, across) = how["pads"], how["strides"]
+    x = t.o.AveragePool(x, kernel_shape=windows[0], strides=(1, across), pads=(0, left, 0, right))
+    return t.o.AveragePool(x, kernel_shape=windows[1], strides=(down, 1), pads=(top, 0, bottom, 0))
 
 
 def clipped(t: OnnxTask, y: str) -> str:
@@ -71,10 +99,10 @@ def clipped(t: OnnxTask, y: str) -> str:
 @entry("L2_POOL_2D", types=FLOATS)
 def root_of_squares(t: OnnxTask) -> None:
     """Of the numbers, and of far smaller ones where squares of the numbers would overflow."""
-    x, how = t.image(t.real("input")), sliding(t)
+    x = t.image(t.real("input"))
 
     def pooled(numbers: str) -> str:
-        return t.o.Sqrt(t.o.AveragePool(t.o.Mul(numbers, numbers), **how))
+        return t.o.Sqrt(mean_pool(t, t.o.Mul(numbers, numbers)))
 
     plain, great = pooled(x), t.o.Mul(pooled(t.o.Div(x, SQUARED**2)), SQUARED**2)
     t.give(t.as_given(t.o.Where(t.o.Less(plain, SQUARED), plain, great)))

@@ -1,9 +1,12 @@
 """Entries of operations that move elements, pick them, repeat them, put others around them or reduce them."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from nnhal.drivers.kit.movement import FAR, mirrored, picked, regrouped
 from nnhal.drivers.kit.onnx.graph import FLOATS, MOVED, SIGN, OnnxTask, engine_dtype, entry, zero_point
+from nnhal.drivers.kit.sums import Stage, stages, summed, unpadded
 from nnhal.ops.schema import B8, Q8S
 
 
@@ -181,7 +184,11 @@ def reduce(t: OnnxTask) -> None:
     def reduced(kind: str, x: str) -> str:
         return t.graph.node(kind, x, axes, noop_with_empty_axes=1)
 
-    y = reduced(REDUCED[t.name], t.cast(x, np.int32) if t.a.T == B8 else x)
+    parts = stages(t.a.input.shape, axes) if t.name in ("MEAN", "REDUCE_SUM") else []
+    if parts:
+        y = in_stages(t, REDUCED[t.name], x, parts)
+    else:
+        y = reduced(REDUCED[t.name], t.cast(x, np.int32) if t.a.T == B8 else x)
     if t.a.T in FLOATS and t.name in ("REDUCE_MAX", "REDUCE_MIN"):
         lost = reduced("ReduceMax", t.cast(t.o.IsNaN(x), np.int32))
         y = t.o.Where(t.cast(lost, np.bool_), np.float32(np.nan), y)
@@ -190,3 +197,16 @@ def reduce(t: OnnxTask) -> None:
         t.put(t.cast(y, np.bool_))
     else:
         t.give(y)
+
+
+def in_stages(t: OnnxTask, kind: str, x: str, parts: Sequence[Stage]) -> str:
+    """The sum or mean of real numbers, a long one; with the dimensions that are left, like neighbours as one."""
+
+    def pad(y: str, stage: Stage) -> str:
+        return padded(t, y, [[0, stage.more * (axis == stage.axis)] for axis in range(len(stage.shape))], 0.0)
+
+    def reduce(y: str, stage: Stage) -> str:
+        return t.graph.node(kind, y, [stage.along], keepdims=0)
+
+    y, share = summed(x, parts, t.reshaped, pad, reduce), unpadded(parts)
+    return t.o.Mul(y, share) if kind == "ReduceMean" and share != 1 else y

@@ -15,7 +15,8 @@ from nnhal.drivers.kit.forms import Refused
 from nnhal.drivers.kit.gated import GatedSequence
 from nnhal.drivers.kit.lowering import LoweringTable, LoweringTask
 from nnhal.drivers.kit.numbers import bounds
-from nnhal.drivers.kit.real.engine import Node, Primitives
+from nnhal.drivers.kit.real.engine import Node, Primitives, Sliding
+from nnhal.drivers.kit.sums import Stage, mean_windows, stages, summed, unpadded
 from nnhal.model.graph import CONSTANTS, Model, Operation
 from nnhal.model.validate import validate
 from nnhal.ops.common import decode, encode, type_range
@@ -258,6 +259,36 @@ class RealTask(LoweringTask):
         if self.a.T not in FLOATS:
             return found
         return self.op("select", self.o.reduce("logical_or", self.missing(x), axes, keep), self.f32(np.nan), found)
+
+    def add_up(self, kind: str, x: Node, axes: Sequence[int], keep: bool = True) -> Node:
+        """The "sum" or "mean" of real numbers along axes, in stages where it is long."""
+        shape = self.o.shape(x)
+        parts = stages(shape, axes)
+        if not parts:
+            return self.o.reduce(kind, x, axes, keep)
+
+        def pad(y: Node, stage: Stage) -> Node:
+            after = [stage.more * (axis == stage.axis) for axis in range(len(stage.shape))]
+            return self.o.pad(y, [0] * len(after), after, "constant", self.f32(0))
+
+        def reduce(y: Node, stage: Stage) -> Node:
+            return self.o.reduce(kind, y, [stage.along], False)
+
+        y, share = summed(x, parts, self.o.reshape, pad, reduce), unpadded(parts)
+        y = self.op("multiply", y, self.f32(share)) if kind == "mean" and share != 1 else y
+        sizes = enumerate(fixed(shape) or ())
+        return self.o.reshape(y, [1 if axis in axes else n for axis, n in sizes if keep or axis not in axes])
+
+    def mean_pool(self, x: Node, how: Sliding) -> Node:
+        """The means of windows of a picture with channels first, in stages where they are long."""
+        windows = mean_windows(self.a)
+        if not windows:
+            return self.add_up("mean", x, [2, 3])
+        if windows == [how.size]:
+            return self.o.mean_pool(x, how)
+        (down, across), (top, left), (bottom, right) = how.strides, how.before, how.after
+        x = self.o.mean_pool(x, how._replace(strides=(1, across), before=(0, left), after=(0, right), size=windows[0]))
+        return self.o.mean_pool(x, how._replace(strides=(down, 1), before=(top, 0), after=(bottom, 0), size=windows[1]))
 
     def truncated(self, x: Node) -> Node:
         """Numbers without what is behind the point."""

@@ -17,7 +17,7 @@ from nnhal.drivers.kit.movement import nearest, repeats
 from nnhal.drivers.kit.numbers import stored_bounds, window
 from nnhal.drivers.kit.real.engine import Node, Sliding
 from nnhal.drivers.kit.real.graph import FAR, FLOATS, FORMS, RealTask, entry, scales_of
-from nnhal.drivers.kit.sums import greatest_sum, reach
+from nnhal.drivers.kit.sums import greatest_sum, mean_windows, reach
 from nnhal.ops.common import axis_of
 from nnhal.ops.resize import new_size
 from nnhal.ops.schema import Q8S
@@ -239,18 +239,20 @@ def pool(t: RealTask) -> None:
     even, so that a mean has no form for them.
     """
     how = sliding(t, (t.a.filter_h, t.a.filter_w))
+    if t.name == "AVERAGE_POOL_2D" and mean_windows(t.a) != [how.size]:
+        t.form = "float"
     if t.eight:
         t.give(t.layout(t.o.max_pool(t.image(t.x("input")), how)))
         return
     x = t.image(t.graph.converted(t.stored("input"), np.float32))
     if t.name == "AVERAGE_POOL_2D":
-        y = t.o.mean_pool(x, how)
+        y = t.mean_pool(x, how)
     elif t.name == "MAX_POOL_2D":
         y = t.o.max_pool(x, how)
     else:
         small, large = t.f32(1 / SQUARED**2), t.f32(SQUARED**2)
         less = t.op("multiply", x, small)
-        plain, root = (t.op("sqrt", t.o.mean_pool(t.op("multiply", y, y), how)) for y in (x, less))
+        plain, root = (t.op("sqrt", t.mean_pool(t.op("multiply", y, y), how)) for y in (x, less))
         great = t.op("multiply", root, large)
         y = t.op("select", t.op("less", plain, t.f32(SQUARED)), plain, great)
     if t.value().quantised:
@@ -280,7 +282,7 @@ def l2_normalisation(t: RealTask) -> None:
     x, axis = t.x("input"), [t.a.axis % t.a.input.rank]
     greatest = t.o.reduce("max", t.op("abs", x), axis, True)
     unit = t.op("divide", x, t.o.clamp(greatest, LEAST, GREATEST))
-    length = t.op("sqrt", t.o.reduce("sum", t.op("multiply", unit, unit), axis, True))
+    length = t.op("sqrt", t.add_up("sum", t.op("multiply", unit, unit), axis))
     t.give(t.spoilt(t.op("divide", unit, t.op("maximum", length, t.f32(LEAST))), x, axis))
 
 
@@ -314,8 +316,9 @@ def instance_normalisation(t: RealTask) -> None:
     greatest = t.o.reduce("max", t.op("abs", x), axes, True)
     scale = t.op("maximum", t.op("multiply", greatest, t.f32(1 / SQUARED)), t.f32(1))
     less = t.op("divide", x, scale)
-    centred = t.op("subtract", less, t.o.reduce("mean", less, axes, True))
-    variance = t.o.reduce("mean", t.op("multiply", centred, centred), axes, True)
+    centred = t.op("subtract", less, t.add_up("mean", less, axes))
+    centred = t.op("subtract", centred, t.add_up("mean", centred, axes))  # what the mean is off by is no deviation
+    variance = t.add_up("mean", t.op("multiply", centred, centred), axes)
     least = t.op("divide", t.op("divide", t.f32(a.epsilon), scale), scale)
     root = t.op("sqrt", t.op("maximum", t.op("add", variance, least), t.f32(LEAST)))
     found = t.op("add", t.op("multiply", t.op("divide", centred, root), t.f32(a.gamma)), t.f32(a.beta))

@@ -9,6 +9,7 @@ from nnhal.base.codes import MirrorPad
 from nnhal.base.operands import Value
 from nnhal.drivers.kit.real.engine import Node
 from nnhal.drivers.kit.real.graph import FLOATS, FORMS, NUMBERS, QUANTS, RealTask, entry
+from nnhal.drivers.kit.sums import stages
 from nnhal.ops.common import axis_of
 from nnhal.ops.schema import B8, I32
 from nnhal.ops.slice import strided
@@ -189,9 +190,11 @@ def reduce(t: RealTask) -> None:
     """
     keep, kind = bool(t.a.keep_dims), REDUCTIONS.get(t.name, t.name.removeprefix("REDUCE_").lower())
     stored = kind in ("max", "min") and t.value().quantised and same_numbers(t.a.input, t.value())
-    x = t.graph.converted(t.stored("input"), np.float32) if stored else t.x("input")
     axes = sorted({int(axis) % t.a.input.rank for axis in t.array("axes")})
-    found = t.o.reduce(kind, x, axes, keep)
+    if kind in ("mean", "sum") and stages(t.a.input.shape, axes):
+        t.form = "float"  # stages are no kernels of 8 bits
+    x = t.graph.converted(t.stored("input"), np.float32) if stored else t.x("input")
+    found = t.add_up(kind, x, axes, keep) if kind in ("mean", "sum") else t.o.reduce(kind, x, axes, keep)
     found = t.spoilt(found, x, axes, keep) if kind in ("max", "min") else found
     found = found if keep or len(axes) < t.a.input.rank else t.o.reshape(found, [1])
     if stored:
