@@ -48,9 +48,12 @@ def vectors() -> Path:
     return path
 
 
+NNAPIS_OWN = frozenset(OperationType.__members__)
+
+
 def foreign_records() -> dict[str, Op]:
     """Those of extensions' operations: NNAPI's own stay once they have loaded."""
-    return {name: OPS[name] for name in OPS if name not in OperationType.__members__}
+    return {name: OPS[name] for name in OPS if name not in NNAPIS_OWN}
 
 
 @contextmanager
@@ -97,7 +100,8 @@ def what_a_test_wants_told_ends_with_it() -> Iterator[None]:
     before = [(each, each.level, list(each.handlers)) for each in loggers]
     yield
     for each, level, handlers in before:
-        each.setLevel(level)
+        if each.level != level:  # setting it forgets what all loggers know of theirs
+            each.setLevel(level)
         each.handlers[:] = handlers
 
 

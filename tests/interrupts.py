@@ -87,12 +87,20 @@ def interrupted_in(name: str, hits: Callable[[Any, str], bool], call: Callable[[
     return interrupted_at(lambda frame, event: frame.f_code.co_name == name and hits(frame, event), call)
 
 
-def interrupted_at(hits: Callable[[Any, str], bool], call: Callable[[], object]) -> int:
-    """Call again and again, interrupted at the first, the second, ... point that counts; how many.
+def interrupted_at(
+    hits: Callable[[Any, str], bool],
+    call: Callable[[], object],
+    before: Callable[[], object] = lambda: None,
+    every: int = 1,
+) -> int:
+    """Call again and again, interrupted at the first, the second, ... point that counts; how many points there are.
+
+    before: runs before each call, and is not interrupted. every: of the points, one in so many has its interrupt.
 
     None comes between the end of a `with` block and its `__exit__`: Python looks for signals after calls, not before them.
     """
-    for place in count():
+    for place in count(0, every):
+        before()
         left = [place]
 
         def tracer(frame: Any, event: str, argument: Any, left: list[int] = left) -> Any:

@@ -58,6 +58,11 @@ def test_dataclasses_functions_take_records() -> None:
     assert dataclasses.astuple(Inner(1)) == (1, ())
 
 
+def test_fields_are_made_for_dataclasses_once_for_each_class() -> None:
+    assert dataclasses.fields(Labelled)[0] is dataclasses.fields(Labelled(1))[0]
+    assert [each.name for each in dataclasses.fields(More)] == ["number", "label", "secret", "also"]
+
+
 def test_as_a_dict_a_record_has_the_records_in_it_as_dicts() -> None:
     assert as_dict(Point(1)) == {"x": 1, "y": 0.5, "inner": {"size": 3, "names": ()}, "kept": {}}
 

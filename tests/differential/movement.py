@@ -175,10 +175,9 @@ def mirror_pad(c: SimpleNamespace) -> Array:
     def source(p: int, n: int) -> int:
         return -p - again if p < 0 else 2 * (n - 1) - p + again if p >= n else p
 
-    def element(*place: int) -> Any:
-        return x[tuple(source(p - b, n) for p, b, n in zip(place, before, x.shape, strict=True))]
-
-    return made(x, c.paddings.sum(1) + x.shape, element)
+    sizes = c.paddings.sum(1) + x.shape
+    places = [[source(p - b, n) for p in range(size)] for size, b, n in zip(sizes, before, x.shape, strict=True)]
+    return np.asarray(x[np.ix_(*places)])
 
 
 # --------------------------------------------------------------------------------------------------------------- shapes

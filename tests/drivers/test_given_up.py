@@ -127,11 +127,12 @@ atexit._run_exitfuncs()
 """
 
 
+@pytest.mark.parametrize("programs", [1, pytest.param(10, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("how", ["missed", "submitted", "goes on", "at exit"])
 @pytest.mark.parametrize("device", ["litert", "openvino", "onnxruntime"])
-def test_the_program_ends_well_while_an_engine_is_still_at_it(device: str, how: str) -> None:
+def test_the_program_ends_well_while_an_engine_is_still_at_it(device: str, how: str, programs: int) -> None:
     pytest.importorskip({"litert": "ai_edge_litert"}.get(device, device))
-    for _ in range(3):
+    for _ in range(programs):
         command = [sys.executable, "-c", ENDING, device, how]
         found = subprocess.run(command, check=False, capture_output=True, timeout=60)
         printed = b"3.0 at exit\n" if how == "at exit" else b""

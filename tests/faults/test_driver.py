@@ -238,8 +238,9 @@ def test_a_hang_in_execute_ends_at_the_deadline_and_the_device_is_usable_again(h
 
 
 @pytest.mark.parametrize("hang", HANGS)
-def test_a_hang_in_prepare_ends_at_the_deadline(hang: str) -> None:
+def test_a_hang_in_prepare_ends_at_the_deadline(hang: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """31: MISSED_DEADLINE, also where fallback is allowed, as no time is left; the device is usable again."""
+    monkeypatch.setattr(client, "HUNG_BESIDE_OTHERS_NS", client.HUNG_NS)  # the second compilation waits for the process
     for fallback in ("forbid", "allow"):
         with pytest.raises(MissedDeadline, match="deadline"):
             faulty(fallback, 0.3, prepare=hang)
@@ -249,8 +250,9 @@ def test_a_hang_in_prepare_ends_at_the_deadline(hang: str) -> None:
         assert device_of(compiled) is device and computes(compiled)
 
 
-def test_a_missed_deadline_of_an_execution_that_ends_harms_nothing() -> None:
+def test_a_missed_deadline_of_an_execution_that_ends_harms_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """31: a driver that is late is none that hangs: the same process serves on, the late result touches nobody."""
+    monkeypatch.setattr(client, "HUNG_NS", int(LIMIT * SECOND))  # however slow the machine is
     with faulty(run="sleep:0.5") as compiled:
         device = device_of(compiled)
         first, out = device.pid, np.full_like(X, -1)

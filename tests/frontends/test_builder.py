@@ -95,19 +95,19 @@ def operand(b: Builder, kind: int, argument: Arg) -> Tensor:
     return b.input((2,) * rank, OperandType(kind), 0.5 if facts.zero_points is not None else 0.0)
 
 
-def given(b: Builder, record: Op, form: Form, own: int, wrong: Arg | None = None, kind: int = 0) -> list[Any]:
-    """Operands for a form, all of fitting types but `wrong`, which has the type `kind`."""
-    tensors = [
-        operand(b, kind if a is wrong else own if repr(a.spec) == "T" else next(iter(types_for(record, a, own))), a)
-        for a in form
-    ]
-    return [[t] * a.many if a.many is not None else t for a, t in zip(form, tensors, strict=True)]
+def given(b: Builder, record: Op, form: Form, own: int) -> dict[str, Any]:
+    """Operands for a form by the names of their arguments, all of fitting types."""
+    tensors = [operand(b, own if repr(a.spec) == "T" else next(iter(types_for(record, a, own))), a) for a in form]
+    return {a.name: several(a, t) for a, t in zip(form, tensors, strict=True)}
 
 
-def attempt(record: Op, form: Form, own: int, *change: Any) -> str:
+def several(argument: Arg, tensor: Tensor) -> Any:
+    """An operand, as often as an argument has it."""
+    return tensor if argument.many is None else [tensor] * argument.many
+
+
+def attempt(b: Builder, record: Op, named: dict[str, Any]) -> str:
     """What the builder says of a call; "" where it takes it."""
-    b = Builder()
-    named = dict(zip((a.name for a in form), given(b, record, form, own, *change), strict=True))
     try:
         b.operation(record.name, **named, scale=0.5, outputs=len(record.outputs))
     except InvalidModel as error:
@@ -119,10 +119,13 @@ def attempt(record: Op, form: Form, own: int, *change: Any) -> str:
 def test_a_wrong_type_is_an_invalid_model_that_names_it(record: Op) -> None:
     for form in record.forms:
         for own in record.types or [0]:
+            b = Builder()
+            right = given(b, record, form, own)
             for argument in form:
                 fitting = record.types if repr(argument.spec) == "T" else types_for(record, argument, own)
                 for kind in set(OperandType) - set(fitting):
-                    message = attempt(record, form, own, argument, kind)
+                    wrong = several(argument, operand(b, kind, argument))
+                    message = attempt(b, record, right | {argument.name: wrong})
                     if len(record.forms) == 1:  # another form may take it, or say what else it lacks
                         assert message.startswith(f"{record.name}: "), (own, argument.name, kind)
                         assert kind.name in message, (own, argument.name, kind, message)
@@ -134,7 +137,7 @@ def test_a_wrong_output_type_is_an_invalid_model(record: Op) -> None:
     for kind in OperandType:
         b = Builder()
         form = record.forms[0]
-        named = dict(zip((a.name for a in form), given(b, record, form, own), strict=True))
+        named = given(b, record, form, own)
         try:
             b.operation(record.name, **named, scale=0.5, out_type=kind)
         except InvalidModel as error:

@@ -817,12 +817,14 @@ def test_releases_travel_in_batches(device: RemoteDevice, monkeypatch: pytest.Mo
 
 def test_a_model_that_is_dropped_while_it_runs_is_closed_after_the_run() -> None:
     with own_process() as device:
-        prepared = prepare(device, sleep=0.3)
-        outputs: list[np.ndarray] = []
-        thread = threading.Thread(target=lambda: outputs.append(run(prepared, numbers())))
+        prepared, outputs = prepare(device, waits=1), list[np.ndarray]()
+        x = Memory.allocate(16).view(0, 16, np.float32, (4,))
+        x[:] = -1
+        thread = threading.Thread(target=lambda: outputs.append(run(prepared, x)))
         thread.start()
         wait_until(lambda: inside(device)["inside"] == 1, "the run has begun")
         prepared.close()
+        x[:] = numbers()
         thread.join(LIMIT)
         assert np.array_equal(outputs[0], 2 * numbers())
         wait_until(lambda: inside(device)["prepared"] == 0, "the model is closed")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import nnhal
-from nnhal.base.errors import InvalidArgument, MissedDeadline, OperationFailed
+from nnhal.base.errors import Cancelled, InvalidArgument, MissedDeadline, OperationFailed
 from nnhal.hal.device import Hints, prepared_by, reconfigured_by
 from nnhal.hal.fence import fence_pair
 from nnhal.hal.wrappers import WithOptions
@@ -113,7 +113,7 @@ def test_it_waits_for_fenced_executions_until_its_deadline():
     signal.set()
     assert np.array_equal(fenced.result(), X + W)
     assert np.array_equal(compiled(X), X + W)
-    compiled.configure("tunable", {"gain": 2}, deadline=20)
+    compiled.configure("tunable", {"gain": 2}, deadline=LIMIT)
     assert np.array_equal(compiled(X), 2 * (X + W))
 
 
@@ -127,14 +127,19 @@ def test_what_was_given_up_is_over_before_the_driver_is_told():
     assert compiled.memory.steps[0].use.working == 0
 
 
-def test_its_deadline_holds_for_what_was_given_up_too():
-    compiled = compiled_for("none", gain=1, slow=1.5)
-    with pytest.raises(MissedDeadline):
-        compiled.run(X, deadline=0.05)
+def test_its_deadline_holds_for_what_was_given_up_too(tmp_path):
+    over = tmp_path / "begun" / "over"
+    compiled = compiled_for("none", gain=1, until=str(over))
+    execution = compiled.submit(X)
+    until(over.parent.exists, "it begins")
+    execution.cancel()
+    with pytest.raises(Cancelled):
+        execution.result(LIMIT)
     with pytest.raises(MissedDeadline):
         compiled.configure("tunable", {"gain": 3}, deadline=0.05)
+    over.touch()
     assert np.array_equal(compiled(X), X + W)
-    compiled.configure("tunable", {"gain": 3}, deadline=20)
+    compiled.configure("tunable", {"gain": 3}, deadline=LIMIT)
     assert np.array_equal(compiled(X), 3 * (X + W))
 
 

@@ -17,7 +17,7 @@ import nnhal
 from nnhal.base.records import replace
 from nnhal.frontends.python import Builder
 from nnhal.model.graph import Model
-from nnhal.runtime import discovery, execute, isolation, learning
+from nnhal.runtime import discovery, execute, isolation, learning, tuning
 from nnhal.runtime.judgement import identity_of
 from nnhal.runtime.learning import COUNTED, LEAST, UNCOUNTED
 from nnhal.runtime.measured import place, record
@@ -74,7 +74,7 @@ def spend(seconds: float) -> None:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The time by which executions are measured."""
-    made = Clock().play(monkeypatch, execute, learning)
+    made = Clock().play(monkeypatch, execute, learning, tuning)
     monkeypatch.setattr(sys.modules[__name__], "played", made)
     return made
 

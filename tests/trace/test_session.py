@@ -219,32 +219,33 @@ def in_finalizer(frame: Any) -> bool:
     return frame is not None
 
 
-def test_an_interrupt_anywhere_leaves_nothing_traced_and_the_next_trace_is_whole(path: Path) -> None:
-    whole, struck = 0, False
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.nightly)])
+def test_an_interrupt_anywhere_leaves_nothing_traced_and_the_next_trace_is_whole(path: Path, every: int) -> None:
+    whole = 0
     files = base.__file__, session.__file__, perfetto.__file__
 
     def hits(frame: Any, _: str) -> bool:
-        return struck and frame.f_code.co_filename in files and not in_finalizer(frame)
+        return frame.f_code.co_filename in files and not in_finalizer(frame)
 
     with nnhal.compile(doubling(), devices="reference") as compiled:
         compiled(X)
         opened = Opened()
 
-        def traced() -> None:
-            nonlocal whole, struck
-            struck = False
+        def left() -> None:
+            nonlocal whole
             opened.closed()  # a last look at memory may go on
             assert base.process.recording is None and base.process.users == 0 and all(plain(*seam) for seam in SEAMS)
             if path.exists() and path.stat().st_size:
                 whole += 1
                 seen(path)
                 path.unlink()
-            struck = True
+
+        def traced() -> None:
             with nnhal.trace(path, spans=50):
                 compiled(X)
 
-        places = interrupted_at(hits, traced)
-    assert places > 300 and whole > 200
+        places = interrupted_at(hits, traced, before=left, every=every)
+    assert places > 300 and whole > 200 / every
     assert len(named(seen(path), "call")) == 1
 
 

@@ -6,6 +6,7 @@ A start makes a hundred such classes: one of `msgspec.Struct` takes a fortieth o
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, cast
+from weakref import WeakKeyDictionary
 
 from msgspec import Struct, field, structs
 
@@ -18,13 +19,18 @@ replace = structs.replace
 
 
 class _DataclassFields:
-    """The fields as `dataclasses` looks for them, made when it does."""
+    """The fields of each class as `dataclasses` looks for them, made when it first does: twice for each `replace`."""
+
+    def __init__(self) -> None:
+        self._made: WeakKeyDictionary[type[Struct], Mapping[str, Field[Any]]] = WeakKeyDictionary()
 
     def __get__(self, record: object, kind: type[Struct]) -> "Mapping[str, Field[Any]]":
         from dataclasses import make_dataclass
 
-        made = make_dataclass(kind.__name__, kind.__struct_fields__)
-        return cast("Mapping[str, Field[Any]]", vars(made)["__dataclass_fields__"])
+        if kind not in self._made:
+            made = make_dataclass(kind.__name__, kind.__struct_fields__)
+            self._made[kind] = cast("Mapping[str, Field[Any]]", vars(made)["__dataclass_fields__"])
+        return self._made[kind]
 
 
 class Record(Struct, frozen=True, weakref=True):

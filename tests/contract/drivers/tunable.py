@@ -1,12 +1,14 @@
 """A driver whose options change between executions and which says that it has consumed its weights: y = gain * (x + w).
 
-Options: `gain`, which may change; `slow`: seconds that a run takes, half before it reads the gain; `late`: what it asks of
+Options: `gain`, which may change; `slow`: seconds that a run takes, half before it reads the gain; `until`: a file that a
+run waits for, once it has made its folder; `late`: what it asks of
 its model when it runs, against its own word; `nonsense`: what `changeable` or `weights_consumed` is; `fails`: gains that
 `reconfigure` fails at. How many executions were at work during changes it tells as its working memory.
 """
 
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,6 +47,11 @@ class Tuned(Prepared):
             LATE[self.options["late"]](self.given)
         self.inside += 1
         try:
+            if "until" in self.options:
+                file = Path(self.options["until"])
+                file.parent.mkdir(exist_ok=True)
+                while not file.exists():
+                    time.sleep(0.005)
             slow = self.options.get("slow", 0) / 2
             time.sleep(slow)
             gain = np.float32(self.options.get("gain", 1))

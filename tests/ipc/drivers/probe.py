@@ -2,7 +2,7 @@
 
 Options of `prepare`: {"meet": 8} lets a run end only when 8 runs are inside at once, {"sleep": 0.5} makes each run take that
 long, {"busy": 1} makes preparation take that many seconds, {"fail": 1} makes every run fail, {"pool": 1} tells the
-addresses of a run's arrays by their pools.
+addresses of a run's arrays by their pools, {"waits": 1} has each run wait while the first number of its input is below 0.
 """
 
 import gc
@@ -70,6 +70,9 @@ class ProbePrepared(Prepared):
                 self._meeting.wait(TOGETHER)
             end = time.monotonic() + self._options.get("sleep", 0)
             while time.monotonic() < end:
+                time.sleep(0.005)
+                control.check()
+            while "waits" in self._options and request.inputs[0].flat[0] < 0:  # type: ignore[union-attr]
                 time.sleep(0.005)
                 control.check()
             if "fail" in self._options:
