@@ -57,7 +57,8 @@ class Drawing:
         self.operation = operation
         self.calls: list[tuple[Call, Model]] = []
         self._sources: list[Source] = []  # of each call
-        self._rng, self._draws = np.random.default_rng([seed, zlib.crc32(operation.encode())]), draws
+        self._seed, self._draws = [seed, zlib.crc32(operation.encode())], draws
+        self._rng = np.random.default_rng(self._seed)
         several = list(cells([operation]))
         self._draw([partial(_plain, cell) for cell in several])
         with_scalars = [cell for cell in several if any(argument.scalar for argument in cell.op.forms[cell.form])]
@@ -82,12 +83,13 @@ class Drawing:
             self._draw(sources(self.operation, self._rng, takes))
 
     def more(self) -> Iterator[tuple[Call, Model]]:
-        """Further calls of the kinds of which any was taken."""
+        """Further calls of the kinds of which any was taken; the same ones each time."""
+        rng = np.random.default_rng([*self._seed, MORE])
         taken = {id(call) for call, _ in self.taken or ()}
         pairs = zip(self._sources, self.calls, strict=True)
         for source in dict.fromkeys(source for source, (call, _) in pairs if id(call) in taken):
             for _ in range(MORE * self._draws):
-                call = source(self._rng)
+                call = source(rng)
                 if call is not None:
                     yield call, model_of(call)
 
