@@ -170,13 +170,13 @@ def test_a_call_that_fails_by_right_with_other_constants_is_passed_over_and_the_
 def test_a_call_that_the_reference_cannot_run_is_no_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted, failed = Trial.wanted, []
 
-    def first_fails(model: Any, arrays: Any) -> Any:
+    def first_fails(trial: Any, model: Any, arrays: Any) -> Any:
         if not failed:
             failed.append(model)
             raise OperationFailed("no")
-        return wanted(model, arrays)
+        return wanted(trial, model, arrays)
 
-    monkeypatch.setattr(Trial, "wanted", staticmethod(first_fails))
+    monkeypatch.setattr(Trial, "wanted", first_fails)
     trial = trial_of(device())
     samples = trial.samples()
     assert samples and failed[0] not in [model for _, model in samples]

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from nnhal.conformance.validate import run
-from nnhal.conformance.validate.check import CHECKS, DRAWING, DRIVER, CheckOutcome
+from nnhal.conformance.validate.check import CHECKS, DRIVER, CheckOutcome
 from nnhal.conformance.validate.run import CheckItem, Validation, _Checks, run_checks
+from nnhal.conformance.validate.trial import AFTER, DRAWING
 
 WHOLE = ["identity", "capabilities", "status", "extensions", "cache-files"]
 OF_OPERATIONS = [name for name, each in CHECKS.items() if name not in WHOLE and not each.only]
@@ -157,10 +158,27 @@ def test_a_lost_check_has_its_reason_without_the_device_and_the_place_of_its_sta
 
 @pytest.mark.parametrize(
     ("verdict", "stage", "again"),
-    [("crashed", "run", True), ("crashed", DRAWING, True), ("hung", DRAWING, True), ("hung", "run", False)],
+    [
+        ("crashed", "run", True),
+        ("crashed", DRAWING, True),
+        ("skipped", DRAWING, True),
+        ("skipped", AFTER + "run", True),
+        ("hung", "run", False),
+    ],
 )
 def test_a_crash_and_a_hang_at_nothing_are_tried_again(verdict: str, stage: str, again: bool) -> None:
     assert _Checks(Validation()).tries_again(verdict, stage) is again
+
+
+@pytest.mark.parametrize(("stage", "own"), [(DRAWING, True), (AFTER + "run", True), ("run", False), ("", False)])
+def test_the_suite_is_at_work_before_and_after_what_it_asks_the_driver(stage: str, own: bool) -> None:
+    assert _Checks(Validation()).is_own(stage) is own
+
+
+def test_work_of_the_suite_that_stands_still_only_behind_other_checks_is_a_hang() -> None:
+    first, second = (CheckOutcome("runs", "ADD", verdict, "why") for verdict in ("skipped", "passed"))
+    late = _Checks(Validation()).late(first, second, [CheckItem("close", "ADD")])
+    assert (late.verdict, late.alone) == ("hung", "passed")
 
 
 @pytest.mark.parametrize("verdict", ["passed", "skipped", "unsupported"])

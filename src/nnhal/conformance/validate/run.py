@@ -12,9 +12,10 @@ from nnhal.conformance.control import CONTROL
 from nnhal.conformance.draw import cells
 from nnhal.conformance.pool import TaskResult, Work, run_all
 from nnhal.conformance.subject import Bundle, Subject
-from nnhal.conformance.validate.check import CHECKS, DRAWING, DRIVER, CheckOutcome
+from nnhal.conformance.validate.check import CHECKS, DRIVER, CheckOutcome
 from nnhal.conformance.validate.place import place_first
 from nnhal.conformance.validate.table import of_operation, of_the_driver
+from nnhal.conformance.validate.trial import AFTER, DRAWING
 
 DRAWS = 2  # of each cell
 LATELY = 3  # checks that ran before a crash and are named
@@ -93,6 +94,9 @@ class _Checks(Work):
         parts = [tuple(wanted[start : start + APART]) for start in range(0, len(wanted), APART)]
         return [Bundle(operation, tuple(CheckItem(each.name, operation) for each in part)) for part in parts]
 
+    def is_own(self, stage: str) -> bool:
+        return stage == self.idle or stage.startswith(AFTER)
+
     def lost(self, item: CheckItem, verdict: str, reason: str, nanoseconds: int, stack: str) -> CheckOutcome:
         reason = reason.partition(": ")[2]  # there is but one device
         return CheckOutcome(item.check, item.operation, verdict, reason, place_first(stack), nanoseconds)
@@ -101,7 +105,9 @@ class _Checks(Work):
         ran = list(dict.fromkeys(item.check for item in before if item.check != first.check))
         told = f", such as {', '.join(ran[-LATELY:])}" if ran else ""
         alone = f"not in a fresh process: what ran before may have left it behind{told}"
-        return replace(first, reason=f"{first.reason} ({alone})", alone=second.verdict, found=second.found)
+        verdict = "hung" if first.verdict == "skipped" else first.verdict  # the suite's own work stood still
+        reason = f"{first.reason} ({alone})"
+        return replace(first, verdict=verdict, reason=reason, alone=second.verdict, found=second.found)
 
     def after(self, outcome: CheckOutcome) -> tuple[list[Bundle], list[CheckOutcome]]:
         """Operations of extensions that were found; checks that waited for this one, or are skipped as it did not pass."""
