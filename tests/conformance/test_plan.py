@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from nnhal.base.errors import InvalidArgument
 from nnhal.conformance.validate import run
 from nnhal.conformance.validate.check import CHECKS, DRIVER, CheckOutcome
 from nnhal.conformance.validate.run import CheckItem, Validation, _Checks, run_checks
@@ -197,3 +198,28 @@ def test_checks_are_the_work_of_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     work, jobs = run_checks(chosen, 3)  # type: ignore[misc]
     assert isinstance(work, _Checks) and jobs == 3
     assert work.subject is chosen and work.module == "nnhal.conformance.validate.worker"
+
+
+def test_a_sample_is_the_same_always_and_part_of_a_larger_one_and_has_all_checks_of_the_driver() -> None:
+    names = [(check, operation) for check in CHECKS for operation in ("ADD", "MUL", "CONV_2D", "LSTM")]
+    quarter, half = (
+        {pair for pair in names if Validation(sample=share).takes(*pair) and not CHECKS[pair[0]].whole}
+        for share in (0.25, 0.5)
+    )
+    assert quarter < half and 0.15 < len(quarter) / len(names) < 0.35 < len(half) / len(names) < 0.65
+    assert all(Validation(sample=0.01).takes(check.name, DRIVER) for check in CHECKS.values() if check.whole)
+    for share in (0, 1.1, float("nan")):
+        with pytest.raises(InvalidArgument, match="must be above 0 and at most 1"):
+            Validation(sample=share)
+
+
+def test_a_check_of_a_sample_waits_for_what_what_it_needs_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = Validation(only=("/ADD",), sample=0.5)
+    monkeypatch.setattr(Validation, "takes", lambda self, check, operation: check in ("prepares", "stale-output"))
+    assert chosen.needs("stale-output", "ADD") == {"prepares"} and chosen.needs("prepares", "ADD") == set()
+    work = _Checks(chosen)
+    assert [item.check for item in work._first("ADD")[0].items] == ["prepares"]
+    bundles, skipped = work.after(CheckOutcome("prepares", "ADD", "passed"))
+    assert [item.check for bundle in bundles for item in bundle.items] == ["stale-output"] and not skipped
+    bundles, skipped = _Checks(chosen).after(CheckOutcome("prepares", "ADD", "failed"))
+    assert not bundles and [(o.check, o.reason) for o in skipped] == [("stale-output", "prepares/ADD failed before")]

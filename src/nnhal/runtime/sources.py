@@ -1,8 +1,8 @@
 """Drivers under development: a Python file, with modules beside it, or a package. What one imports is its own.
 
 A driver's modules live in `sys.modules` below a name of the driver's own, `nnhal_driver_1`, so two drivers whose modules are
-called alike do not mix, and `sys.path` stays as it is. `import helper` in a driver's module finds `helper` there first. Only in a
-folder that packages are installed into, such as site-packages, it finds there last: what lies there is of others.
+called alike do not mix, and `sys.path` stays as it is. `import helper` in a driver's module finds `helper` there first. In a
+folder that packages are installed into, such as site-packages, it finds `helper` there last: what lies there is of others.
 """
 
 import builtins
