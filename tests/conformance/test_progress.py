@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nnhal.cli.judged import Lines, followed
+from nnhal.cli.judged import ProgressLines, followed
 from nnhal.conformance.pool import TaskResult
 from tests.conformance.test_interrupted import Command
 from tests.ipc.support import LIMIT
@@ -35,7 +35,7 @@ class device(Reference):
 
 def test_progress_without_a_terminal_is_a_line_after_ten_seconds_and_no_more_than_one_in_ten() -> None:
     clock, said = SimpleNamespace(now=5.0), list[str]()
-    lines = Lines(said.append, lambda: clock.now)
+    lines = ProgressLines(said.append, lambda: clock.now)
     for now in (6, 14.9, 15, 24, 25.5, 30):
         clock.now = now
         lines.at(f"at {now}")
@@ -43,14 +43,15 @@ def test_progress_without_a_terminal_is_a_line_after_ten_seconds_and_no_more_tha
 
 
 def outcomes_until_ctrl_c() -> Generator[tuple[TaskResult, int, int], None, None]:
-    yield TaskResult([SimpleNamespace(verdict="passed")], Counter(run=1), "mine"), 1, 4
+    outcomes = [SimpleNamespace(verdict=verdict) for verdict in ("passed", "failed")]
+    yield TaskResult(outcomes, Counter(run=1), "mine"), 2, 5
     raise KeyboardInterrupt
 
 
-def test_ctrl_c_leaves_what_came_where_each_is_printed_and_ends_the_rest() -> None:
+def test_ctrl_c_leaves_what_came_where_what_is_bad_is_printed_and_ends_the_rest() -> None:
     seen: list[Any] = []
-    ran = followed(outcomes_until_ctrl_c(), "checks", "checks of", "", quiet=True, each=seen.append)
-    assert ran.outcomes == seen and len(seen) == 1
+    ran = followed(outcomes_until_ctrl_c(), "checks", "checks of", "", quiet=True, bad=seen.append)
+    assert [o.verdict for o in ran.outcomes] == ["passed", "failed"] and seen == ran.outcomes[1:]
     assert (ran.calls, ran.device, ran.interrupted) == (Counter(run=1), "mine", 3)
     with pytest.raises(KeyboardInterrupt):
         followed(outcomes_until_ctrl_c(), "checks", "checks of", "", quiet=True)

@@ -15,7 +15,7 @@ from nnhal.conformance.pool import TaskResult
 from nnhal.conformance.suite import BAD
 
 
-class Ran(NamedTuple):
+class RunResult(NamedTuple):
     """What came of a run. interrupted: how many outcomes a Ctrl-C left out; 0 where all came."""
 
     outcomes: list[Any]
@@ -30,8 +30,8 @@ def followed(
     told_of: str,
     device: str,
     quiet: bool,
-    each: Callable[[Any], object] | None = None,
-) -> Ran:
+    bad: Callable[[Any], object] | None = None,
+) -> RunResult:
     """All that came, as one, with the progress on stderr: a bar on a terminal, else a line now and then.
 
     Args:
@@ -40,16 +40,16 @@ def followed(
         told_of: the same before the device's name.
         device: the name where nothing names one.
         quiet: whether no progress is printed.
-        each: called with each outcome as it comes. Where it is given, a Ctrl-C ends the run and what came is returned.
+        bad: called with each bad outcome as it comes. If it is given, a Ctrl-C ends the run, and what came is returned.
 
     Raises:
-        KeyboardInterrupt: a Ctrl-C, where `each` is not given.
+        KeyboardInterrupt: a Ctrl-C, if `bad` is not given.
     """
     outcomes: list[Any] = []
     calls: Counter[str] = Counter()
     left = 0
-    bad: Counter[str] = Counter()
-    lines = Lines(common.status.print)
+    counts: Counter[str] = Counter()
+    lines = ProgressLines(common.status.print)
     with closing(results), _reasons_alone(), common.progress(quiet or not common.status.is_terminal) as bar:
         task = bar.add_task(what, total=None)
         done, total = 0, 1
@@ -58,23 +58,24 @@ def followed(
                 outcomes += some.outcomes
                 calls += some.calls
                 device = some.device
-                bad.update(outcome.verdict for outcome in some.outcomes if outcome.verdict in BAD)
-                told = "".join(f", {number} {verdict}" for verdict, number in bad.items())
+                found = [outcome for outcome in some.outcomes if outcome.verdict in BAD]
+                counts.update(outcome.verdict for outcome in found)
+                told = "".join(f", {number} {verdict}" for verdict, number in counts.items())
                 bar.update(task, completed=done, total=total, description=f"{told_of} {device}{told}")
-                if each is not None:
+                if bad is not None and found:
                     with _aside(bar):
-                        for outcome in some.outcomes:
-                            each(outcome)
+                        for outcome in found:
+                            bad(outcome)
                 if not (quiet or common.status.is_terminal):
                     lines.at(f"{told_of} {device}: {done:,} of {total:,}{told}")
         except KeyboardInterrupt:
-            if each is None:
+            if bad is None:
                 raise
             left = max(1, total - done)
-    return Ran(outcomes, calls, device, left)
+    return RunResult(outcomes, calls, device, left)
 
 
-class Lines:
+class ProgressLines:
     """Progress where there is no terminal: a line at most every `SECONDS`, the first one after as long."""
 
     SECONDS = 10.0

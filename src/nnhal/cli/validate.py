@@ -3,6 +3,7 @@
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import click
 from nnhal.base.cores import usable_cores
 from nnhal.base.names import is_path
 from nnhal.cli import common
-from nnhal.cli.judged import Ran, followed, totals
+from nnhal.cli.judged import RunResult, followed, totals
 from nnhal.cli.main import ANSWER_NO
 from nnhal.conformance.subject import ANY, TIMEOUT
 from nnhal.conformance.suite import BAD
@@ -77,12 +78,8 @@ def command(driver: str, jobs: int, as_list: bool, as_json: bool, **options: Any
         sample=options["sample"],
     )
     begin = time.monotonic_ns()
-
-    def each(outcome: CheckOutcome) -> None:
-        if outcome.verdict in BAD and not as_json:
-            _print_bad(chosen, outcome)
-
-    ran = followed(run_checks(chosen, jobs), "checks", "checks of", chosen.device, as_json, each)
+    failed = (lambda outcome: None) if as_json else partial(_print_bad, chosen)
+    ran = followed(run_checks(chosen, jobs), "checks", "checks of", chosen.device, as_json, failed)
     outcomes: list[CheckOutcome] = ran.outcomes
     bad = sorted((o for o in outcomes if o.verdict in BAD), key=lambda o: (o.operation, list(CHECKS).index(o.check)))
     asked = [o for o in outcomes if chosen.takes(o.check, o.operation)]  # `extensions` runs for what it finds, too
@@ -113,7 +110,7 @@ def _list(as_json: bool) -> int:
     return 0
 
 
-def _json(chosen: Validation, ran: Ran, bad: Sequence[CheckOutcome], spent: int) -> None:
+def _json(chosen: Validation, ran: RunResult, bad: Sequence[CheckOutcome], spent: int) -> None:
     outcomes: Sequence[CheckOutcome] = ran.outcomes
     operations: dict[str, Counter[str]] = defaultdict(Counter)
     taken = {o.operation for o in outcomes if o.verdict != "unsupported"}  # whatever else it does not offer
@@ -124,7 +121,6 @@ def _json(chosen: Validation, ran: Ran, bad: Sequence[CheckOutcome], spent: int)
     common.emit(
         {
             "device": ran.device,
-            "interrupted": ran.interrupted,
             "seed": chosen.seed,
             "totals": totals(outcomes, VERDICTS),
             "operations": {name: {v: c[v] for v in VERDICTS[:-1]} for name, c in sorted(operations.items())},
@@ -146,6 +142,7 @@ def _json(chosen: Validation, ran: Ran, bad: Sequence[CheckOutcome], spent: int)
             ],
             "unsupported": {o.operation: o.reason for o in outcomes if o.verdict == "unsupported"},
             "time_ns": spent,
+            "interrupted": ran.interrupted,
         }
     )
 
@@ -159,7 +156,7 @@ def _print_bad(chosen: Validation, outcome: CheckOutcome) -> None:
     common.console.print("  ".join(word for word in words if word), markup=False)
 
 
-def _print(chosen: Validation, ran: Ran, bad: Sequence[CheckOutcome], spent: int) -> None:
+def _print(chosen: Validation, ran: RunResult, bad: Sequence[CheckOutcome], spent: int) -> None:
     outcomes: Sequence[CheckOutcome] = ran.outcomes
     skipped = Counter(o.reason for o in outcomes if o.verdict == "skipped")
     for reason, number in sorted(skipped.items(), key=lambda each: (-each[1], each[0])):

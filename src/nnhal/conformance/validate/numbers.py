@@ -65,7 +65,7 @@ def _problem(trial: Trial, call: Call, model: Model) -> str:
 def steps(trial: Trial) -> int:
     trial.fixed()
     seen = 0
-    found: dict[tuple[int, int], Sides] = {}
+    found: dict[tuple[int, int], OffBySide] = {}
     for drawn, _ in trial.many():
         if drawn.cell.values == "far" or not any(quantised(v.type) for v in drawn.outputs):
             continue
@@ -78,7 +78,7 @@ def steps(trial: Trial) -> int:
             seen += _exact(trial, call, wanted[0], actual[0])
         for number, value in enumerate(call.outputs):
             key = number, value.type
-            found[key] = found.get(key, Sides()) + _sides(call, number, wanted[number], actual[number])
+            found[key] = found.get(key, OffBySide()) + _sides(call, number, wanted[number], actual[number])
     for (number, kind), sides in found.items():
         seen += sides.inside >= ENOUGH
         problem = sides.shifted()
@@ -87,7 +87,7 @@ def steps(trial: Trial) -> int:
     return seen
 
 
-class Sides(Record, frozen=True):
+class OffBySide(Record, frozen=True):
     """Quantised elements that are off, by the side that they are off to.
 
     inside: how many elements were compared: those whose right value is at no end of their type or activation. high, low:
@@ -100,8 +100,8 @@ class Sides(Record, frozen=True):
     outwards: int = 0
     inwards: int = 0
 
-    def __add__(self, other: "Sides") -> "Sides":
-        return Sides(*(getattr(self, name) + getattr(other, name) for name in _COUNTS))
+    def __add__(self, other: "OffBySide") -> "OffBySide":
+        return OffBySide(*(getattr(self, name) + getattr(other, name) for name in _COUNTS))
 
     def shifted(self) -> str:
         """The side that the elements are shifted to; "" where rounding explains all differences."""
@@ -167,18 +167,18 @@ def _spread(trial: Trial, call: Call) -> tuple[Call, Outputs]:
     return best
 
 
-def _sides(call: Call, number: int, wanted: Array | None, actual: Array | None) -> Sides:
+def _sides(call: Call, number: int, wanted: Array | None, actual: Array | None) -> OffBySide:
     """How the elements of an output are off."""
     value = call.outputs[number]
     if wanted is None or actual is None or not quantised(value.type):
-        return Sides()
+        return OffBySide()
     if wanted.shape != actual.shape or wanted.dtype != actual.dtype:
-        return Sides()
+        return OffBySide()
     inside = _within(call, value, wanted)
     off = np.sign(actual.astype(np.int64) - wanted.astype(np.int64))[inside]
     outwards = off * np.sign(wanted.astype(np.int64) - value.zero_point)[inside]
     counted = (np.count_nonzero(each == side) for each in (off, outwards) for side in (1, -1))
-    return Sides(int(np.count_nonzero(inside)), *map(int, counted))
+    return OffBySide(int(np.count_nonzero(inside)), *map(int, counted))
 
 
 def _count(call: Call, wanted: Array | None) -> int:
