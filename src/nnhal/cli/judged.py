@@ -50,7 +50,7 @@ def followed(
     left = 0
     counts: Counter[str] = Counter()
     lines = ProgressLines(common.status.print)
-    with closing(results), _reasons_alone(), common.progress(quiet or not common.status.is_terminal) as bar:
+    with closing(results), _reasons_alone(), common.progress(quiet) as bar:
         task = bar.add_task(what, total=None)
         done, total = 0, 1
         try:
