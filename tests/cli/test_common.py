@@ -191,8 +191,10 @@ def test_a_long_line_is_one_line(capsys):
     assert capsys.readouterr().out.count("\n") == 1
 
 
-def test_a_progress_bar_is_quiet_where_it_is_asked_to_be():
-    assert common.progress(True).disable and not common.progress(False).disable
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_progress_bar_is_quiet_where_it_is_asked_to_be_and_where_there_is_no_terminal(monkeypatch, terminal):
+    monkeypatch.setattr(common, "status", common.PlainConsole(stderr=True, force_terminal=terminal))
+    assert common.progress(True).disable and common.progress(False).disable is not terminal
     assert common.progress(False).live.transient
 
 

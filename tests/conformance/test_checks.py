@@ -15,7 +15,7 @@ from nnhal.base.levels import V1_1, V1_2, V1_3
 from nnhal.conformance.differential import other_constants
 from nnhal.conformance.validate.check import CHECKS, CheckOutcome
 from nnhal.conformance.validate.run import Validation, repeats_check
-from nnhal.conformance.validate.trial import Drawing, NotTaken, ProcessDied, Trial, Unmet, trying
+from nnhal.conformance.validate.trial import AFTER, Drawing, NotTaken, ProcessDied, Trial, Unmet, trying
 from nnhal.conformance.validate.worker import outcome_of
 from nnhal.hal.device import Hints, Verdict
 from nnhal.hal.host import HostBuffer, LocalBurst
@@ -33,7 +33,8 @@ def drawn(operation: str, draws: int) -> Drawing:
 def trial_of(made: Any, operation: str = ADD, draws: int = 1, stages: list[str] | None = None) -> Trial:
     drawing = copy(drawn(operation, draws))
     drawing.refused, drawing.kept = [], []
-    return Trial(made, drawing, [].append if stages is None else stages.append, isolated=False)
+    asked = [] if stages is None else stages
+    return Trial(made, drawing, lambda at: at.startswith(AFTER) or asked.append(at), isolated=False)
 
 
 def looked(made: Any, name: str, operation: str) -> tuple[str, str, str]:

@@ -14,7 +14,7 @@ from nnhal.conformance.control import COUNTINGS, ROUNDS, IfCall, WhileCall, endl
 from nnhal.conformance.differential import again, arrays_of, judge, model_of, other_constants
 from nnhal.conformance.draw import Call
 from nnhal.conformance.validate import limits
-from nnhal.conformance.validate.trial import Drawing, NotTaken, Trial, trying
+from nnhal.conformance.validate.trial import Drawing, NotTaken, Trial, by_reference, trying
 from nnhal.drivers.reference import Reference
 from nnhal.hal.device import Prepared, Verdict
 from nnhal.hal.request import Control
@@ -49,7 +49,7 @@ def contents_of(call: Call) -> list[Any]:
 
 def given(call: Call) -> list[Any]:
     """What the reference gives for it."""
-    return Trial.wanted(model_of(call), arrays_of(call))
+    return by_reference(model_of(call), arrays_of(call))
 
 
 # ------------------------------------------------------------------------------------------------------------ what is drawn

@@ -36,13 +36,13 @@ def device():
 class Command:
     """A command in a process group of its own, with all that it started: they have a mark in their environment."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, *words: str, stdout: int = subprocess.DEVNULL) -> None:
         self._mark = f"NNHAL_TEST_MARK={uuid.uuid4()}"
         name, value = self._mark.split("=")
         self.process = subprocess.Popen(
             [sys.executable, "-c", "from nnhal.cli.main import main; main()", *words],
             env={**os.environ, name: value},
-            stdout=subprocess.DEVNULL,
+            stdout=stdout,
             stderr=subprocess.PIPE,
             start_new_session=True,
             text=True,

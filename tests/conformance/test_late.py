@@ -122,3 +122,10 @@ def test_more_calls_are_late_where_late_ones_were_taken() -> None:
     first = [call.late for call, _ in trial.taken()]
     more = [call.late for call, _ in trial.many()][len(first) :]
     assert sum(first) > 0 and sum(more) == 3 * sum(first)
+
+
+def test_more_calls_are_the_same_whatever_check_asks_for_them() -> None:
+    trial = trial_of(Reference(), "ADD")
+    first, second = ([arrays_of(call) for call, _ in trial.many()] for _ in range(2))
+    for these, those in zip(first, second, strict=True):
+        assert all(map(np.array_equal, these, those, [True] * len(these)))

@@ -4,6 +4,7 @@ import ctypes
 import gc
 import itertools
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -169,13 +170,13 @@ def test_a_call_that_fails_by_right_with_other_constants_is_passed_over_and_the_
 def test_a_call_that_the_reference_cannot_run_is_no_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted, failed = Trial.wanted, []
 
-    def first_fails(model: Any, arrays: Any) -> Any:
+    def first_fails(trial: Any, model: Any, arrays: Any) -> Any:
         if not failed:
             failed.append(model)
             raise OperationFailed("no")
-        return wanted(model, arrays)
+        return wanted(trial, model, arrays)
 
-    monkeypatch.setattr(Trial, "wanted", staticmethod(first_fails))
+    monkeypatch.setattr(Trial, "wanted", first_fails)
     trial = trial_of(device())
     samples = trial.samples()
     assert samples and failed[0] not in [model for _, model in samples]
@@ -597,7 +598,9 @@ def test_a_bug_of_the_reference_is_no_error_that_a_driver_may_have_too(error: Ex
 
 def quantised(values: str = "ordinary", *kinds: int) -> Any:
     return SimpleNamespace(
-        cell=SimpleNamespace(values=values), outputs=[Value(kind, (1,), 1.0, 0) for kind in kinds or (Q8,)]
+        cell=SimpleNamespace(values=values),
+        outputs=[Value(kind, (1,), 1.0, 0) for kind in kinds or (Q8,)],
+        bound=SimpleNamespace(form_has=lambda name: False),
     )
 
 
@@ -620,28 +623,56 @@ def off_by(*offs: int) -> tuple[Any, Any]:
     return [middle], [(middle + np.array(offs)).astype(np.uint8)]
 
 
+NAME = "output 0 (TENSOR_QUANT8_ASYMM)"
+
+
 @pytest.mark.parametrize(
     ("offs", "said"),
     [
-        ((1,) * 24, "output 0: 24 of 24 elements are too high, zero point?"),
-        ((-2,) * 24, "output 0: 24 of 24 elements are too low, zero point?"),
-        ((1,) * 23, ""),
-        ((0, 0, *(1,) * 28), "output 0: 28 of 30 elements are too high, zero point?"),
-        ((0, 0, *(-1,) * 28), "output 0: 28 of 30 elements are too low, zero point?"),
-        ((0, 0, 0, *(1,) * 27), ""),
-        ((-1, *(1,) * 29), "output 0: 30 of 30 elements are too high, zero point?"),
-        ((-1, -1, *(1,) * 28), ""),
+        ((1,) * 10, f"{NAME}: 10 of 10 elements are too high, 0 too low: zero point?"),
+        ((-2,) * 10, f"{NAME}: 10 of 10 elements are too low, 0 too high: zero point, or rounded down?"),
+        ((1,) * 9, ""),
+        ((0, -1) * 50, f"{NAME}: 50 of 100 elements are too low, 0 too high: zero point, or rounded down?"),
+        ((0, -1) * 40, ""),
+        ((0, 1, 0, 0) * 1000, ""),
+        ((1, -1) * 1000, ""),
+        ((1, 1, 1, -1) * 100, f"{NAME}: 300 of 400 elements are too high, 100 too low: zero point?"),
     ],
 )
-def test_24_elements_of_which_nine_in_ten_are_off_to_one_side_are_so_by_no_chance(
+def test_results_are_shifted_where_rounding_halves_otherwise_explains_it_once_in_a_million(
     monkeypatch: pytest.MonkeyPatch, offs: tuple[int, ...], said: str
 ) -> None:
     assert steps(monkeypatch, (quantised(), *off_by(*offs))) == said
 
 
+@pytest.mark.parametrize(
+    ("off", "said"),
+    [
+        (-1, "100 of 200 elements are too near to the zero point, 0 too far from it: cut off instead of rounded?"),
+        (1, "100 of 200 elements are too far from the zero point, 0 too near to it: rounded up?"),
+    ],
+)
+def test_results_that_are_shifted_to_or_from_the_zero_point_are_found_on_both_sides_of_it(
+    monkeypatch: pytest.MonkeyPatch, off: int, said: str
+) -> None:
+    call = quantised()
+    call.outputs = [Value(Q8, (200,), 1.0, 100)]
+    wanted = np.tile(np.uint8([90, 90, 110, 110]), 50)
+    actual = np.tile(np.uint8([90, 90 - off, 110, 110 + off]), 50)
+    assert steps(monkeypatch, (call, [wanted], [actual])) == f"{NAME}: {said}"
+
+
+def test_the_chance_bounds_the_exact_probability() -> None:
+    for count in (10, 30, 100):
+        for more in range(count + 1):
+            exact = sum(math.comb(count, k) * 0.25**k * 0.75 ** (count - k) for k in range(more, count + 1))
+            assert exact <= numbers.chance(more, count) * (1 + 1e-9)
+    assert numbers.chance(0, 0) == 1.0
+
+
 def test_elements_of_all_calls_count_together_but_for_those_that_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    half, most = off_by(*(1,) * 12), off_by(*(1,) * 23)
-    said = "output 0: 24 of 24 elements are too high, zero point?"
+    half, most = off_by(*(1,) * 5), off_by(*(1,) * 9)
+    said = f"{NAME}: 10 of 10 elements are too high, 0 too low: zero point?"
     assert steps(monkeypatch, (quantised(), *half), (quantised(), *half)) == said
     for other in (
         (quantised("far"), *half),
@@ -661,10 +692,10 @@ def test_elements_of_all_calls_count_together_but_for_those_that_say_nothing(mon
 
 
 def test_each_output_counts_by_itself_and_one_that_is_not_quantised_hides_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    (wanted,), (actual,) = off_by(*(1,) * 24)
-    real = np.zeros(24, np.float32)
+    (wanted,), (actual,) = off_by(*(1,) * 10)
+    real = np.zeros(10, np.float32)
     found = steps(monkeypatch, (quantised("ordinary", F32, Q8), [real, wanted], [real, actual]))
-    assert found == "output 1: 24 of 24 elements are too high, zero point?"
+    assert found == "output 1 (TENSOR_QUANT8_ASYMM): 10 of 10 elements are too high, 0 too low: zero point?"
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from nnhal.base.errors import InvalidArgument
 from nnhal.conformance.validate import run
-from nnhal.conformance.validate.check import CHECKS, DRAWING, DRIVER, CheckOutcome
+from nnhal.conformance.validate.check import CHECKS, DRIVER, CheckOutcome
 from nnhal.conformance.validate.run import CheckItem, Validation, _Checks, run_checks
+from nnhal.conformance.validate.trial import AFTER, DRAWING
 
 WHOLE = ["identity", "capabilities", "status", "extensions", "cache-files"]
 OF_OPERATIONS = [name for name, each in CHECKS.items() if name not in WHOLE and not each.only]
@@ -157,10 +159,27 @@ def test_a_lost_check_has_its_reason_without_the_device_and_the_place_of_its_sta
 
 @pytest.mark.parametrize(
     ("verdict", "stage", "again"),
-    [("crashed", "run", True), ("crashed", DRAWING, True), ("hung", DRAWING, True), ("hung", "run", False)],
+    [
+        ("crashed", "run", True),
+        ("crashed", DRAWING, True),
+        ("skipped", DRAWING, True),
+        ("skipped", AFTER + "run", True),
+        ("hung", "run", False),
+    ],
 )
 def test_a_crash_and_a_hang_at_nothing_are_tried_again(verdict: str, stage: str, again: bool) -> None:
     assert _Checks(Validation()).tries_again(verdict, stage) is again
+
+
+@pytest.mark.parametrize(("stage", "own"), [(DRAWING, True), (AFTER + "run", True), ("run", False), ("", False)])
+def test_the_suite_is_at_work_before_and_after_what_it_asks_the_driver(stage: str, own: bool) -> None:
+    assert _Checks(Validation()).is_own(stage) is own
+
+
+def test_work_of_the_suite_that_stands_still_only_behind_other_checks_is_a_hang() -> None:
+    first, second = (CheckOutcome("runs", "ADD", verdict, "why") for verdict in ("skipped", "passed"))
+    late = _Checks(Validation()).late(first, second, [CheckItem("close", "ADD")])
+    assert (late.verdict, late.alone) == ("hung", "passed")
 
 
 @pytest.mark.parametrize("verdict", ["passed", "skipped", "unsupported"])
@@ -179,3 +198,28 @@ def test_checks_are_the_work_of_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     work, jobs = run_checks(chosen, 3)  # type: ignore[misc]
     assert isinstance(work, _Checks) and jobs == 3
     assert work.subject is chosen and work.module == "nnhal.conformance.validate.worker"
+
+
+def test_a_sample_is_the_same_always_and_part_of_a_larger_one_and_has_all_checks_of_the_driver() -> None:
+    names = [(check, operation) for check in CHECKS for operation in ("ADD", "MUL", "CONV_2D", "LSTM")]
+    quarter, half = (
+        {pair for pair in names if Validation(sample=share).takes(*pair) and not CHECKS[pair[0]].whole}
+        for share in (0.25, 0.5)
+    )
+    assert quarter < half and 0.15 < len(quarter) / len(names) < 0.35 < len(half) / len(names) < 0.65
+    assert all(Validation(sample=0.01).takes(check.name, DRIVER) for check in CHECKS.values() if check.whole)
+    for share in (0, 1.1, float("nan")):
+        with pytest.raises(InvalidArgument, match="must be above 0 and at most 1"):
+            Validation(sample=share)
+
+
+def test_a_check_of_a_sample_waits_for_what_what_it_needs_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = Validation(only=("/ADD",), sample=0.5)
+    monkeypatch.setattr(Validation, "takes", lambda self, check, operation: check in ("prepares", "stale-output"))
+    assert chosen.needs("stale-output", "ADD") == {"prepares"} and chosen.needs("prepares", "ADD") == set()
+    work = _Checks(chosen)
+    assert [item.check for item in work._first("ADD")[0].items] == ["prepares"]
+    bundles, skipped = work.after(CheckOutcome("prepares", "ADD", "passed"))
+    assert [item.check for bundle in bundles for item in bundle.items] == ["stale-output"] and not skipped
+    bundles, skipped = _Checks(chosen).after(CheckOutcome("prepares", "ADD", "failed"))
+    assert not bundles and [(o.check, o.reason) for o in skipped] == [("stale-output", "prepares/ADD failed before")]

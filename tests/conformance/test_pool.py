@@ -22,7 +22,7 @@ import pytest
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument, OperationFailed, ResourceExhausted
 from nnhal.base.stacks import TELL
 from nnhal.conformance import pool, worker
-from nnhal.conformance.pool import BARREN, ENDING, LOADING, TELLING, Work, _WorkProcess, children_of, run_all
+from nnhal.conformance.pool import BARREN, ENDING, LOADING, OWN, TELLING, Work, _WorkProcess, children_of, run_all
 from nnhal.conformance.subject import Bundle, Subject
 from nnhal.conformance.worker import Answer, Board, Ready
 from tests.waiting import Opened
@@ -780,14 +780,46 @@ def test_a_process_is_late_when_its_time_has_passed(one: _WorkProcess, played: S
 def test_what_was_asked_counts_where_the_driver_is_there_and_it_was_asked_later(
     one: _WorkProcess, played: System
 ) -> None:
-    one._board = SimpleNamespace(asked_ns=10**18)  # type: ignore[assignment]
     played.clock.now = 1e9
-    one.until = 1e9 + 3.5
+    one._board = SimpleNamespace(asked_ns=10**18, read=lambda: (0, "run"))  # type: ignore[assignment]
+    one._until = 1e9 + 3.5
     assert one.goes_on() and one.until == 1e9 + 3.5  # it loads
     one.ready = True
     assert one.goes_on() and one.until == 1e9 + T
-    one.until = 1e9 + 2 * T
+    one._until = 1e9 + 2 * T
     assert one.goes_on() and one.until == 1e9 + 2 * T
+
+
+class WithOwnWork(Playing):
+    def is_own(self, stage: str) -> bool:
+        return stage == "draw"
+
+
+def standing(process: Played) -> None:
+    """Each item stands still at the stage that it names."""
+    process.loads()
+    for task in process.tasks():
+        (item,) = task.items
+        process.board.write(0, item)
+        process.hangs()
+
+
+@pytest.mark.parametrize(("stage", "verdict", "seconds"), [("draw", "skipped", OWN), ("run", "hung", T)])
+def test_work_of_the_suites_own_has_more_time_and_is_not_held_against_the_driver(
+    stage: str, verdict: str, seconds: float, played: System
+) -> None:
+    played(standing)
+    begin = played.clock.now
+    ((_, found, reason, nanoseconds, _),) = came(work([stage], kind=WithOwnWork))
+    assert (found, nanoseconds) == (verdict, seconds * 1e9)
+    assert ("the suite's own work (draw) has not ended" in reason) is (verdict == "skipped")
+    assert seconds <= played.clock.now - begin < seconds + T
+
+
+def test_the_pool_looks_again_within_the_drivers_time_as_the_suites_own_work_may_have_ended(played: System) -> None:
+    played(standing)
+    came(work(["draw"], kind=WithOwnWork))
+    assert played.waits and max(played.waits[1:]) <= T * 1000 + 1
 
 
 def test_an_item_is_in_hand_where_the_driver_is_asked_something_for_it(one: _WorkProcess) -> None:

@@ -18,13 +18,16 @@ import pytest
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument, OperationFailed
 from nnhal.base.stacks import TELL
 from nnhal.conformance import worker
+from nnhal.conformance.differential import arrays_of
 from nnhal.conformance.selection import Item, Selection
 from nnhal.conformance.subject import Bundle, Subject
 from nnhal.conformance.suite import Outcome
 from nnhal.conformance.validate import worker as checking
-from nnhal.conformance.validate.check import CHECKS, DRAWING, CheckOutcome
+from nnhal.conformance.validate.check import CHECKS, CheckOutcome
 from nnhal.conformance.validate.run import CheckItem, Validation
+from nnhal.conformance.validate.trial import DRAWING, Drawing, Trial
 from nnhal.conformance.worker import Answer, Board, Ready, Worker, process_of, serve_with
+from nnhal.drivers.reference import Reference
 from nnhal.hal.wrappers import WithOptions, Wrapper
 from nnhal.ipc.client.process import Resilient
 from nnhal.runtime import discovery, isolation
@@ -335,7 +338,7 @@ def test_outputs_travel_where_they_are_wanted(
 def test_drawings_of_the_last_three_operations_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
 
-    def drawing(operation: str, seed: int, draws: int) -> Any:
+    def drawing(operation: str, seed: int, draws: int, drawing: Any) -> Any:
         drawn.append((operation, seed, draws))
         return SimpleNamespace(operation=operation)
 
@@ -361,7 +364,8 @@ def test_a_check_has_the_device_the_drawing_and_the_board_and_tells_what_it_foun
 
     def look(trial: Any) -> int:
         seen.append((trial.device, trial.operation, trial.isolated, ends.board.read()))
-        trial.at("prepare")
+        with trial.asking("prepare"):
+            seen.append(ends.board.read())
         seen.append(ends.board.read())
         trial.found = ("one", "two")
         return 1
@@ -375,7 +379,28 @@ def test_a_check_has_the_device_the_drawing_and_the_board_and_tells_what_it_foun
     assert list(ends.worker.run("FLOOR", [CheckItem("looking", "FLOOR")])) == [
         CheckOutcome("looking", "FLOOR", "passed", "", "", 7, ("one", "two"))
     ]
-    assert seen == [(ends.worker.device, "FLOOR", False, (3, DRAWING)), (3, "prepare")]
+    assert seen == [(ends.worker.device, "FLOOR", False, (3, DRAWING)), (3, "prepare"), (3, "after prepare")]
+
+
+def test_the_suite_is_at_work_when_no_thread_asks_the_driver_any_more_and_for_each_result_of_the_reference() -> None:
+    stages: list[str] = []
+    trial = Trial(Reference(), Drawing("FLOOR", 0, 1), stages.append, isolated=False)
+    call, model = trial.drawing.calls[0]
+    with trial.asking("run"):
+        with trial.asking("run"):
+            pass
+        trial.wanted(model, arrays_of(call))
+    assert stages == ["run", "run", "after run"]
+    trial.wanted(model, arrays_of(call))
+    assert stages[3:] == ["after run"]
+
+
+def test_each_call_that_is_drawn_has_its_own_time() -> None:
+    drawn: list[None] = []
+    drawing = Drawing("FLOOR", 0, 2, lambda: drawn.append(None))
+    assert len(drawn) == len(drawing.calls) > 2
+    drawing.taken = drawing.calls
+    assert len(list(drawing.more())) == len(drawn) - len(drawing.calls)
 
 
 # -------------------------------------------------------------------------------------------------------------- processes

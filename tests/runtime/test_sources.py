@@ -119,6 +119,17 @@ def test_a_driver_of_several_files_imports_its_own(tmp_path, way, kind):
     assert doubled(written(tmp_path, files) / path, way) == [3, 6, 9, 12]
 
 
+def test_a_driver_in_site_packages_shares_what_is_installed_there_and_has_its_own_helper(tmp_path, way):
+    files = {
+        "mine.py": driver("m", "import helper, colorsys", "helper.F"),
+        "helper.py": "import numpy as np\nF = np.float32(3)",
+        "numpy/__init__.py": "raise ImportError('a second numpy')",
+        "colorsys.py": "raise ImportError('a second colorsys')",
+    }
+    folder = written(tmp_path / "site-packages", files)
+    assert doubled(folder / "mine.py", way) == [3, 6, 9, 12]
+
+
 def test_drivers_whose_modules_are_called_alike_do_not_mix(tmp_path, way):
     one, two = tmp_path / "one", tmp_path / "two"
     for folder, factor in ((one, 5), (two, 7)):

@@ -138,7 +138,7 @@ def dumped(words: str) -> str:
         frames = [
             f'File "{file}", line {line}, in {name}'
             for file, line, name in _FRAME.findall(thread)
-            if is_authors(file) and not file.startswith(_library()) and "frozen" not in file
+            if is_authors(file) and not file.startswith((*_library(), "<"))
         ]
         if frames:
             return printable(" < ".join(frames[:_MOST_DUMPED]))

@@ -413,9 +413,9 @@ def content_of(file: Path, what: str) -> bytes:
 
 
 def progress(quiet: bool) -> Progress:
-    """A progress bar on stderr."""
+    """A progress bar on stderr, if that is a terminal."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    return Progress(*columns, console=status, disable=quiet, transient=True)
+    return Progress(*columns, console=status, disable=quiet or not status.is_terminal, transient=True)
 
 
 def size(count: int) -> str:

@@ -1,10 +1,13 @@
 """What the verbs that judge a driver share: outcomes as they come, with progress, and how many there are of each verdict."""
 
+import time
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from logging import CRITICAL
-from typing import Any
+from typing import Any, NamedTuple
+
+from rich.progress import Progress
 
 from nnhal.base.log import logger
 from nnhal.cli import common
@@ -12,23 +15,94 @@ from nnhal.conformance.pool import TaskResult
 from nnhal.conformance.suite import BAD
 
 
+class RunResult(NamedTuple):
+    """What came of a run. interrupted: how many outcomes a Ctrl-C left out; 0 where all came."""
+
+    outcomes: list[Any]
+    calls: Counter[str]
+    device: str
+    interrupted: int
+
+
 def followed(
-    results: Generator[tuple[TaskResult, int, int], None, None], what: str, told_of: str, device: str, quiet: bool
-) -> TaskResult:
-    """All that came, as one. what: is run; told_of: the same before the device's name. device: where nothing names one."""
+    results: Generator[tuple[TaskResult, int, int], None, None],
+    what: str,
+    told_of: str,
+    device: str,
+    quiet: bool,
+    bad: Callable[[Any], object] | None = None,
+) -> RunResult:
+    """All that came, as one, with the progress on stderr: a bar on a terminal, else a line now and then.
+
+    Args:
+        results: what comes, how many have come, and how many there are.
+        what: what is run.
+        told_of: the same before the device's name.
+        device: the name where nothing names one.
+        quiet: whether no progress is printed.
+        bad: called with each bad outcome as it comes. If it is given, a Ctrl-C ends the run, and what came is returned.
+
+    Raises:
+        KeyboardInterrupt: a Ctrl-C, if `bad` is not given.
+    """
     outcomes: list[Any] = []
     calls: Counter[str] = Counter()
-    bad: Counter[str] = Counter()
+    left = 0
+    counts: Counter[str] = Counter()
+    lines = ProgressLines(common.status.print)
     with closing(results), _reasons_alone(), common.progress(quiet) as bar:
         task = bar.add_task(what, total=None)
-        for some, done, total in results:
-            outcomes += some.outcomes
-            calls += some.calls
-            device = some.device
-            bad.update(outcome.verdict for outcome in some.outcomes if outcome.verdict in BAD)
-            told = "".join(f", {number} {verdict}" for verdict, number in bad.items())
-            bar.update(task, completed=done, total=total, description=f"{told_of} {device}{told}")
-    return TaskResult(outcomes, calls, device)
+        done, total = 0, 1
+        try:
+            for some, done, total in results:
+                outcomes += some.outcomes
+                calls += some.calls
+                device = some.device
+                found = [outcome for outcome in some.outcomes if outcome.verdict in BAD]
+                counts.update(outcome.verdict for outcome in found)
+                told = "".join(f", {number} {verdict}" for verdict, number in counts.items())
+                bar.update(task, completed=done, total=total, description=f"{told_of} {device}{told}")
+                if bad is not None and found:
+                    with _aside(bar):
+                        for outcome in found:
+                            bad(outcome)
+                if not (quiet or common.status.is_terminal):
+                    lines.at(f"{told_of} {device}: {done:,} of {total:,}{told}")
+        except KeyboardInterrupt:
+            if bad is None:
+                raise
+            left = max(1, total - done)
+    return RunResult(outcomes, calls, device, left)
+
+
+class ProgressLines:
+    """Progress where there is no terminal: a line at most every `SECONDS`, the first one after as long."""
+
+    SECONDS = 10.0
+
+    def __init__(self, show: Callable[[str], object], clock: Callable[[], float] = time.monotonic) -> None:
+        self._show, self._clock = show, clock
+        self._begin = self._last = clock()
+
+    def at(self, text: str) -> None:
+        """How far it is; shown where the last line is old enough."""
+        now = self._clock()
+        if now - self._last >= self.SECONDS:
+            self._last = now
+            self._show(f"{text}, {now - self._begin:.0f} s")
+
+
+@contextmanager
+def _aside(bar: Progress) -> Iterator[None]:
+    """What is printed inside does not mix with a bar on the same terminal."""
+    shown = bar.live.is_started
+    if shown:
+        bar.stop()
+    try:
+        yield
+    finally:
+        if shown:
+            bar.start()
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import click
 from nnhal.base.cores import usable_cores
 from nnhal.base.names import is_path
 from nnhal.cli import common
-from nnhal.cli.judged import followed, totals
+from nnhal.cli.judged import RunResult, followed, totals
 from nnhal.cli.main import ANSWER_NO
 from nnhal.conformance.subject import ANY, TIMEOUT
 from nnhal.conformance.suite import BAD
@@ -38,7 +39,20 @@ _SHORT = {"failed": "FAIL", "crashed": "CRASH", "hung": "HANG"}
 @click.option("--draws", type=click.IntRange(1), default=DRAWS, show_default=True, help="Calls of each kind.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="What is drawn.")
 @click.option("--timeout", default=TIMEOUT, show_default=True, help="Seconds until what the driver is asked has hung.")
-@click.option("--jobs", type=click.IntRange(1), default=usable_cores(), show_default=True)
+@click.option(
+    "--sample",
+    default=1.0,
+    show_default=True,
+    metavar="FRACTION",
+    help="The part of the checks of operations to run, chosen by a hash of CHECK/OPERATION.",
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(1),
+    default=usable_cores(),
+    show_default=True,
+    help="Processes that check at once; more than cores where the driver waits for a device.",
+)
 @click.option("--list", "as_list", is_flag=True, help="Print the checks and what they look at, and check nothing.")
 @common.json_option
 def command(driver: str, jobs: int, as_list: bool, as_json: bool, **options: Any) -> int:
@@ -61,17 +75,20 @@ def command(driver: str, jobs: int, as_list: bool, as_json: bool, **options: Any
         only=options["only"],
         seed=options["seed"],
         draws=options["draws"],
+        sample=options["sample"],
     )
     begin = time.monotonic_ns()
-    ran = followed(run_checks(chosen, jobs), "checks", "checks of", chosen.device, as_json)
+    failed = (lambda outcome: None) if as_json else partial(_print_bad, chosen)
+    ran = followed(run_checks(chosen, jobs), "checks", "checks of", chosen.device, as_json, failed)
     outcomes: list[CheckOutcome] = ran.outcomes
-    device = ran.device
     bad = sorted((o for o in outcomes if o.verdict in BAD), key=lambda o: (o.operation, list(CHECKS).index(o.check)))
     asked = [o for o in outcomes if chosen.takes(o.check, o.operation)]  # `extensions` runs for what it finds, too
-    if not any(o.verdict not in ("unsupported", "skipped") for o in asked):
+    if not ran.interrupted and not any(o.verdict not in ("unsupported", "skipped") for o in asked):
         raise click.UsageError(_nothing(chosen, asked))
     show = _json if as_json else _print
-    show(chosen, device, outcomes, bad, time.monotonic_ns() - begin)
+    show(chosen, ran, bad, time.monotonic_ns() - begin)
+    if ran.interrupted:
+        raise click.Abort
     return ANSWER_NO if bad else 0
 
 
@@ -93,9 +110,8 @@ def _list(as_json: bool) -> int:
     return 0
 
 
-def _json(
-    chosen: Validation, device: str, outcomes: Sequence[CheckOutcome], bad: Sequence[CheckOutcome], spent: int
-) -> None:
+def _json(chosen: Validation, ran: RunResult, bad: Sequence[CheckOutcome], spent: int) -> None:
+    outcomes: Sequence[CheckOutcome] = ran.outcomes
     operations: dict[str, Counter[str]] = defaultdict(Counter)
     taken = {o.operation for o in outcomes if o.verdict != "unsupported"}  # whatever else it does not offer
     outcomes = [o for o in outcomes if o.verdict != "unsupported" or o.operation not in taken]
@@ -104,7 +120,7 @@ def _json(
             operations[outcome.operation][outcome.verdict] += 1
     common.emit(
         {
-            "device": device,
+            "device": ran.device,
             "seed": chosen.seed,
             "totals": totals(outcomes, VERDICTS),
             "operations": {name: {v: c[v] for v in VERDICTS[:-1]} for name, c in sorted(operations.items())},
@@ -126,23 +142,28 @@ def _json(
             ],
             "unsupported": {o.operation: o.reason for o in outcomes if o.verdict == "unsupported"},
             "time_ns": spent,
+            "interrupted": ran.interrupted,
         }
     )
 
 
-def _print(
-    chosen: Validation, device: str, outcomes: Sequence[CheckOutcome], bad: Sequence[CheckOutcome], spent: int
-) -> None:
-    for o in bad:
-        reason = o.reason.partition(_WORDS)[0] if o.place else o.reason
-        reason = reason if len(reason) <= LINE else f"{reason[:LINE]} ..."
-        words = _SHORT[o.verdict], o.check, o.operation, " ".join(reason.split()), o.place, repeats_check(chosen, o)
-        common.console.print("  ".join(word for word in words if word), markup=False)
+def _print_bad(chosen: Validation, outcome: CheckOutcome) -> None:
+    """The line of a promise that is broken."""
+    reason = outcome.reason.partition(_WORDS)[0] if outcome.place else outcome.reason
+    reason = " ".join((reason if len(reason) <= LINE else f"{reason[:LINE]} ...").split())
+    what = _SHORT[outcome.verdict], outcome.check, outcome.operation
+    words = *what, reason, outcome.place, repeats_check(chosen, outcome)
+    common.console.print("  ".join(word for word in words if word), markup=False)
+
+
+def _print(chosen: Validation, ran: RunResult, bad: Sequence[CheckOutcome], spent: int) -> None:
+    outcomes: Sequence[CheckOutcome] = ran.outcomes
     skipped = Counter(o.reason for o in outcomes if o.verdict == "skipped")
     for reason, number in sorted(skipped.items(), key=lambda each: (-each[1], each[0])):
         common.console.print(f"skipped {number}: {reason}", markup=False)
     found = totals(outcomes, VERDICTS)
-    told = ", ".join(f"{found[verdict]} {verdict}" for verdict in VERDICTS[:-1] if found[verdict])
+    told = ", ".join(f"{found[verdict]} {verdict}" for verdict in VERDICTS[:-1] if found[verdict]) or "nothing checked"
     operations = {o.operation for o in outcomes if o.operation and o.verdict != "unsupported"}
     many = f"{len(operations)} operation{'s' * (len(operations) != 1)}"
-    common.console.print(f"device {device}: {told}; {many}, {spent / 1e9:.1f} s", markup=False)
+    rest = f"; interrupted, at least {ran.interrupted:,} checks left out" if ran.interrupted else ""
+    common.console.print(f"device {ran.device}: {told}; {many}, {spent / 1e9:.1f} s{rest}", markup=False)

@@ -34,6 +34,9 @@ _WORKER = "from {} import main; main()"  # by -m, its classes would be those of 
 BARREN = 3  # processes in a row that end before a vector has begun: the driver does not come back
 ENDING = 2.0  # seconds for a process with nothing more to do
 LATELY = 500  # characters of what a process said last, which tell what is new
+OWN = (
+    60.0  # seconds at least that one step of the suite's own may take: a call that is drawn, a result of the reference
+)
 TELLING = 2.0  # seconds for one that hangs to say where
 
 
@@ -63,12 +66,16 @@ class Work(ABC):
 
     idle = ""  # the stage at which the driver is not asked anything
 
+    def is_own(self, stage: str) -> bool:
+        """Whether the suite itself is at work at a stage. It has `OWN` seconds then; an item that takes more is skipped."""
+        return False
+
     def tries_again(self, verdict: str, stage: str) -> bool:
         """Whether an item that cost a process in which others had run before is run once more, first in a fresh one.
 
         What a driver left running may have done it: a crash at any time, or a hang at which it was asked nothing.
         """
-        return verdict == "crashed" or stage == self.idle
+        return verdict == "crashed" or stage == self.idle or self.is_own(stage)
 
     @abstractmethod
     def late(self, first: Any, second: Any, before: Sequence[Any]) -> Any:
@@ -100,12 +107,12 @@ class _WorkProcess:
 
     def __init__(self, work: Work) -> None:
         subject = work.subject
-        self._timeout = subject.timeout
+        self._work, self._timeout = work, subject.timeout
         self.task: Bundle | None = None
         self.answered: int  # of its items
         self.ran: list[Any] = []  # items, in the driver's process, as far as they have answers
         self.ready = False
-        self.until = time.monotonic() + max(LOADING, subject.timeout)
+        self._until = time.monotonic() + max(LOADING, subject.timeout)
         ours, theirs = socket.socketpair()
         memory = os.memfd_create("nnhal-board")
         with theirs:
@@ -138,13 +145,26 @@ class _WorkProcess:
 
     def went_on(self) -> None:
         """It shows that it lives."""
-        self.until = time.monotonic() + self._timeout
+        self._until = time.monotonic() + self._timeout
+
+    def rests(self) -> None:
+        """It has nothing to do."""
+        self._until = float("inf")
+
+    @property
+    def allowed(self) -> float:
+        """Seconds that it may take for what it does now."""
+        if not self.ready:
+            return max(LOADING, self._timeout)
+        return max(OWN, self._timeout) if self._work.is_own(self.stage) else self._timeout
+
+    @property
+    def until(self) -> float:
+        """When it is late; what it has asked the driver since has a time of its own."""
+        return max(self._until, self._board.asked_ns / 1e9 + self.allowed) if self.ready else self._until
 
     def goes_on(self) -> bool:
-        """Whether it asked the driver for something else since, which has its own time."""
-        asked = self._board.asked_ns / 1e9 + self._timeout
-        if self.ready and asked > self.until:
-            self.until = asked
+        """Whether it is not late."""
         return time.monotonic() < self.until
 
     @property
@@ -230,7 +250,8 @@ class _Run:
             for _ in range(min(self._jobs - len(self._workers), needed)):
                 self._start()
             first = min(worker.until for worker in self._workers.values())
-            for fd, _ in self._poll.poll(max(0.0, first - time.monotonic()) * 1000 + 1):
+            wait = min(first - time.monotonic(), self._subject.timeout)  # what it does may change meanwhile
+            for fd, _ in self._poll.poll(max(0.0, wait) * 1000 + 1):
                 self._hear(self._workers[fd])
             for worker in [each for each in self._workers.values() if not each.goes_on()]:
                 self._late(worker)
@@ -293,19 +314,22 @@ class _Run:
         elif self._tasks:
             worker.give(self._tasks.popleft())
         else:
-            worker.until = float("inf")
+            worker.rests()
             self._idle.append(worker)
 
     def _late(self, worker: _WorkProcess) -> None:
         """A worker that gave no answer in time."""
-        seconds = self._subject.timeout if worker.ready else max(LOADING, self._subject.timeout)
+        seconds, stage = worker.allowed, worker.stage
         self._forget(worker)
         item = worker.in_hand
         stack = worker.stack()
         at = f", at {stack}" if stack else ""
         worker.kill()
-        if item is not None:
-            why = f"{self._where()}: {worker.stage}() has not ended after {seconds:g} s{at}"
+        if item is not None and self._work.is_own(stage):
+            why = f"{self._where()}: the suite's own work ({stage}) has not ended after {seconds:g} s{at}"
+            self._charge(worker, "skipped", why, stack)
+        elif item is not None:
+            why = f"{self._where()}: {stage}() has not ended after {seconds:g} s{at}"
             self._charge(worker, "hung", why, stack)
         else:
             self._spent(worker, DeviceUnavailable(f"{self._where()}: has not loaded after {seconds:g} s{at}"))
@@ -326,7 +350,7 @@ class _Run:
         """The item in hand is what it cost; the others run in another process."""
         item = worker.in_hand
         assert item is not None
-        taken = int(self._subject.timeout * 1e9) if verdict == "hung" else 0
+        taken = 0 if verdict == "crashed" else int(worker.allowed * 1e9)
         answer = Answer(self._work.lost(item, verdict, reason, taken, stack), Counter())
         if not self._doubted(worker, item, answer, worker.stage):
             self._came.append(self._settled(item, answer))

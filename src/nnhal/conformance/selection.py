@@ -40,8 +40,13 @@ class Selection(Subject, frozen=True):
 
     def takes(self, vector: str) -> bool:
         """Whether the vector is of the share; the same ones always."""
-        digest = hashlib.sha256(vector.encode()).digest()
-        return int.from_bytes(digest[:4], "big") < self.share * 2**32
+        return in_share(vector, self.share)
+
+
+def in_share(name: str, share: float) -> bool:
+    """Whether a name is in a part of all names; the same ones always, and those of a smaller part are in a larger one."""
+    digest = hashlib.sha256(name.encode()).digest()
+    return int.from_bytes(digest[:4], "big") < share * 2**32
 
 
 class Item(NamedTuple):

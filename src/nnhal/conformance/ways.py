@@ -3,11 +3,15 @@
 None has a limit of time: who runs many vectors ends what has hung.
 """
 
+import logging
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from nnhal.base.errors import ContractBroken, NnhalError
+from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array, is_tensor
 from nnhal.hal.device import Device, Prepared
@@ -15,7 +19,11 @@ from nnhal.hal.fence import fence_pair
 from nnhal.hal.host import contents_of, run_resolved
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.request import Control, Request
+from nnhal.hal.wrappers import Wrapper
+from nnhal.runtime import discovery
 
+SYNC = "NNHAL_SYNC_EXEC"  # 0: a HAL object is executed with callbacks, also where it has executeSynchronously
+NOT_USED = {"fenced": "executeFenced", "memory": "allocate"}  # methods of HAL objects that nnhal does not call
 Way = Callable[[Device, Prepared, Request, Control], None]
 
 
@@ -46,7 +54,7 @@ def fenced(_: Device, prepared: Prepared, request: Request, control: Control) ->
 
 
 def callback(_: Device, prepared: Prepared, request: Request, control: Control) -> None:
-    """With a callback that has to come exactly once."""
+    """With a callback that has to come exactly once; a HAL object that prepares inside `by_callbacks` has its own too."""
     came: list[NnhalError | None] = []
     done = threading.Event()
 
@@ -90,3 +98,48 @@ def memory(device: Device, prepared: Prepared, request: Request, control: Contro
 
 
 WAYS: dict[str, Way] = {"plain": plain, "burst": burst, "fenced": fenced, "memory": memory, "callback": callback}
+
+
+def not_used(device: Device, way: str) -> str:
+    """Why a way to execute would say nothing of a driver; "" where it does.
+
+    A driver that is an object with the HAL's methods has its executeFenced and allocate for nothing: nnhal does both itself.
+    """
+    from nnhal.hal.hidl.adapters import Adapted
+
+    method = NOT_USED.get(way)
+    here = discovery.registered(device.name) or device  # of a device in its own process: what was loaded here, too
+    while isinstance(here, Wrapper):
+        here = here.inner
+    if method is None or not isinstance(here, Adapted):
+        return ""
+    return f"nnhal does not call {method} of a driver that is a HAL object: it does that itself"
+
+
+@contextmanager
+def by_callbacks() -> Iterator[list[str]]:
+    """HAL objects that prepare inside execute with callbacks. Gives the warnings of notifications that come again or late.
+
+    A driver in its own process logs there: nothing is heard of it.
+    """
+    heard: list[str] = []
+
+    class Ear(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            text = record.getMessage()
+            if "notified again or too late" in text:
+                heard.append(text)
+
+    ear, log, before = Ear(), logger("driver"), os.environ.get(SYNC)
+    level = log.level
+    log.addHandler(ear)
+    log.setLevel(logging.WARNING)
+    os.environ[SYNC] = "0"
+    try:
+        yield heard
+    finally:
+        log.removeHandler(ear)
+        log.setLevel(level)
+        os.environ.pop(SYNC)
+        if before is not None:
+            os.environ[SYNC] = before

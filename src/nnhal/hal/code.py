@@ -168,8 +168,13 @@ _units: dict[str, Unit] = {}  # by the top name of a driver's modules, or by the
 
 def driver_unit(name: str, folder: str) -> Unit:
     """The unit of a driver under development whose modules are loaded below a name, from now on."""
-    unit = _units[name] = Unit(folder, (), time.time_ns())
+    unit = _units[name] = Unit(folder, (), time.time_ns(), beside=not is_of_others(folder))
     return unit
+
+
+def is_of_others(folder: str) -> bool:
+    """Whether packages are installed into a folder: what lies beside a module there is not the module's own."""
+    return os.path.basename(folder) in _ANYWHERE
 
 
 def forget_unit(name: str) -> None:
@@ -326,7 +331,7 @@ def _unit_of(namespace: Mapping[str, Any]) -> Unit | None:
         folder = os.path.dirname(folder)
     if package:
         folder = os.path.dirname(first[-1])
-    beside = bool(package) or os.path.basename(folder) not in _ANYWHERE
+    beside = bool(package) or not is_of_others(folder)
     return _kept_unit(file, lambda: Unit(folder, dict.fromkeys(first), BEGUN_NS, beside=beside))
 
 

@@ -256,6 +256,12 @@ def load_extension(path: str | Path) -> None:
         source.load()
 
 
+def registered(name: str) -> Device | None:
+    """The device that the application made known by this name; None where it did not."""
+    entry = _registered.get(name)
+    return None if entry is None else entry.device
+
+
 def register(device: Device, origin: str = "registered") -> None:
     """Make a device known to this process; it takes the place of one of the same name, but not that of the CPU."""
     check(device)

@@ -1,7 +1,8 @@
 """Drivers under development: a Python file, with modules beside it, or a package. What one imports is its own.
 
 A driver's modules live in `sys.modules` below a name of the driver's own, `nnhal_driver_1`, so two drivers whose modules are
-called alike do not mix, and `sys.path` stays as it is. `import helper` in a driver's module finds `helper` there first.
+called alike do not mix, and `sys.path` stays as it is. `import helper` in a driver's module finds `helper` there first. In a
+folder that packages are installed into, such as site-packages, it finds `helper` there last: what lies there is of others.
 """
 
 import builtins
@@ -19,7 +20,7 @@ from typing import Any
 from nnhal.base.answers import shown
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.kept import kept
-from nnhal.hal.code import Unit, driver_unit, forget_unit
+from nnhal.hal.code import Unit, driver_unit, forget_unit, is_of_others
 
 _RULES = {
     "driver": "must be a Python file that defines device(), or a folder with such an __init__.py",
@@ -64,7 +65,7 @@ class Source:
             space = _Space(unit, own, (), {f"{own}.{top}": self.folder / _INIT})
         else:
             name = f"{own}.{_importable(self.file.stem)}"
-            space = _Space(unit, own, (str(self.folder),), {name: self.file})
+            space = _Space(unit, own, (str(self.folder),), {name: self.file}, last=is_of_others(str(self.folder)))
         importlib.invalidate_caches()
         parent = sys.modules[own] = ModuleType(own, f"Modules of the driver {self.path}.")
         parent.__path__ = list(space.paths)
@@ -84,11 +85,16 @@ def _importable(name: str) -> str:
 
 
 class _Space:
-    """The modules of one driver. files: of those that lie at a known place; others are looked for in `paths`."""
+    """The modules of one driver. files: of those that lie at a known place; others are looked for in `paths`.
 
-    def __init__(self, unit: Unit, name: str, paths: Sequence[str], files: Mapping[str, Path]) -> None:
+    last: they are looked for in `paths` only where an ordinary import finds none of their name.
+    """
+
+    def __init__(
+        self, unit: Unit, name: str, paths: Sequence[str], files: Mapping[str, Path], *, last: bool = False
+    ) -> None:
         self.unit = unit
-        self._name, self.paths, self._files = name, paths, files
+        self._name, self.paths, self._files, self._last = name, paths, files, last
         self._known: dict[str, bool] = {}
 
     def spec(self, name: str, path: Sequence[str] | None) -> ModuleSpec | None:
@@ -127,9 +133,14 @@ class _Space:
     def _has(self, name: str) -> bool:
         """Whether there is such a module; a folder without an `__init__.py` is none."""
         if name not in self._known:
-            spec = self.spec(name, self.paths)
+            spec = None if self._last and _is_ordinary(name.rpartition(".")[2]) else self.spec(name, self.paths)
             self._known[name] = spec is not None and spec.has_location
         return self._known[name]
+
+
+def _is_ordinary(name: str) -> bool:
+    """Whether an ordinary import finds a module."""
+    return name in sys.modules or name in sys.builtin_module_names or PathFinder.find_spec(name) is not None
 
 
 class _Loader(SourceFileLoader):

@@ -6,7 +6,6 @@ from nnhal.base.records import Record
 from nnhal.conformance.validate.trial import Trial
 
 VERDICTS = "passed", "failed", "crashed", "hung", "skipped", "unsupported"
-DRAWING = "draw"  # the stage at which the driver is not asked anything yet
 DRIVER = ""  # in place of an operation: of the driver as a whole
 Look = Callable[[Trial], int]
 UNSEEN = "nothing that it judges happened"

@@ -205,10 +205,11 @@ def timing(trial: Trial) -> int:
     seen = 0
     for call, model in trial.samples():
         prepared = trial.prepare(model)
-        trial.at("run")
-        begin = time.monotonic_ns()
-        given = trial.request(prepared, arrays_of(call)).execute(prepared.run, Control(measure=True))
-        spent = time.monotonic_ns() - begin
+        request = trial.request(prepared, arrays_of(call))
+        with trial.asking("run"):
+            begin = time.monotonic_ns()
+            given = request.execute(prepared.run, Control(measure=True))
+            spent = time.monotonic_ns() - begin
         if given is None:
             continue
         if not isinstance(given, tuple) or len(given) != 2 or not all(t is None or type(t) is int for t in given):

@@ -1,19 +1,25 @@
 """Results are those of the reference, which knows the driver as little as the driver knows it."""
 
-from collections.abc import Sequence
+import math
 
 import numpy as np
 
-from nnhal.base.codes import ErrorStatus
+from nnhal.base.codes import ErrorStatus, type_name
 from nnhal.base.errors import ContractBroken, DriverFailed, NnhalError
-from nnhal.base.operands import Array, quantised
-from nnhal.conformance.differential import arrays_of, judge, model_of, open_masks
+from nnhal.base.operands import Array, Value, quantised
+from nnhal.base.records import Record, replace
+from nnhal.conformance.differential import Outputs, arrays_of, judge, model_of, open_masks
 from nnhal.conformance.draw import Call
 from nnhal.conformance.validate.check import check
 from nnhal.conformance.validate.trial import Trial
 from nnhal.model.graph import Model
+from nnhal.ops.common import ACTIVATION_RANGE, encode, fused
+from nnhal.ops.schema import bind
 
-ENOUGH = 24  # elements that are all off to one side by no chance
+ENOUGH = 24  # elements of one output and type that say something
+HALVES = 0.25  # of the elements of an output lie on a half that a driver rounds to the other side, at most
+LEAST_CHANCE = 1e-6  # of refusing an output of a driver that rounds
+COARSER = 5.3, 53.0, 530.0, 0.53, 0.053  # scales of an output that are tried, in its own
 TIE = 1e-3  # of a step: what lies so near to a half may be rounded to either side
 
 
@@ -53,46 +59,137 @@ def _problem(trial: Trial, call: Call, model: Model) -> str:
 
 @check(
     "steps",
-    "Quantised results are not all off to one side, and those of QUANTIZE are exact where no half decides.",
-    unseen=f"the calls that it takes have fewer than {ENOUGH} quantised results",
+    "Quantised results are not shifted to one side, and those of QUANTIZE are exact where no half decides.",
+    unseen=f"the calls that it takes have fewer than {ENOUGH} quantised results of one type",
 )
 def steps(trial: Trial) -> int:
     trial.fixed()
     seen = 0
-    offs: dict[int, list[Array]] = {}
-    for call, model in trial.many():
-        if call.cell.values == "far" or not any(quantised(v.type) for v in call.outputs):
+    found: dict[tuple[int, int], OffBySide] = {}
+    for drawn, _ in trial.many():
+        if drawn.cell.values == "far" or not any(quantised(v.type) for v in drawn.outputs):
             continue
         try:
-            wanted = trial.wanted(model_of(call), arrays_of(call))
-            actual = trial.alone(model, arrays_of(call))
+            call, wanted = _spread(trial, drawn)
+            actual = trial.alone(model_of(call), arrays_of(call))
         except NnhalError:
             continue
         if trial.operation == "QUANTIZE":
             seen += _exact(trial, call, wanted[0], actual[0])
-        for number, off in enumerate(_offs(call, wanted, actual)):
-            offs.setdefault(number, []).append(off)
-    for number, found in offs.items():
-        off = np.concatenate(found)
-        seen += off.size >= ENOUGH
-        lean = np.sign(off).mean() if off.size >= ENOUGH else 0.0
-        if abs(lean) > 0.9:
-            side = "high" if lean > 0 else "low"
-            trial.unmet(f"output {number}: {np.count_nonzero(off)} of {off.size} elements are too {side}, zero point?")
+        for number, value in enumerate(call.outputs):
+            key = number, value.type
+            found[key] = found.get(key, OffBySide()) + _sides(call, number, wanted[number], actual[number])
+    for (number, kind), sides in found.items():
+        seen += sides.inside >= ENOUGH
+        problem = sides.shifted()
+        if problem:
+            trial.unmet(f"output {number} ({type_name(kind)}): {problem}")
     return seen
 
 
-def _offs(call: Call, wanted: Sequence[Array | None], actual: Sequence[Array | None]) -> list[Array]:
-    """For each output by how many steps its elements are off, where they are not at an end of the type."""
-    found = []
-    for value, w, a in zip(call.outputs, wanted, actual, strict=True):
-        if w is None or a is None or w.shape != a.shape or w.dtype != a.dtype or not quantised(value.type):
-            found.append(np.zeros(0, np.int64))
-            continue
-        ends = np.iinfo(w.dtype)
-        inner = (w > ends.min) & (w < ends.max)
-        found.append((a.astype(np.int64) - w.astype(np.int64))[inner])
-    return found
+class OffBySide(Record, frozen=True):
+    """Quantised elements that are off, by the side that they are off to.
+
+    inside: how many elements were compared: those whose right value is at no end of their type or activation. high, low:
+    how many of them are too high, too low. outwards, inwards: how many are too far from the zero point, too near to it.
+    """
+
+    inside: int = 0
+    high: int = 0
+    low: int = 0
+    outwards: int = 0
+    inwards: int = 0
+
+    def __add__(self, other: "OffBySide") -> "OffBySide":
+        return OffBySide(*(getattr(self, name) + getattr(other, name) for name in _COUNTS))
+
+    def shifted(self) -> str:
+        """The side that the elements are shifted to; "" where rounding explains all differences."""
+        sides = (
+            ("high", self.high, self.low, "zero point?"),
+            ("low", self.low, self.high, "zero point, or rounded down?"),
+            ("near to the zero point", self.inwards, self.outwards, "cut off instead of rounded?"),
+            ("far from the zero point", self.outwards, self.inwards, "rounded up?"),
+        )
+        side, on, off, why = max(sides, key=lambda each: each[1] - each[2])
+        if chance(on - off, self.inside) >= LEAST_CHANCE:
+            return ""
+        return f"{on} of {self.inside} elements are too {side}, {off} too {_OTHER[side]}: {why}"
+
+
+_COUNTS = "inside", "high", "low", "outwards", "inwards"
+_OTHER = {
+    "high": "low",
+    "low": "high",
+    "near to the zero point": "far from it",
+    "far from the zero point": "near to it",
+}
+
+
+def chance(more: int, count: int) -> float:
+    """The greatest probability that a driver which rounds has so many more elements off to one side, of so many.
+
+    Drivers may round halves either way. Halves that a driver rounds otherwise than the reference are at most `HALVES` of the
+    elements, so each element is off to that side with at most this probability. The result is the Chernoff bound of the
+    binomial distribution.
+    """
+    share = more / count if count else 0.0
+    if share <= HALVES:
+        return 1.0
+    rest = (1 - share) * math.log((1 - share) / (1 - HALVES)) if share < 1 else 0.0
+    return math.exp(-count * (share * math.log(share / HALVES) + rest))
+
+
+def _spread(trial: Trial, call: Call) -> tuple[Call, Outputs]:
+    """The call with an output scale at which the most results lie inside their bounds, and what the reference gives.
+
+    Results at the end of their type say nothing of how a driver rounds. The record may allow no other scale; then the call
+    stays as it is.
+    """
+    best = call, trial.wanted(model_of(call), arrays_of(call))
+    if type(call) is not Call or len(call.outputs) != 1:
+        return best
+    (value,) = call.outputs
+    size = 0 if best[1][0] is None else best[1][0].size
+    most = _count(call, best[1][0])
+    for factor in COARSER:
+        if 2 * most >= size:
+            break
+        outputs = (replace(value, scale=value.scale * factor),)
+        try:
+            other = replace(call, outputs=outputs, bound=bind(call.cell.op, call.inputs, outputs))
+            wanted = trial.wanted(model_of(other), arrays_of(other))
+        except NnhalError:
+            break
+        inside = _count(other, wanted[0])
+        if inside > most and trial.verdict(model_of(other)).ok:
+            best, most = (other, wanted), inside
+    return best
+
+
+def _sides(call: Call, number: int, wanted: Array | None, actual: Array | None) -> OffBySide:
+    """How the elements of an output are off."""
+    value = call.outputs[number]
+    if wanted is None or actual is None or not quantised(value.type):
+        return OffBySide()
+    if wanted.shape != actual.shape or wanted.dtype != actual.dtype:
+        return OffBySide()
+    inside = _within(call, value, wanted)
+    off = np.sign(actual.astype(np.int64) - wanted.astype(np.int64))[inside]
+    outwards = off * np.sign(wanted.astype(np.int64) - value.zero_point)[inside]
+    counted = (np.count_nonzero(each == side) for each in (off, outwards) for side in (1, -1))
+    return OffBySide(int(np.count_nonzero(inside)), *map(int, counted))
+
+
+def _count(call: Call, wanted: Array | None) -> int:
+    return 0 if wanted is None else int(np.count_nonzero(_within(call, call.outputs[0], wanted)))
+
+
+def _within(call: Call, value: Value, wanted: Array) -> Array:
+    """Which elements of an output are at no end of its type or of the fused activation."""
+    with np.errstate(over="ignore"):  # an end that is beyond float32 at the scale
+        low, high = encode(value, np.array(ACTIVATION_RANGE[fused(call.bound)], np.float32)).tolist()
+    return np.asarray((wanted > low) & (wanted < high))
 
 
 def _exact(trial: Trial, call: Call, wanted: Array | None, actual: Array | None) -> int:

@@ -1,15 +1,10 @@
 """The other ways to execute give what a plain call gives: bursts, fences, callbacks, memory of the driver's own."""
 
-import logging
-import os
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from nnhal.base.errors import Closed, InvalidArgument, NnhalError, OperationFailed
 from nnhal.base.levels import V1_2, V1_3, Level
-from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array
 from nnhal.conformance.differential import arrays_of
@@ -17,7 +12,7 @@ from nnhal.conformance.draw import Call
 from nnhal.conformance.validate.check import check
 from nnhal.conformance.validate.state import SECOND, data_sets
 from nnhal.conformance.validate.trial import NotAsked, Trial
-from nnhal.conformance.ways import WAYS
+from nnhal.conformance.ways import WAYS, by_callbacks, not_used
 from nnhal.hal.device import Prepared, allocated_by, burst_by, fenced_by, info_by
 from nnhal.hal.fence import fence_pair
 from nnhal.hal.memory import BufferDesc, BufferRole
@@ -26,7 +21,6 @@ from nnhal.hal.request import UNLIMITED, Request
 WAIT = 30.0  # seconds for a callback
 AGAIN = 0.05  # seconds in which a second one may come
 EARLY = 0.02  # seconds in which an execution that does not wait for its fence may end
-_SYNC = "NNHAL_SYNC_EXEC"
 
 
 @check("burst", "A burst gives what plain calls give, and nothing after its end.", SECOND)
@@ -37,17 +31,19 @@ def burst(trial: Trial) -> int:
         sets = data_sets(trial, call, model)
         prepared = trial.prepare(model)
         for _ in range(2):
-            trial.at("burst")
-            series = burst_by(prepared, trial.where)
+            with trial.asking("burst"):
+                series = burst_by(prepared, trial.where)
             for number in (0, 1, 2, 0):
                 each, arrays, wanted = sets[number]
-                trial.at("run")
                 request = trial.request(prepared, arrays)
-                request.execute(series.run, UNLIMITED)
+                with trial.asking("run"):
+                    request.execute(series.run, UNLIMITED)
                 trial.same(each, wanted, request.results, "in a burst")
-            series.close()
+            with trial.asking("close"):
+                series.close()
         try:
-            trial.request(prepared, sets[0][1]).execute(series.run, UNLIMITED)
+            with trial.asking("run"):
+                trial.request(prepared, sets[0][1]).execute(series.run, UNLIMITED)
         except (Closed, OperationFailed):
             continue
         trial.unmet("a burst that was closed executes, must raise Closed")
@@ -61,7 +57,7 @@ def burst(trial: Trial) -> int:
 )
 def fenced(trial: Trial) -> int:
     trial.fixed()
-    _since(trial, "fenced executions", V1_3)
+    _since(trial, "fenced executions", V1_3, "fenced")
     seen = 0
     for call, model in trial.samples():
         prepared = trial.prepare(model)
@@ -70,15 +66,15 @@ def fenced(trial: Trial) -> int:
         seen += 1
         wanted = trial.alone(model, arrays_of(call))
         request = _with_rooms(trial, prepared, call)
-        trial.at("execute_fenced")
         ready, signal = fence_pair()
-        launched = fenced_by(prepared, trial.where, request, UNLIMITED, [ready])
-        time.sleep(EARLY)
-        if launched.fence is None or launched.fence.status() is not None:
-            trial.unmet("has ended before the fence that it waits for was signalled")
-        signal.set()
-        launched.fence.wait()
-        info_by(launched, trial.where)
+        with trial.asking("execute_fenced"):
+            launched = fenced_by(prepared, trial.where, request, UNLIMITED, [ready])
+            time.sleep(EARLY)
+            if launched.fence is None or launched.fence.status() is not None:
+                trial.unmet("has ended before the fence that it waits for was signalled")
+            signal.set()
+            launched.fence.wait()
+            info_by(launched, trial.where)
         trial.same(call, wanted, request.results, "fenced")
     return seen
 
@@ -94,7 +90,7 @@ def _with_rooms(trial: Trial, prepared: Prepared, call: Call) -> Request:
 @check("callback", "An execution in the background notifies exactly once, with the results in place.", inside=True)
 def callback(trial: Trial) -> int:
     for call, model in trial.samples():
-        with _hearing() as heard:
+        with by_callbacks() as heard:
             wanted = trial.alone(model, arrays_of(call))
             prepared = trial.prepare(model)
             request = _with_rooms(trial, prepared, call)
@@ -110,11 +106,11 @@ def callback(trial: Trial) -> int:
                 came.append(error)
                 done.set()
 
-            trial.at("execute")
-            prepared.execute(request, UNLIMITED, notify)
-            if not done.wait(min(WAIT, 1e6)):
-                trial.unmet(f"notified nothing within {WAIT:g} s")
-            time.sleep(AGAIN)
+            with trial.asking("execute"):
+                prepared.execute(request, UNLIMITED, notify)
+                if not done.wait(min(WAIT, 1e6)):
+                    trial.unmet(f"notified nothing within {WAIT:g} s")
+                time.sleep(AGAIN)
         if len(came) > 1:
             trial.unmet(f"notified {len(came)} times, must be once")
         if heard:
@@ -126,54 +122,28 @@ def callback(trial: Trial) -> int:
     return len(trial.samples())
 
 
-@contextmanager
-def _hearing() -> Iterator[list[str]]:
-    """What is logged of notifications that come again or too late; old drivers are made to execute with callbacks."""
-    heard: list[str] = []
-
-    class Ear(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            text = record.getMessage()
-            if "notified again or too late" in text:
-                heard.append(text)
-
-    ear, log, before = Ear(), logger("driver"), os.environ.get(_SYNC)
-    level = log.level
-    log.addHandler(ear)
-    log.setLevel(logging.WARNING)
-    os.environ[_SYNC] = "0"
-    try:
-        yield heard
-    finally:
-        log.removeHandler(ear)
-        log.setLevel(level)
-        os.environ.pop(_SYNC)
-        if before is not None:
-            os.environ[_SYNC] = before
-
-
 @check("allocation", "Memory of the driver's own holds inputs and outputs as arrays do, and has no contents before.")
 def allocation(trial: Trial) -> int:
     trial.fixed()
-    _since(trial, "memory of its own", V1_3)
+    _since(trial, "memory of its own", V1_3, "memory")
     for call, model in trial.samples():
         wanted = trial.alone(model, arrays_of(call))
         prepared = trial.prepare(model)
         request = _with_rooms(trial, prepared, call)
-        trial.at("allocate")
-        WAYS["memory"](trial.device, prepared, request, UNLIMITED)
+        with trial.asking("allocate"):
+            WAYS["memory"](trial.device, prepared, request, UNLIMITED)
         trial.same(call, wanted, request.results, "in memory of the driver's own")
         result = request.results[0]
-        trial.at("allocate")
-        buffer = allocated_by(trial.device, BufferDesc(result.shape), [BufferRole(prepared, 0, output=True)])
-        try:
-            buffer.copy_to(Memory.allocate(max(1, result.nbytes)))
-        except NnhalError:
-            pass
-        else:
-            trial.unmet("memory that nothing was written to is copied from, must be OperationFailed")
-        finally:
-            buffer.close()
+        with trial.asking("allocate"):
+            buffer = allocated_by(trial.device, BufferDesc(result.shape), [BufferRole(prepared, 0, output=True)])
+            try:
+                buffer.copy_to(Memory.allocate(max(1, result.nbytes)))
+            except NnhalError:
+                pass
+            else:
+                trial.unmet("memory that nothing was written to is copied from, must be OperationFailed")
+            finally:
+                buffer.close()
     return len(trial.samples())
 
 
@@ -183,7 +153,7 @@ def allocation(trial: Trial) -> int:
     unseen="it has no inputs",
 )
 def allocation_roles(trial: Trial) -> int:
-    _since(trial, "memory of its own", V1_3)
+    _since(trial, "memory of its own", V1_3, "memory")
     call, model = trial.samples()[0]
     prepared = trial.prepare(model)
     if not call.given:
@@ -197,9 +167,9 @@ def allocation_roles(trial: Trial) -> int:
         "a shape that the input has not": (BufferDesc((*shape, 7)), [role]),
     }
     for what, (desc, roles) in bad.items():
-        trial.at("allocate")
         try:
-            trial.device.allocate(desc, roles).close()
+            with trial.asking("allocate"):
+                trial.device.allocate(desc, roles).close()
         except InvalidArgument:
             continue
         except NnhalError as error:
@@ -208,6 +178,10 @@ def allocation_roles(trial: Trial) -> int:
     return len(bad)
 
 
-def _since(trial: Trial, what: str, level: Level) -> None:
+def _since(trial: Trial, what: str, level: Level, way: str = "") -> None:
+    """NotAsked where the device has no such thing at its level, or where nnhal does not use a driver's own."""
     if trial.device.level < level:
         raise NotAsked(f"{what} exist since {level}, the device is at {trial.device.level}")
+    unused = not_used(trial.device, way)
+    if unused:
+        raise NotAsked(unused)

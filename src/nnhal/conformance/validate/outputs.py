@@ -165,8 +165,8 @@ def late_write(trial: Trial) -> int:
     for call, model in trial.samples():
         trial.run(trial.prepare(model), copies(arrays_of(call)), make=make)
     before = [[_whole(array) for array in request.lent] for request in watched]
-    trial.at("wait")
-    time.sleep(SETTLE)
+    with trial.asking("wait"):
+        time.sleep(SETTLE)
     for request, data in zip(watched, before, strict=True):
         if request.late:
             trial.unmet(f"{request.late[0]} is written after the execution ended, must be before")

@@ -35,8 +35,8 @@ def capabilities(trial: Trial) -> int:
 
 @check("status", "status() gives a DeviceStatus.", whole=True)
 def status(trial: Trial) -> int:
-    trial.at("status")
-    status_by(trial.device)
+    with trial.asking("status"):
+        status_by(trial.device)
     return 1
 
 
@@ -44,8 +44,8 @@ def _stable(trial: Trial, what: str, ask: Callable[[Device], Any]) -> int:
     """How many answers were like the first."""
     answers = []
     for _ in range(TIMES):
-        trial.at(what)
-        answers.append(ask(trial.device))
+        with trial.asking(what):
+            answers.append(ask(trial.device))
     for answer in answers[1:]:
         if answer != answers[0]:
             raise Unmet(f"{_difference(answers[0], answer)}, must stay the same", trial.place(what))

@@ -11,10 +11,12 @@ from nnhal.base.records import replace
 from nnhal.conformance.control import CONTROL
 from nnhal.conformance.draw import cells
 from nnhal.conformance.pool import TaskResult, Work, run_all
+from nnhal.conformance.selection import in_share
 from nnhal.conformance.subject import Bundle, Subject
-from nnhal.conformance.validate.check import CHECKS, DRAWING, DRIVER, CheckOutcome
+from nnhal.conformance.validate.check import CHECKS, DRIVER, CheckOutcome
 from nnhal.conformance.validate.place import place_first
 from nnhal.conformance.validate.table import of_operation, of_the_driver
+from nnhal.conformance.validate.trial import AFTER, DRAWING
 
 DRAWS = 2  # of each cell
 LATELY = 3  # checks that ran before a crash and are named
@@ -22,7 +24,7 @@ APART = 6  # checks that one process is given together
 
 
 class Validation(Subject, frozen=True):
-    """Which checks to run. draws: of each cell.
+    """Which checks to run. draws: of each cell. sample: the part of the checks of operations, by a hash of both names.
 
     only: CHECK, CHECK/OPERATION, or /OPERATION; all where none is named. `cache` names all whose names begin with `cache-`.
     """
@@ -30,6 +32,7 @@ class Validation(Subject, frozen=True):
     only: tuple[str, ...] = ()
     seed: int = 0
     draws: int = DRAWS
+    sample: float = 1.0
 
     def __post_init__(self) -> None:
         """InvalidArgument where it asks for a check that there is none of, or a number that cannot be."""
@@ -40,6 +43,8 @@ class Validation(Subject, frozen=True):
                 raise InvalidArgument(f"only: there is no check {check!r}{like}")
         if self.draws < 1:
             raise InvalidArgument(f"draws is {self.draws}, must be at least 1")
+        if not 0 < self.sample <= 1:
+            raise InvalidArgument(f"sample is {self.sample}, must be above 0 and at most 1")
 
     @property
     def wanted(self) -> list[tuple[str, str]]:
@@ -52,8 +57,16 @@ class Validation(Subject, frozen=True):
         return pairs
 
     def takes(self, check: str, operation: str) -> bool:
-        """Whether a check of an operation is among those asked for."""
-        return not self.only or any(c in ("", check) and o in ("", operation.upper()) for c, o in self.wanted)
+        """Whether a check of an operation is among those asked for, and in the sample."""
+        asked = not self.only or any(c in ("", check) and o in ("", operation.upper()) for c, o in self.wanted)
+        return asked and (not operation or self.sample == 1 or in_share(f"{check}/{operation}", self.sample))
+
+    def needs(self, check: str, operation: str) -> set[str]:
+        """The checks of the operation that come before this one: those that it needs, as far as they are to run."""
+        found: set[str] = set()
+        for need in CHECKS[check].needs:
+            found |= {need} if self.takes(need, operation) else self.needs(need, operation)
+        return found
 
     @property
     def chooses(self) -> bool:
@@ -89,9 +102,12 @@ class _Checks(Work):
         """What an operation begins with."""
         wanted = [each for each in of_operation(operation) if self._chosen.takes(each.name, operation)]
         if not self._chosen.chooses:
-            wanted = [each for each in wanted if not each.needs]
+            wanted = [each for each in wanted if not self._chosen.needs(each.name, operation)]
         parts = [tuple(wanted[start : start + APART]) for start in range(0, len(wanted), APART)]
         return [Bundle(operation, tuple(CheckItem(each.name, operation) for each in part)) for part in parts]
+
+    def is_own(self, stage: str) -> bool:
+        return stage == self.idle or stage.startswith(AFTER)
 
     def lost(self, item: CheckItem, verdict: str, reason: str, nanoseconds: int, stack: str) -> CheckOutcome:
         reason = reason.partition(": ")[2]  # there is but one device
@@ -101,7 +117,9 @@ class _Checks(Work):
         ran = list(dict.fromkeys(item.check for item in before if item.check != first.check))
         told = f", such as {', '.join(ran[-LATELY:])}" if ran else ""
         alone = f"not in a fresh process: what ran before may have left it behind{told}"
-        return replace(first, reason=f"{first.reason} ({alone})", alone=second.verdict, found=second.found)
+        verdict = "hung" if first.verdict == "skipped" else first.verdict  # the suite's own work stood still
+        reason = f"{first.reason} ({alone})"
+        return replace(first, verdict=verdict, reason=reason, alone=second.verdict, found=second.found)
 
     def after(self, outcome: CheckOutcome) -> tuple[list[Bundle], list[CheckOutcome]]:
         """Operations of extensions that were found; checks that waited for this one, or are skipped as it did not pass."""
@@ -117,9 +135,14 @@ class _Checks(Work):
         while news:
             done = news.pop()
             for each in of_operation(outcome.operation):
-                if each.name in came or done not in each.needs or not all(need in came for need in each.needs):
+                if each.name in came or not self._chosen.takes(each.name, outcome.operation):
                     continue
-                failed = next((need for need in each.needs if came[need] not in ("passed", "skipped")), "")
+                needs = self._chosen.needs(each.name, outcome.operation)
+                if done not in needs or not needs <= came.keys():
+                    continue
+                failed = next(
+                    (need for need in CHECKS if need in needs and came[need] not in ("passed", "skipped")), ""
+                )
                 if not failed:
                     ready.append(CheckItem(each.name, outcome.operation))
                     continue

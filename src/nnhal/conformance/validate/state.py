@@ -258,10 +258,9 @@ def trimmed(trial: Trial) -> int:
         seen += 1
         wanted = [None if r is None else r.copy() for r in trial.run(prepared, copies(arrays_of(call)))]
         for pressed in (False, True, True):
-            trial.at("trim")
-            while not trim_now(prepared, pressed=pressed):  # whoever looks after idle models may be at it
-                time.sleep(PAUSE)
-            trial.at("run")
+            with trial.asking("trim"):
+                while not trim_now(prepared, pressed=pressed):  # whoever looks after idle models may be at it
+                    time.sleep(PAUSE)
             told = "after it was trimmed" + ", as memory was short" * pressed
             trial.same(call, wanted, trial.run(prepared, copies(arrays_of(call))), told)
     return seen
@@ -293,6 +292,5 @@ def malformed_request(trial: Trial) -> int:
 
 
 def _survives(trial: Trial, request: Request, run: Run) -> None:
-    trial.at("run")
-    with suppress(NnhalError):
+    with trial.asking("run"), suppress(NnhalError):
         request.execute(run, UNLIMITED)

@@ -1,5 +1,6 @@
 """One operation of a driver under test: calls of it that the driver takes, prepared and run, each thing asked announced."""
 
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ from nnhal.model.graph import Model
 from nnhal.ops import OPS
 from nnhal.runtime import discovery
 
+DRAWING = "draw"  # the stage at which the driver was not asked anything yet
+AFTER = "after "  # before what the driver was asked last: the suite itself is at work
 MORE = 3  # times as many calls of what is taken, for checks of values
 SAMPLES = 3  # calls of an operation that all checks but those of values look at
 PLAIN = Hints(threads=1)
@@ -51,13 +54,17 @@ class NotTaken(NotAsked):
 
 
 class Drawing:
-    """Calls of one operation that are drawn for a driver, with what it says of each; the same for the same seed."""
+    """Calls of one operation that are drawn for a driver, with what it says of each; the same for the same seed.
 
-    def __init__(self, operation: str, seed: int, draws: int) -> None:
-        self.operation = operation
+    drawing: called before each call is drawn.
+    """
+
+    def __init__(self, operation: str, seed: int, draws: int, drawing: Callable[[], object] = lambda: None) -> None:
+        self.operation, self._drawing = operation, drawing
         self.calls: list[tuple[Call, Model]] = []
         self._sources: list[Source] = []  # of each call
-        self._rng, self._draws = np.random.default_rng([seed, zlib.crc32(operation.encode())]), draws
+        self._seed, self._draws = [seed, zlib.crc32(operation.encode())], draws
+        self._rng = np.random.default_rng(self._seed)
         several = list(cells([operation]))
         self._draw([partial(_plain, cell) for cell in several])
         with_scalars = [cell for cell in several if any(argument.scalar for argument in cell.op.forms[cell.form])]
@@ -70,6 +77,7 @@ class Drawing:
     def _draw(self, sources: Sequence[Source]) -> None:
         for source in sources:
             for _ in range(self._draws):
+                self._drawing()
                 call = source(self._rng)
                 if call is not None:
                     self.calls.append((call, model_of(call)))
@@ -82,12 +90,14 @@ class Drawing:
             self._draw(sources(self.operation, self._rng, takes))
 
     def more(self) -> Iterator[tuple[Call, Model]]:
-        """Further calls of the kinds of which any was taken."""
+        """Further calls of the kinds of which any was taken; the same ones each time."""
+        rng = np.random.default_rng([*self._seed, MORE])
         taken = {id(call) for call, _ in self.taken or ()}
         pairs = zip(self._sources, self.calls, strict=True)
         for source in dict.fromkeys(source for source, (call, _) in pairs if id(call) in taken):
             for _ in range(MORE * self._draws):
-                call = source(self._rng)
+                self._drawing()
+                call = source(rng)
                 if call is not None:
                     yield call, model_of(call)
 
@@ -100,13 +110,15 @@ def _plain(cell: Cell, rng: np.random.Generator) -> Call:
 class Trial:
     """What a check is given: a device, and calls of an operation.
 
-    at: is told what the driver is asked, before it is. isolated: the device is in a process of its own. prepared: what the
-    driver prepared last, for `place`. stage: what the driver was asked last.
+    at: gets the stage: what the driver is asked, before it is, and `AFTER` it when the driver has answered. isolated: the
+    device is in a process of its own. prepared: what the driver prepared last, for `place`. stage: what the driver was asked
+    last, "" before that.
     """
 
     def __init__(self, device: Device, drawing: Drawing, at: Callable[[str], None], *, isolated: bool) -> None:
         self.device, self.drawing, self.isolated = device, drawing, isolated
         self._at, self.stage = at, ""
+        self._lock, self._asking = threading.Lock(), 0  # how many threads ask the driver something now
         self.where = where_of(device)
         self.operation = drawing.operation
         self.prepared: Prepared | None = None
@@ -115,11 +127,6 @@ class Trial:
         record = OPS.get(drawing.operation)
         self.random = record is not None and record.random
         self.rng = np.random.default_rng(zlib.crc32(drawing.operation.encode()))
-
-    def at(self, stage: str) -> None:
-        """The driver is asked something now."""
-        self.stage = stage
-        self._at(stage)
 
     # ------------------------------------------------------------------------------------------------- what there is
 
@@ -191,24 +198,34 @@ class Trial:
             self.taken()  # NotTaken comes first
             raise NotAsked("its results are random")
 
-    @staticmethod
-    def wanted(model: Model, arrays: Sequence[Array]) -> Outputs:
+    def wanted(self, model: Model, arrays: Sequence[Array]) -> Outputs:
         """What the reference gives."""
-        prepared = prepared_by(discovery.cpu(), model, Hints())
-        request = prepared.request(arrays)
-        request.execute(prepared.run, UNLIMITED)
-        return request.results
+        self._own()
+        return by_reference(model, arrays)
 
     # ----------------------------------------------------------------------------------------------- what is asked
 
     @contextmanager
     def asking(self, stage: str) -> Iterator[None]:
-        """The driver is asked something inside. ProcessDied where that ends its process."""
-        self.at(stage)
+        """The driver is asked something inside; its time ends behind. ProcessDied where that ends its process."""
+        with self._lock:
+            self._asking += 1
+            self.stage = stage
+            self._at(stage)
         try:
             yield
         except DeadObject as error:
             raise ProcessDied(str(error)) from error
+        finally:
+            with self._lock:
+                self._asking -= 1
+            self._own()
+
+    def _own(self) -> None:
+        """From now on the suite itself is at work, unless another thread still asks the driver."""
+        with self._lock:
+            if not self._asking:
+                self._at(AFTER + self.stage if self.stage else DRAWING)
 
     def verdict(self, model: Model) -> Verdict:
         """What the driver says of the one operation; no where its level lacks it, of which no runtime asks it."""
@@ -300,9 +317,17 @@ class Trial:
     def end(self) -> None:
         """Close what is open; what that raises is the business of another check."""
         for prepared in self._open:
-            self.at("close")
-            let_go(self.where, "close() of a prepared model", prepared.close)
+            with self.asking("close"):
+                let_go(self.where, "close() of a prepared model", prepared.close)
         self._open.clear()
+
+
+def by_reference(model: Model, arrays: Sequence[Array]) -> Outputs:
+    """What the reference gives for a model and its inputs."""
+    prepared = prepared_by(discovery.cpu(), model, Hints())
+    request = prepared.request(arrays)
+    request.execute(prepared.run, UNLIMITED)
+    return request.results
 
 
 def copies(arrays: Sequence[Array]) -> list[Array]:

@@ -9,11 +9,20 @@ from nnhal.base.answers import may_be_own
 from nnhal.base.errors import DeadObject, NnhalError, told
 from nnhal.base.stacks import dumped, stack_of
 from nnhal.conformance.suite import fate_of
-from nnhal.conformance.validate.check import CHECKS, DRAWING, CheckOutcome, ContractCheck
+from nnhal.conformance.validate.check import CHECKS, CheckOutcome, ContractCheck
 from nnhal.conformance.validate.place import place_first, place_in
 from nnhal.conformance.validate.run import CheckItem, Validation
 from nnhal.conformance.validate.table import FAMILIES
-from nnhal.conformance.validate.trial import Drawing, NotAsked, NotTaken, ProcessDied, Trial, Unmet, trying
+from nnhal.conformance.validate.trial import (
+    DRAWING,
+    Drawing,
+    NotAsked,
+    NotTaken,
+    ProcessDied,
+    Trial,
+    Unmet,
+    trying,
+)
 from nnhal.conformance.worker import Worker, serve_with
 
 assert FAMILIES
@@ -42,7 +51,10 @@ class _Checker(Worker):
 
     def _drawn(self, operation: str) -> Drawing:
         """The calls of an operation; those of the last few are kept."""
-        drawing = self._drawings.pop(operation, None) or Drawing(operation, self.subject.seed, self.subject.draws)
+        drawing = self._drawings.pop(operation, None)
+        if drawing is None:
+            subject = self.subject
+            drawing = Drawing(operation, subject.seed, subject.draws, lambda: self.at(DRAWING))
         self._drawings[operation] = drawing
         if len(self._drawings) > KEPT_DRAWINGS:
             self._drawings.popitem(last=False)

@@ -4,7 +4,7 @@ import numpy as np
 
 from nnhal.base.codes import Activation
 from nnhal.base.operands import Array, Value
-from nnhal.ops.common import padding
+from nnhal.ops.common import ACTIVATION_RANGE, padding
 from nnhal.ops.schema import Bound
 
 from .faults import VALIDATE, fault
@@ -34,6 +34,40 @@ class RoundsDown(Arithmetic):
         limits = np.iinfo(a.out.dtype)
         steps = np.floor(np.nan_to_num(x / np.float32(a.out.scale), nan=0.0)) + a.out.zero_point
         return np.clip(steps, limits.min, limits.max).astype(a.out.dtype)
+
+
+class Requantised(Arithmetic):
+    """Eight-bit results that are rounded otherwise; those of float32 are right."""
+
+    def rounded(self, steps: Array) -> Array:
+        raise NotImplementedError
+
+    def finished(self, a: Bound, real: Array) -> Array:
+        if not a.out.quantised:
+            return super().finished(a, real)
+        low, high = self.stored(a.out, np.array(ACTIVATION_RANGE[a.activation], np.float64)).tolist()
+        steps = self.rounded(np.nan_to_num(real / a.out.scale)) + a.out.zero_point
+        return np.clip(steps, low, high).astype(a.out.dtype)
+
+
+@fault(
+    "one-step-high", "8-bit results are one step too high, within the bounds of their activation", "steps", (VALIDATE,)
+)
+class OneStepHigh(Requantised):
+    def rounded(self, steps: Array) -> Array:
+        return np.rint(steps) + 1
+
+
+@fault("requantised-down", "8-bit results are rounded down", "steps", (VALIDATE,), operation="MUL")
+class RequantisedDown(Requantised):
+    def rounded(self, steps: Array) -> Array:
+        return np.floor(steps)
+
+
+@fault("requantised-to-zero", "8-bit results are cut off instead of rounded", "steps", (VALIDATE,), operation="MUL")
+class RequantisedToZero(Requantised):
+    def rounded(self, steps: Array) -> Array:
+        return np.trunc(steps)
 
 
 @fault("wraps-around", "what is out of an 8-bit type's range wraps around", VALUES, operation="CONV_2D")

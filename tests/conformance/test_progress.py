@@ -1,0 +1,76 @@
+"""What the commands that judge a driver print while they run, without a terminal too, and what a Ctrl-C leaves of it."""
+
+import subprocess
+from collections import Counter
+from collections.abc import Generator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nnhal.cli.judged import ProgressLines, followed
+from nnhal.conformance.pool import TaskResult
+from tests.conformance.test_interrupted import Command
+from tests.ipc.support import LIMIT
+
+DRIVER = """
+import threading
+from nnhal.base.codes import OperationType
+from nnhal.drivers.reference import Reference
+from nnhal.hal.device import Prepared
+
+class Waiting(Prepared):
+    def run(self, request, control):
+        threading.Event().wait()
+
+class device(Reference):
+    name = "waiting"
+    def prepare(self, model, hints):
+        if model.main.operations[0].type == OperationType.ABS:
+            raise KeyError("no")
+        return Waiting()
+"""
+
+
+def test_progress_without_a_terminal_is_a_line_after_ten_seconds_and_no_more_than_one_in_ten() -> None:
+    clock, said = SimpleNamespace(now=5.0), list[str]()
+    lines = ProgressLines(said.append, lambda: clock.now)
+    for now in (6, 14.9, 15, 24, 25.5, 30):
+        clock.now = now
+        lines.at(f"at {now}")
+    assert said == ["at 15, 10 s", "at 25.5, 20 s"]
+
+
+def outcomes_until_ctrl_c() -> Generator[tuple[TaskResult, int, int], None, None]:
+    outcomes = [SimpleNamespace(verdict=verdict) for verdict in ("passed", "failed")]
+    yield TaskResult(outcomes, Counter(run=1), "mine"), 2, 5
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_leaves_what_came_where_what_is_bad_is_printed_and_ends_the_rest() -> None:
+    seen: list[Any] = []
+    ran = followed(outcomes_until_ctrl_c(), "checks", "checks of", "", quiet=True, bad=seen.append)
+    assert [o.verdict for o in ran.outcomes] == ["passed", "failed"] and seen == ran.outcomes[1:]
+    assert (ran.calls, ran.device, ran.interrupted) == (Counter(run=1), "mine", 3)
+    with pytest.raises(KeyboardInterrupt):
+        followed(outcomes_until_ctrl_c(), "checks", "checks of", "", quiet=True)
+
+
+def test_validate_prints_a_failure_when_it_comes_and_a_partial_report_after_ctrl_c(tmp_path: Path) -> None:
+    driver = tmp_path / "waiting.py"
+    driver.write_text(DRIVER)
+    only = ("--only", "runs/ABS", "--only", "runs/NEG")
+    command = Command("validate", str(driver), *only, "--draws", "1", "--timeout", "600", stdout=subprocess.PIPE)
+    try:
+        assert command.process.stdout is not None
+        line = command.process.stdout.readline()  # while NEG waits
+        assert line.startswith("FAIL  runs  ABS  ") and command.process.poll() is None
+        command.interrupt()
+        rest, said = command.process.communicate(timeout=LIMIT)
+    finally:
+        command.process.kill()
+        command.process.wait()
+    assert command.process.returncode == 130 and "nnhal: interrupted" in said and "Traceback" not in said
+    assert rest.startswith("device waiting: ") and "1 failed; 1 operation" in rest
+    assert "interrupted, at least 1 checks left out" in rest
