@@ -19,13 +19,12 @@ from nnhal.base.operands import Array, Value, quantised
 from nnhal.base.records import Record, replace
 from nnhal.conformance.compare import tolerance
 from nnhal.conformance.draw import AT_BOUNDS, Call, Cell, contents, draw
-from nnhal.drivers.kit.sums import IN_A_ROW
 from nnhal.hal.claims import considered_by
 from nnhal.hal.device import Device, Hints, Prepared, prepared_by
 from nnhal.hal.request import UNLIMITED
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
-from nnhal.ops.common import ACTIVATION_RANGE
+from nnhal.ops.common import ACTIVATION_RANGE, IN_A_ROW
 from nnhal.ops.schema import F16, F32, Arg, Bound, bind, output_at
 
 Outputs = list[Array | None]

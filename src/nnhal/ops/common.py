@@ -20,6 +20,7 @@ ACTIVATION_RANGE = {
 }
 
 INNER = 1024  # products that one float32 sums up
+IN_A_ROW = 512  # float32 terms that an engine may add one after the other, all stages of a sum together
 
 # The float before 1/2: added to what lies just below a half it does not reach the next integer, as 1/2 does by rounding.
 BELOW_HALF = {np.dtype(t): np.nextafter(t(0.5), t(0)) for t in (np.float32, np.float64)}

@@ -13,13 +13,12 @@ import numpy as np
 
 from nnhal.base.operands import Shape, Unknown, Value, fixed
 from nnhal.drivers.kit.forms import Refused
-from nnhal.ops.common import padding, type_range
+from nnhal.ops.common import IN_A_ROW, padding, type_range
 from nnhal.ops.schema import Bound
 
 EXACT = 2**24  # integers up to here are float32
 SLIGHT = 2.0**-4  # of a step of the output, by which sums may be off for each of them that is rounded
 
-IN_A_ROW = 512  # float32 terms that may be added one after the other, all stages of a sum together
 LANES = 4  # partial sums that engines hold side by side, at least, where rows of the last dimension are summed
 X = TypeVar("X")
 
