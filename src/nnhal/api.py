@@ -125,7 +125,8 @@ def compile(
     there are CPUs. relaxed: float32 may be computed as float16; None leaves it as the model says. deadline: seconds that the
     devices may take to say what they support and to prepare it, once they are there. driver_options: a mapping for each
     device name.
-    isolation: "process" runs each driver in a process of its own, which may crash or hang without harm to this one.
+    isolation: "process" runs each driver in a process of its own, which may crash or hang without harm to this one. A Device
+    object that is given stays where it is: name a driver, or give its path, to have it isolated.
     cache_dir: a folder of this user alone where drivers keep what they compiled, for the next time (NNHAL_CACHE_DIR by
     default; none, or False here, and nothing is kept); `compiled.cache` says what became of it. token: 32 bytes that stand
     for the model with its weights, and never for another; made of them by default.

@@ -195,12 +195,36 @@ def test_a_module_that_is_loaded_later_as_it_was_changes_nothing(folder: Path) -
 
 def test_the_environment_counts_where_the_code_names_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(folder / "drv.py", DRIVER.format(more="N = 'MY_ENGINE_FACTOR'"))
-    device = nnhal.load_driver(folder / "drv.py")
-    first = known(code_by(device))
+    first = known(loaded(folder / "drv.py"))
     monkeypatch.setenv("OTHER_ENGINE_FACTOR", "3")
-    assert known(code_by(device)) == first
+    assert known(loaded(folder / "drv.py")) == first
     monkeypatch.setenv("MY_ENGINE_FACTOR", "3")
-    assert known(code_by(device)) != first
+    assert known(loaded(folder / "drv.py")) != first
+
+
+@pytest.mark.parametrize("before", [None, "2"])
+@pytest.mark.parametrize("after", [None, "3"])
+def test_an_environment_that_changes_after_the_driver_was_loaded_leaves_its_code_unknown(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, before: str | None, after: str | None
+) -> None:
+    """It may have read the one, or is going to read the other."""
+
+    def put_in(value: str | None) -> None:
+        if value is None:
+            monkeypatch.delenv("MY_ENGINE_FACTOR", raising=False)
+        else:
+            monkeypatch.setenv("MY_ENGINE_FACTOR", value)
+
+    put(folder / "drv.py", DRIVER.format(more="N = 'MY_ENGINE_FACTOR'"))
+    put_in(before)
+    device = nnhal.load_driver(folder / "drv.py")
+    put_in(after)
+    changed = "environment variable MY_ENGINE_FACTOR changed after this process loaded the driver"
+    assert code_by(device).unknown.startswith(changed if before != after else "") and (
+        bool(code_by(device).unknown) == (before != after)
+    )
+    put_in(before)
+    known(code_by(device))
 
 
 # ------------------------------------------------------------------------------------- classes, and what they are made with
@@ -384,6 +408,21 @@ def test_what_was_kept_is_of_the_code_of_nnhal_too(monkeypatch: pytest.MonkeyPat
     assert written_by(Other()) == before, "a process has one state of it"
     monkeypatch.setattr(code, "code_of_nnhal", lambda: CodeIdentity(bytes(32)))
     assert written_by(Other()) != before
+
+
+def test_what_of_nnhal_cannot_be_read_now_is_read_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    code._code_of_nnhal.cache_clear()
+    with monkeypatch.context() as patched:
+        patched.setattr(code.os, "scandir", failing(OSError(24, "Too many open files")))
+        assert code.code_of_nnhal().unknown == "nnhal's own code cannot be read: Too many open files"
+    known(code.code_of_nnhal())
+
+
+def failing(error: Exception) -> Any:
+    def call(*_: Any) -> Any:
+        raise error
+
+    return call
 
 
 def test_the_version_and_the_processor_are_part_of_what_wrote_a_file(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from nnhal.hal.device import Hints, prepared_by
 from nnhal.hal.host import contents_of
 from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import UNLIMITED, Control
+from nnhal.ipc.client import burst as burst_of_a_client
 from nnhal.ipc.client.process import Resilient, start
 from nnhal.ipc.client.session import SETTLE_NS
 from nnhal.ipc.protocol import wire
@@ -477,6 +478,21 @@ def test_an_interrupt_at_any_point_of_an_execution_leaves_no_burst_busy(referenc
 
         assert interrupted_at(hits, lambda: burst(ONES, TWOS)) > 4
         np.testing.assert_array_equal(burst(ONES, TWOS), 3 * ONES)
+
+
+def test_who_is_interrupted_while_a_burst_opens_leaves_no_queues(reference):
+    """At every return of what is written in C, which is where Python runs signal handlers."""
+    prepared = prepared_by(reference, add_model(), Hints())
+    prepared.burst().close()
+    opened = Opened()
+
+    def hits(frame, event):
+        here = frame.f_code.co_filename == burst_of_a_client.__file__ and frame.f_code.co_name == "__init__"
+        return here and event == "c_return"
+
+    assert interrupted_at(hits, lambda: prepared.burst().close()) > 2
+    opened.closed()
+    prepared.close()
 
 
 @pytest.mark.parametrize("answered", [False, True])

@@ -246,6 +246,21 @@ def test_one_that_does_not_give_itself_up_is_late_all_the_same(monkeypatch):
         execution.result()
 
 
+class Interrupted(Future):
+    """A future whose condition is interrupted while its lock is released, as Python's may be."""
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise RuntimeError("cannot release un-acquired lock")  # noqa: B904 (as the end of a `with` raises it)
+
+
+def test_what_a_signal_handler_raised_is_raised_whatever_the_condition_makes_of_it():
+    with pytest.raises(KeyboardInterrupt):
+        Execution(Interrupted(), UNLIMITED).result()
+
+
 def test_what_it_raised_is_raised():
     future, execution = running(until(LONG))
     future.set_exception(nnhal.OperationFailed("broken"))

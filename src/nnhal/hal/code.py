@@ -29,6 +29,8 @@ from weakref import WeakKeyDictionary
 from nnhal.base.digests import blake2b
 
 BEGUN_NS = time.time_ns()  # before this process loaded anything that is kept by the digest of its file
+_ENVIRONMENT = dict(os.environ)  # of then
+_NO_SETTINGS = frozenset(("_", "NNHAL_CACHE_DIR", "NNHAL_STATE_DIR"))  # variables that say nothing of numbers
 MOST_FILES = 2048  # of one unit
 LARGEST = 4 << 20  # bytes of a file that is read; a larger one is known by inode, size and times
 LONGEST_TEXT = 65536  # characters of the arguments of a device
@@ -92,6 +94,7 @@ class Unit:
     def __init__(self, folder: str, first: Iterable[str], since_ns: int, *, beside: bool = True) -> None:
         """since_ns: what changed later may not be what was loaded. beside: whether files in the folder are the unit's."""
         self.folder, self._first, self._since, self._beside = folder, list(first), since_ns, beside
+        self._environment = dict(os.environ) if since_ns > BEGUN_NS else _ENVIRONMENT
         self._ran: dict[str, bytes] = {}  # the text of what the loader ran, until the unit is settled
         self._files: dict[str, _CodeFile] = {}
         self._words: frozenset[str] = frozenset()
@@ -129,7 +132,7 @@ class Unit:
             if len(found) > MOST_FILES or len(listings) > MOST_FILES:
                 self.unknown = f"its code names more than {MOST_FILES} files"
                 break
-        self._files, self._words = found, frozenset(words - {"_"})
+        self._files, self._words = found, frozenset(words - _NO_SETTINGS)
         parts = sorted((self._name(path), file.digest) for path, file in found.items())
         self._digest, self._ran = _digest(repr(parts).encode()), {}
 
@@ -159,8 +162,11 @@ class Unit:
             seen = ((path, file.signature) for path, file in self._files.items() if file.signature is not None)
             changed = (path for path, signature in seen if _signature(path) != signature)
             self.unknown = next(map(_changed, map(self._name, changed)), "")
-        environment = sorted((name, os.environ[name]) for name in self._words.intersection(os.environ))
-        return _digest(self._digest + repr(environment).encode()), self.unknown
+        named = sorted(self._words.intersection([*self._environment, *os.environ]))
+        then, now = ([(name, each.get(name)) for name in named] for each in (self._environment, os.environ))
+        other = next((name for (name, _), one, two in zip(then, then, now, strict=True) if one != two), None)
+        unknown = self.unknown or ("" if other is None else _changed(f"environment variable {other}"))
+        return _digest(self._digest + repr(now).encode()), unknown
 
 
 _units: dict[str, Unit] = {}  # by the top name of a driver's modules, or by the path of the unit
@@ -412,17 +418,21 @@ def _digest(data: bytes) -> bytes:
 # ------------------------------------------------------------------------------------------------------- nnhal itself
 
 
-@cache
 def code_of_nnhal() -> CodeIdentity:
     """The identity of nnhal's own code, by size and time of change of its files, once for a process."""
-    folder, found, last = str(Path(__file__).parents[1]), [], 0
     try:
-        for path in _below(folder):
-            status = os.stat(path)
-            found.append((path.removeprefix(folder), status.st_size, status.st_mtime_ns))
-            last = max(last, status.st_ctime_ns)
-    except OSError as error:
+        return _code_of_nnhal()
+    except OSError as error:  # of this moment
         return CodeIdentity.unlike_any(f"nnhal's own code cannot be read: {error.strerror}")
+
+
+@cache
+def _code_of_nnhal() -> CodeIdentity:
+    folder, found, last = str(Path(__file__).parents[1]), [], 0
+    for path in _below(folder):
+        status = os.stat(path)
+        found.append((path.removeprefix(folder), status.st_size, status.st_mtime_ns))
+        last = max(last, status.st_ctime_ns)
     if last > BEGUN_NS:
         return CodeIdentity.unlike_any("nnhal's own code changed after this process began; start again")
     return CodeIdentity(_digest(repr(sorted(found)).encode()))

@@ -59,7 +59,7 @@ class Execution(Uncopied, instead="another process gets its `result()`"):
         left, most = self._left(), limit(timeout, "timeout")
         wait = left if most is None else most if left is None else min(most, left)
         try:
-            self._future.exception(wait)
+            self._wait(wait)
         except CancelledError:
             raise Cancelled("execution: cancelled by its owner") from None
         except TimeoutError as error:
@@ -69,6 +69,19 @@ class Execution(Uncopied, instead="another process gets its `result()`"):
             raise self._missed() from None
         return self._future.result()
 
+    def _wait(self, seconds: float | None) -> None:
+        """Until it has ended.
+
+        A signal handler may raise just when the future's condition has let go of its lock: then the condition fails to
+        release it, and what the handler raised is below that.
+        """
+        try:
+            self._future.exception(seconds)
+        except RuntimeError as error:
+            if error.__context__ is None or str(error) != "cannot release un-acquired lock":
+                raise
+            raise error.__context__ from None
+
     def _left(self) -> float | None:
         """Seconds until the deadline."""
         return patience(self._control.deadline)
@@ -77,7 +90,7 @@ class Execution(Uncopied, instead="another process gets its `result()`"):
         self._overdue = True
         self.cancel()
         try:
-            self._future.exception(_GRACE)  # it gives itself up: from then on it writes nothing
+            self._wait(_GRACE)  # it gives itself up: from then on it writes nothing
         except CancelledError:
             pass
         except TimeoutError as error:

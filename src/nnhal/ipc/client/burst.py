@@ -1,11 +1,11 @@
 """The client's end of a burst: the calls that execute bindings, over queues in shared memory instead of a lane."""
 
-import os
 import threading
 from typing import Any
 
 from nnhal.base import trace
 from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS
+from nnhal.base.descriptors import Owner
 from nnhal.base.errors import BadState, Closed, DeadObject, NnhalError, ResourceExhausted
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
@@ -30,18 +30,20 @@ class RemoteBurst(Burst):
         self.of = self._prepared = prepared
         self._session, self._frames = prepared.session, prepared.frames
         self._number = self._session.number()
+        made = Owner()
         try:
-            fd = _native.create_queues(CHANNEL_LENGTH, CHANNEL_LENGTH)
-        except OSError as error:
-            raise ResourceExhausted(f"burst: its queues cannot be made: {error.strerror}") from None
-        try:
+            try:
+                made.fds.extend(map(_native.create_queues, (CHANNEL_LENGTH,), (CHANNEL_LENGTH,)))
+            except OSError as error:
+                raise ResourceExhausted(f"burst: its queues cannot be made: {error.strerror}") from None
+            (fd,) = made.fds
             self._queues = _native.Queues(fd, _native.CLIENT)
             self._queues.watch = self._session.watch
             self._closed = False
             message = wire.ConfigureExecutionBurst(self._number, prepared.number)
             self._session.call(message, wire.Acknowledged, control, fds=(fd,))
         finally:
-            os.close(fd)
+            made.close()
         self._busy = threading.Lock()
         self.plain: dict[str, int] = {}  # why executions took the plain call, and how often
         self.ended = False  # of no use any more, though nobody closed it
