@@ -117,7 +117,7 @@ def test_a_session_that_is_closed_during_an_execution_leaves_the_callers_memory_
     pool = Memory.allocate(32)
     x, y = pool.view(0, 16, np.float32, (4,)), pool.view(16, 16, np.float32, (4,))
     with own_process() as device:
-        prepared = prepare(device, sleep=1.0)
+        prepared = prepare(device, sleep=LIMIT)
         process, alive = device.session.process, []
         assert process is not None
 
@@ -418,7 +418,7 @@ def test_a_deadline_ends_a_preparation() -> None:
 
 
 def test_a_cancelled_execution_ends_and_its_lane_serves_again(device: RemoteDevice) -> None:
-    prepared, cancelled = prepare(device, sleep=1), threading.Event()
+    prepared, cancelled = prepare(device, sleep=LIMIT), threading.Event()
     threading.Timer(0.05, cancelled.set).start()
     with pytest.raises(Cancelled):
         run(prepared, numbers(), Control(cancelled=cancelled))
