@@ -39,6 +39,9 @@ LONG = {
     "AVERAGE_POOL_2D of a picture": Long(
         (1, SIDE, SIDE, 2), lambda b, x: b.average_pool_2d(x, padding="valid", filter_size=SIDE)
     ),
+    "AVERAGE_POOL_2D of a small picture": Long(
+        (1, 28, 28, 2), lambda b, x: b.average_pool_2d(x, padding="valid", filter_size=28)
+    ),
     "AVERAGE_POOL_2D of a large picture": Long(
         (1, 300, 300, 2), lambda b, x: b.average_pool_2d(x, padding="valid", filter_size=300)
     ),

@@ -150,6 +150,7 @@ def test_defaults_are_those_of_the_definition():
     assert OperationGroup((0,), Performance()).at_least == 0 and set(RELAXATIONS) == {
         "float16",
         "infinities",
+        "long_sums",
         "subnormals",
     }
     assert Considered([]).groups == () and Considered([]).worked_out is None

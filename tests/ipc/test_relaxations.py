@@ -34,14 +34,14 @@ def test_what_a_driver_says_of_its_results_is_known_outside_of_its_process(tmp_p
 
 def test_a_wrapped_device_has_the_relaxations_of_the_one_inside() -> None:
     (litert,) = discovery.select(["litert"])
-    assert tuple(AtLevel(litert, V1_0).relaxations) == ("float16", "infinities", "subnormals")
+    assert tuple(AtLevel(litert, V1_0).relaxations) == ("float16", "infinities", "long_sums", "subnormals")
     assert tuple(AtLevel(discovery.cpu(), FL8).relaxations) == ()
 
 
 def test_devices_say_what_their_results_may_do() -> None:
     names = {entry["name"]: entry for entry in json.loads(nnhal("devices", "--no-isolation", "--json"))}
     assert names["reference"]["relaxations"] == []
-    assert names["litert"]["relaxations"] == ["float16", "infinities", "subnormals"]
+    assert names["litert"]["relaxations"] == ["float16", "infinities", "long_sums", "subnormals"]
     text = " ".join(nnhal("devices", "--no-isolation").split())
     for name in names["litert"]["relaxations"]:
         assert f"litert: {RELAXATIONS[name]}" in text

@@ -50,8 +50,8 @@ def stages(shape: Shape | None, axes: Collection[int]) -> list[Stage]:
         for along, run in groupby(range(len(shape)), lambda axis: axis in axes)
     ]
     terms = math.prod(size for along, size in runs if along)
-    several = bool(runs) and runs[-1][0] and math.prod(shape) > terms  # a sum of all elements may have one
-    if terms <= IN_A_ROW * (LANES if several else 1):
+    rows = set(axes) == {len(shape) - 1} and math.prod(shape) > terms  # of pictures an engine may move the axes
+    if terms <= IN_A_ROW * (LANES if rows else 1):
         return []
     return list(_cut([size for _, size in runs], [place for place, (along, _) in enumerate(runs) if along]))
 
@@ -125,10 +125,10 @@ def mean_windows(a: Bound) -> list[tuple[int, int]]:
         high, wide, whole = height, width, False
     if high * wide <= IN_A_ROW:
         return [(height, width)]
-    if high + wide <= IN_A_ROW:
-        return [(1, width), (height, 1)]
     if whole:
         return []
+    if high + wide <= IN_A_ROW:
+        return [(1, width), (height, 1)]
     raise Refused(
         f"a window of {high} by {wide} elements is summed in float32, must be at most {IN_A_ROW} in both together"
     )

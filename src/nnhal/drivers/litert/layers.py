@@ -61,9 +61,10 @@ def mean_pool(t: Task, x: EngineTensor, out: EngineTensor, how: int, activation:
     a = t.a
     windows = mean_windows(a)
     if not windows:
-        mean = t.temporary(out.value)
+        mean = t.temporary(out.value) if activation else out
         add_up(t, "MEAN", x, (1, 2), mean)
-        t.emit("ADD", [mean, t.constant(0.0, np.float32)], out, "Add", fusedActivationFunction=activation)
+        if activation:
+            t.emit("ADD", [mean, t.constant(0.0, np.float32)], out, "Add", fusedActivationFunction=activation)
     for height, width in windows:
         last = (height, width) == windows[-1]
         batch, high, _, depth = sizes(x)

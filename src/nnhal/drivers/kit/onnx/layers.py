@@ -17,7 +17,7 @@ from nnhal.drivers.kit.onnx.graph import (
     require_known,
     zero_point,
 )
-from nnhal.drivers.kit.onnx.shapes import in_stages, padded
+from nnhal.drivers.kit.onnx.shapes import add_up, padded
 from nnhal.drivers.kit.sums import (
     greatest_of,
     greatest_sum,
@@ -25,7 +25,6 @@ from nnhal.drivers.kit.sums import (
     reach,
     require_32_bits,
     require_exact,
-    stages,
 )
 from nnhal.ops.common import ACTIVATION_RANGE
 from nnhal.ops.schema import F32, Q8, Q8PC, Q8S
@@ -83,7 +82,7 @@ def mean_pool(t: OnnxTask, x: str) -> str:
         return t.o.AveragePool(x, **how)
     if not windows:
         shape = Value(F32, (t.a.batch, t.a.depth, t.a.height, t.a.width)).known
-        return t.reshaped(in_stages(t, "ReduceMean", x, stages(shape, (2, 3))), (*shape[:2], 1, 1))
+        return t.reshaped(add_up(t, "ReduceMean", x, shape, (2, 3)), (*shape[:2], 1, 1))
     (top, left, bottom, right), (down, across) = how["pads"], how["strides"]
     x = t.o.AveragePool(x, kernel_shape=windows[0], strides=(1, across), pads=(0, left, 0, right))
     return t.o.AveragePool(x, kernel_shape=windows[1], strides=(down, 1), pads=(top, 0, bottom, 0))

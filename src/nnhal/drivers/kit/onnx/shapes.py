@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from nnhal.base.operands import Shape
 from nnhal.drivers.kit.movement import FAR, mirrored, picked, regrouped
 from nnhal.drivers.kit.onnx.graph import FLOATS, MOVED, SIGN, OnnxTask, engine_dtype, entry, zero_point
 from nnhal.drivers.kit.sums import Stage, stages, summed, unpadded
@@ -184,9 +185,8 @@ def reduce(t: OnnxTask) -> None:
     def reduced(kind: str, x: str) -> str:
         return t.graph.node(kind, x, axes, noop_with_empty_axes=1)
 
-    parts = stages(t.a.input.shape, axes) if t.name in ("MEAN", "REDUCE_SUM") else []
-    if parts:
-        y = in_stages(t, REDUCED[t.name], x, parts)
+    if t.name in ("MEAN", "REDUCE_SUM"):
+        y = add_up(t, REDUCED[t.name], x, t.a.input.shape, axes)
     else:
         y = reduced(REDUCED[t.name], t.cast(x, np.int32) if t.a.T == B8 else x)
     if t.a.T in FLOATS and t.name in ("REDUCE_MAX", "REDUCE_MIN"):
@@ -199,8 +199,11 @@ def reduce(t: OnnxTask) -> None:
         t.give(y)
 
 
-def in_stages(t: OnnxTask, kind: str, x: str, parts: Sequence[Stage]) -> str:
-    """The sum or mean of real numbers, a long one; with the dimensions that are left, like neighbours as one."""
+def add_up(t: OnnxTask, kind: str, x: str, shape: Shape | None, axes: Sequence[int]) -> str:
+    """The ReduceSum or ReduceMean of real numbers, in stages where it is long; its elements, in a shape to be reshaped."""
+    parts = stages(shape, axes)
+    if not parts:
+        return t.graph.node(kind, x, axes, noop_with_empty_axes=1)
 
     def pad(y: str, stage: Stage) -> str:
         return padded(t, y, [[0, stage.more * (axis == stage.axis)] for axis in range(len(stage.shape))], 0.0)
