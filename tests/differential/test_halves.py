@@ -4,13 +4,15 @@ A step is within the tolerance. A device that rounds all halves another way drif
 classes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 import nnhal
 from nnhal.base.operands import Array
+from nnhal.frontends.tensor import Tensor
 from nnhal.runtime import discovery
 
 WAYS = [
@@ -48,3 +50,36 @@ def test_halves_of_means_are_rounded_away_from_a_stored_0(
     wanted = (2 * abs(sums) + size) // (2 * size) * np.sign(sums)
     with nnhal.compile(model, devices=[name], fallback="forbid", driver_options=options) as compiled:
         assert np.asarray(compiled(x)).ravel().tolist() == wanted.tolist()
+
+
+Make = Callable[[nnhal.Builder, Tensor, Tensor, dict[str, Any]], Tensor]
+OPERATIONS: dict[
+    str, tuple[Make, Callable[[Array, Array], Array]]
+] = {  # of inputs in quarters with a zero point of 3, to an output in halves
+    "ADD": (lambda b, x, y, out: b.add(x, y, "none", **out), lambda x, y: x / 4 + y / 4),
+    "SUB": (lambda b, x, y, out: b.sub(x, y, "none", **out), lambda x, y: x / 4 - y / 4),
+    "MUL": (lambda b, x, y, out: b.mul(x, y, "none", **out), lambda x, y: x / 4 * y / 4),
+    "CONCATENATION": (
+        lambda b, x, y, out: b.concatenation([x, y], 1, **out),
+        lambda x, y: np.concatenate([x, y], 1) / 4,
+    ),
+    "QUANTIZE": (lambda b, x, y, out: b.quantize(b.dequantize(x), **out), lambda x, y: x / 4),
+}
+
+
+@pytest.mark.parametrize(("name", "forms"), [way for way in WAYS if way[0] != "litert"])  # XNNPACK rounds to even
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_halves_of_arithmetic_are_rounded_away_from_0(name: str, forms: str, kind: str, operation: str) -> None:
+    make, real = OPERATIONS[operation]
+    low, zero = int(np.iinfo(KINDS[kind]).min), int(np.iinfo(KINDS[kind]).min) + 120
+    x = np.tile(np.arange(low, low + 256).astype(KINDS[kind]), (2, 1))
+    y = np.roll(x, 5, 1) if operation != "MUL" else np.full_like(x, zero + 6)
+    b = nnhal.Builder()
+    inputs = [x] if operation == "QUANTIZE" else [x, y]
+    given = [b.input(x.shape, kind, 0.25, zero) for _ in inputs]
+    model = b.finish(given, [make(b, given[0], given[-1], {"out_type": kind, "scale": 0.5, "zero_point": zero})])
+    steps = real(*(each.astype(np.float64) - zero for each in (x, y))) / 0.5
+    wanted = np.clip(np.trunc(steps + np.copysign(0.5, steps)) + zero, low, low + 255)
+    with nnhal.compile(model, devices=[name], fallback="forbid", driver_options={name: {"forms": forms}}) as compiled:
+        np.testing.assert_array_equal(compiled(*inputs), wanted)

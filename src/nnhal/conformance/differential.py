@@ -29,7 +29,6 @@ from nnhal.ops.schema import F16, F32, Arg, Bound, bind, output_at
 
 Outputs = list[Array | None]
 ORDERS = 64  # units in the last place that summing up in another order may cost, against the sum of magnitudes
-IN_A_ROW = 8 * ORDERS  # terms that lose so much at most where each is added to the sum of those before it
 OPEN = 0.15  # of the models say nothing of their dimensions
 THREADS = (1, 2)  # of compilations: an engine may have another kernel for several threads
 CLIPS = {"RELU": (0.0,), "RELU1": (-1.0, 1.0), "RELU6": (0.0, 6.0)}

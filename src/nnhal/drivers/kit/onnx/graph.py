@@ -27,6 +27,7 @@ KNOWN = MOVED | HALVES | {B8, Q8SYMM, Q8PC, OperandType.FLOAT32, OperandType.INT
 FAR = (
     2.0**24
 )  # how far from 1 scales may be: beyond, products leave float32, and the engine loses an activation's bounds
+AWAY = 1 + 2.0**-22  # times halves of a step, which ONNX rounds to even: the definition's are rounded away from 0
 EXTERNAL = 512  # bytes from which a constant stays where it is
 
 
@@ -321,10 +322,10 @@ class OnnxTask(LoweringTask):
         self.put(self.quantised(y, self.a.out.scale))
 
     def quantised(self, y: str, unit: float) -> str:
-        """Real values in a unit as the output's steps; as they are where it is not quantised."""
+        """Real values in a unit as the output's steps, halves away from 0; as they are where it is not quantised."""
         value = require_known(self.a.out)
         zero = np.uint8(zero_point(value) if value.quantised else 0)
-        return self.o.QuantizeLinear(y, float(unit), zero) if value.quantised else y
+        return self.o.QuantizeLinear(y, unit / AWAY, zero) if value.quantised else y
 
     def image(self, x: str) -> str:
         """A picture with its channels first."""

@@ -10,6 +10,7 @@ from nnhal.base.operands import Value
 from nnhal.drivers.kit import bounds, product_scales, stored_bounds, window
 from nnhal.drivers.kit.movement import interpolation, nearest, repeats
 from nnhal.drivers.kit.onnx.graph import (
+    AWAY,
     FLOATS,
     SIGN,
     OnnxTask,
@@ -32,8 +33,7 @@ from nnhal.ops.transposed import cut, spread
 
 SQUARED = 2.0**50  # numbers up to here are squared
 NEAR = 2.0**17  # steps of the output up to which sums of rounded numbers are near to what they should be
-AWAY = 1 + 2.0**-21  # brings a half of a mean of integers over the half, and nothing else of few of 8 bits
-FEW = 4096
+FEW = 4096  # elements of a window, of which no mean but a half is so near to a half
 LEAST = float(np.finfo(np.float32).min)
 WIDEST = 64  # radius of sums of shifted tensors
 WAYS = ("uint8", "float")  # products in the processor's own instructions, or of steps
@@ -70,9 +70,8 @@ def pool(t: OnnxTask) -> None:
     else:
         zero = SIGN if t.a.T == Q8S else np.uint8(0)  # what stands for a stored 0
         means = mean_pool(t, t.image(t.o.DequantizeLinear(t.x("input"), 1.0, zero)))
-        if math.prod(how["kernel_shape"]) <= FEW:
-            means = t.o.Mul(means, AWAY)
-        t.put(clipped(t, t.as_given(t.o.QuantizeLinear(means, 1.0, zero))))
+        scale = 1 / AWAY if math.prod(how["kernel_shape"]) <= FEW else 1.0
+        t.put(clipped(t, t.as_given(t.o.QuantizeLinear(means, scale, zero))))
 
 
 def mean_pool(t: OnnxTask, x: str) -> str:
@@ -183,7 +182,7 @@ def in_integers(t: OnnxTask, order: tuple[int, ...], axis: int, how: dict[str, A
     zeros = np.full(scales.shape, zero, np.uint8)
     x, x_zero = t.image(t.x("input")), np.uint8(zero_point(a.input))
     out = require_known(a.out)
-    ends = float(out.scale), np.uint8(zero_point(out))
+    ends = out.scale / AWAY, np.uint8(zero_point(out))
     weights = t.o.Transpose(weights, perm=order)
     return t.o.QLinearConv(x, a.input.scale, x_zero, weights, scales, zeros, *ends, t.x("bias"), **how)
 

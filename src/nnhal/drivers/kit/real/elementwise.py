@@ -31,9 +31,11 @@ KINDS |= {"HARD_SWISH": "hswish"}  # the others are called what NNAPI calls them
 @entry("ADD", "SUB", "MUL", types=NUMBERS, forms=FORMS)
 @entry("TANH", "LOGISTIC", "HARD_SWISH", forms=FORMS)
 def simple(t: RealTask) -> None:
-    """One primitive. Not by levels with a constant: a rounding and what is added behind it become one that is steps off."""
+    """One primitive. Not by levels with a constant: a rounding and what is added behind it become one that is steps off. Nor
+    where halves are many, which kernels of 8 bits round to even.
+    """
     constant = any(value.data is not None for _, value in t.a.inputs if isinstance(value, Value))
-    t.form = "float" if constant else t.form
+    t.form = "float" if constant or (t.name in ("ADD", "SUB", "MUL") and t.halves()) else t.form
     t.give(t.op(KINDS.get(t.name, t.name.lower()), *t.xs()))
 
 

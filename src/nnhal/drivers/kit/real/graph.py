@@ -4,6 +4,7 @@ Between operations all real values are float32. A quantised operand is held as w
 given so, in float32 where an operation computes it; either way its elements are integers.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -185,6 +186,20 @@ class RealTask(LoweringTask):
         near = all(1 / NEAR <= scale <= NEAR for scale in (*inputs, *outputs))
         fine = max(inputs, default=0.0) <= FINE * min(outputs, default=1.0)
         return self.form == FAST and near and fine
+
+    def halves(self) -> bool:
+        """Whether many sums, or products, of inputs are exact halves of the output's step, which kernels of 8 bits round to
+        even: scales are whole or halves, quarters, down to 128ths of the output's.
+        """
+        scales = [
+            self.graph.value(place).scale for argument, _ in self.a.inputs for place in self.places(argument.name)
+        ]
+        ratios = np.array([math.prod(scales)] if self.name == "MUL" else scales) / (self.value().scale or 1.0)
+
+        def whole(numbers: Array) -> Array:
+            return np.asarray(np.abs(numbers - np.rint(numbers)) < 1e-4)
+
+        return bool(whole(128 * ratios).all() and not whole(ratios).all())
 
     def x(self, name: str) -> Node:
         """The real values of an argument; integers and truth values as they are."""

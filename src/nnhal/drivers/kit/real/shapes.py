@@ -42,6 +42,7 @@ def join(t: RealTask) -> None:
     """Along an axis, or a new one."""
     places, value = t.places("parts"), t.value()
     axis = axis_of(t.a, "axis", value.rank)
+    t.form = "float" if t.halves() else t.form
     alike = all((v.scale, v.zero_point) == (value.scale, value.zero_point) for v in map(t.graph.value, places))
     parts = [t.graph.held(place) if alike else t.real(place) for place in places]
     if len({t.o.dtype(part) for part in parts}) > 1:
