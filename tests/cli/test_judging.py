@@ -187,11 +187,14 @@ def test_what_a_driver_breaks_is_exit_code_1_by_operation_and_check(monkeypatch,
     checks(monkeypatch, [GOOD, *BAD, *OTHERS])
     lines = called(capsys, "validate", "toy", code=1)[0].splitlines()
     starts = [line.partition("  nnhal validate")[0] for line in lines]
-    assert starts[:3] == [  # as they come
-        f"FAIL  {SECOND}  ADD  {' '.join(LONG[:400].split())} ...",
-        f"CRASH  {FIRST}  ADD  it broke  mine.py:3",
-        f"HANG  {FIRST}  ABS  in run; its last words: none",
-    ]
+    assert (
+        starts[:3]
+        == [  # as they come
+            f"FAIL  {SECOND}  ADD  {' '.join(LONG[:400].split())} ...",
+            f"CRASH  {FIRST}  ADD  it broke  mine.py:3",
+            f"HANG  {FIRST}  ABS  in run; its last words: none",
+        ]
+    )
     assert lines[3] == "skipped 2: for want of"
     told, _, seconds = lines[4].rpartition(", ")
     assert told == "device toy: 2 passed, 1 failed, 1 crashed, 1 hung, 2 skipped; 3 operations"
