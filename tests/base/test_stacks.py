@@ -242,7 +242,7 @@ def test_of_what_the_kernel_ended_the_drivers_frames_are_told_innermost_first(be
 
 def test_where_no_frame_is_a_drivers_nothing_is_told():
     assert dumped("killed by SIGKILL") == dumped("") == ""
-    frozen = frame("<frozen runpy>")
+    frozen = frame("<frozen runpy>") + "\n" + frame("<string>")
     assert dumped("\n".join(["Thread 0x1 (most recent call first):", frozen, frame(LIBRARY), frame(OURS)])) == ""
     assert dumped(frame(MINE)) == ""  # before any thread
 

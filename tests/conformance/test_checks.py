@@ -162,6 +162,7 @@ def test_what_a_level_does_not_have_is_not_asked(name: str, what: str, since: An
     told = f"{what} exist since {since}, the device is at {below}"
     assert looked(device(level=below), name, ADD) == ("skipped", told, "")
     assert looked(device(level=since), name, ADD)[0] == "passed"
+    assert looked(device(level=below), name, "MUL")[0] == "unsupported"  # of what is not taken nothing is said
 
 
 def test_what_needs_the_driver_in_this_process_is_not_asked_of_another() -> None:

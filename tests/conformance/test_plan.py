@@ -213,7 +213,7 @@ def test_a_sample_is_the_same_always_and_part_of_a_larger_one_and_has_all_checks
             Validation(sample=share)
 
 
-def test_a_check_of_a_sample_waits_for_what_what_it_needs_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_of_a_sample_waits_for_the_needs_of_a_need_that_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = Validation(only=("/ADD",), sample=0.5)
     monkeypatch.setattr(Validation, "takes", lambda self, check, operation: check in ("prepares", "stale-output"))
     assert chosen.needs("stale-output", "ADD") == {"prepares"} and chosen.needs("prepares", "ADD") == set()

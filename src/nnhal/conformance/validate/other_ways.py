@@ -180,6 +180,7 @@ def allocation_roles(trial: Trial) -> int:
 
 def _since(trial: Trial, what: str, level: Level, way: str = "") -> None:
     """NotAsked where the device has no such thing at its level, or where nnhal does not use a driver's own."""
+    trial.taken()  # NotTaken comes first
     if trial.device.level < level:
         raise NotAsked(f"{what} exist since {level}, the device is at {trial.device.level}")
     unused = not_used(trial.device, way)
