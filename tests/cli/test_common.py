@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from rich.color import ColorSystem
 
+from nnhal import zoo
 from nnhal.base.errors import InvalidArgument
 from nnhal.cli import common
 from nnhal.cli.judged import followed, totals
@@ -118,6 +119,15 @@ def test_devices_are_those_named_else_those_loaded_else_all(monkeypatch):
     monkeypatch.setattr(common.discovery, "load_extension", loaded.append)
     common.load_extensions(["x", "y"])
     assert loaded == ["x", "y"]
+
+
+def test_a_model_of_the_zoo_has_its_usual_shapes_in_whatever_way_it_is_loaded():
+    plain = {"shapes": [], "values": [], "signature": None}
+    assert common.loading("ocr_recognise", plain)["shapes"] == zoo.entry("ocr_recognise").shapes
+    assert common.loading("ocr_recognise", {**plain, "shapes": ["x=1,3,48,96"]})["shapes"] == {"x": [1, 3, 48, 96]}
+    assert (
+        common.loading("face_landmark", plain)["shapes"] is None and common.loading(__file__, plain)["shapes"] is None
+    )
 
 
 def test_notes_of_a_model_are_said_on_stderr(monkeypatch, capsys):

@@ -69,11 +69,12 @@ def command(model: str, peer_name: str | None, streams: int, seed: int, **option
     folder = common.cache_folder(options["cache_dir"], options["no_cache"]) if asked else False
     names = common.load_drivers(options["drivers"], options["devices"])
     path, threads = common.contents(model), options["threads"]
+    arguments = common.loading(model, options)
 
     place = common.placing(options, names)
 
     def loaded() -> Model:
-        return api.load(path, **common.loading(options), cache_dir=False)
+        return api.load(path, **arguments, cache_dir=False)
 
     def prepared(graph: Model) -> Compiled:
         return api.compile(graph, devices=names, cache_dir=folder, **place)

@@ -238,15 +238,20 @@ def write(path: Path, data: bytes) -> None:
 
 def open_model(name: str, options: Mapping[str, Any], folder: Folder = False) -> Model:
     """Load a model by path or zoo name. options: as of `model_options`. folder: where its import is kept."""
-    model = api.load(name, **loading(options), progress=say, cache_dir=folder)
+    model = api.load(name, **loading(name, options), progress=say, cache_dir=folder)
     for note in (*model.notes, *filter(None, [model.metadata and model.metadata.problem])):
         status.print(f"note: {note}", markup=False, soft_wrap=True)
     return model
 
 
-def loading(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of `load` by the `model_options`."""
+def loading(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of `load` by the `model_options`. name: of the model; one of the zoo has its usual shapes."""
+    from nnhal.frontends.source import there
+    from nnhal.zoo.by_name import usual_shapes
+
     shapes, values = parse_shapes(options["shapes"]), parse_values(options["values"])
+    if shapes is None and not there(name):
+        shapes = usual_shapes(name)
     return {"signature": options["signature"], "shapes": shapes, "values": values}
 
 
