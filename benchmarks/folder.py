@@ -3,8 +3,9 @@
     python benchmarks/folder.py FOLDER [--inputs 200] [--markdown FILE]
 
 For each file: does it import, and for each device how many operations ran there and how far outputs are off over random
-inputs. That is in steps of quantised outputs, else relative to the greatest magnitude. Then the share of elements that differ,
-and in how many rows of the first output (as of scores for classes) another element is the greatest: exit status 1 where one is.
+inputs. That is in steps of quantised outputs, else relative to the greatest magnitude. Then the share of elements that
+differ, and in how many rows of the first output (as of scores for classes) another element is the greatest: exit status 1
+where one is.
 """
 
 import argparse
