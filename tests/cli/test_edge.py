@@ -84,7 +84,9 @@ def test_each_channel_may_have_a_mean_of_its_own(tmp_path, picture):
 
 def test_raw_and_a_range_contradict_each_other(tmp_path, picture):
     model = saved(tmp_path, pictured(said()))
-    assert "must be one of both" in nnhal("run", model, "-i", picture, "--raw", "--range=0,1", code=2)
+    assert "is given with --range, --mean or --std, must be without" in nnhal(
+        "run", model, "-i", picture, "--raw", "--range=0,1", code=2
+    )
 
 
 # ------------------------------------------------------------------------------------------------------ labels and values

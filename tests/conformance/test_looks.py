@@ -869,9 +869,9 @@ def test_a_check_prepares_so_many_and_lets_them_go_before_it_goes_on(name: str, 
 @pytest.mark.parametrize(
     ("name", "told", "at_runs"),
     [
-        ("growth", set(), {"run"}), ("malformed-request", set(), {"run"}), ("burst", {"burst"}, {"run"}),
-        ("fenced", {"execute_fenced"}, {"run", "execute_fenced"}), ("callback", {"execute"}, {"run", "execute"}),
-        ("allocation", {"allocate"}, {"run", "allocate"}), ("late-write", {"wait"}, {"run"}),
+        ("growth", set(), {"run"}), ("malformed-request", set(), {"run"}), ("burst", {"supports", "burst"}, {"run"}),
+        ("fenced", {"supports", "execute_fenced"}, {"run", "execute_fenced"}), ("callback", {"execute"}, {"run", "execute"}),
+        ("allocation", {"supports", "allocate"}, {"run", "allocate"}), ("late-write", {"wait"}, {"run"}),
     ],
 )  # fmt: skip
 def test_what_the_driver_is_asked_is_told_before_it_is(name: str, told: set[str], at_runs: set[str]) -> None:

@@ -186,6 +186,7 @@ def _print(graph: Model, findings: Findings, device: str, against: str) -> None:
     common.table(["operation", "operand", "type", ">alone", ">elements that differ", ">added up"], rows)
     say = partial(common.console.print, markup=False)
     say("alone, added up: steps for quantised types, else relative to the greatest magnitude")
+    _print_outputs(findings.outputs, device, against)
     if findings.bad:
         first, count = findings.bad[0].alone, counted(len({pair.alone.operation for pair in findings.bad}), "operation")
         say(f"{device} differs from {against} in {count}, first in {first.label} (%{first.operand} {first.name})")
@@ -194,7 +195,6 @@ def _print(graph: Model, findings: Findings, device: str, against: str) -> None:
     if findings.drifted:
         drift = findings.drifted[0]
         say(f"differences add up beyond the tolerance from {drift.label} on (%{drift.operand} {drift.name})")
-    _print_outputs(findings.outputs, device, against)
     for n, why in findings.left.items():
         say(f"left out: {_label(graph, n)}, which {device} does not take: {why}")
     if findings.left:

@@ -48,7 +48,7 @@ class InputOptions(Record, frozen=True):
     rate: int | None = None
 
 
-class Layout(NamedTuple):
+class PictureLayout(NamedTuple):
     """Where a picture lies in an input. first: whether channels are before height and width."""
 
     height: int
@@ -57,16 +57,16 @@ class Layout(NamedTuple):
     first: bool
 
 
-def layout_of(shape: Sequence[int]) -> Layout | None:
+def layout_of(shape: Sequence[int]) -> PictureLayout | None:
     """Of [1, height, width, channels] or [1, channels, height, width], also without the 1; None for what takes none."""
     sizes = tuple(shape[1:] if len(shape) == 4 and shape[0] == 1 else shape)
     if len(sizes) != 3:
         return None
     for counts in ((1, 3), (4,)):
         if sizes[2] in counts:
-            return Layout(*sizes, first=False)
+            return PictureLayout(*sizes, first=False)
         if sizes[0] in counts:
-            return Layout(sizes[1], sizes[2], sizes[0], first=True)
+            return PictureLayout(sizes[1], sizes[2], sizes[0], first=True)
     return None
 
 

@@ -29,7 +29,6 @@ from weakref import WeakKeyDictionary
 from nnhal.base.digests import blake2b
 
 BEGUN_NS = time.time_ns()  # before this process loaded anything that is kept by the digest of its file
-_ENVIRONMENT = dict(os.environ)  # of then
 _NO_SETTINGS = frozenset(("_", "NNHAL_CACHE_DIR", "NNHAL_STATE_DIR"))  # variables that say nothing of numbers
 MOST_FILES = 2048  # of one unit
 LARGEST = 4 << 20  # bytes of a file that is read; a larger one is known by inode, size and times
@@ -94,7 +93,7 @@ class Unit:
     def __init__(self, folder: str, first: Iterable[str], since_ns: int, *, beside: bool = True) -> None:
         """since_ns: what changed later may not be what was loaded. beside: whether files in the folder are the unit's."""
         self.folder, self._first, self._since, self._beside = folder, list(first), since_ns, beside
-        self._environment = dict(os.environ) if since_ns > BEGUN_NS else _ENVIRONMENT
+        self.environment: dict[str, str] | None = None  # that it was loaded in, where that is known
         self._ran: dict[str, bytes] = {}  # the text of what the loader ran, until the unit is settled
         self._files: dict[str, _CodeFile] = {}
         self._words: frozenset[str] = frozenset()
@@ -162,8 +161,9 @@ class Unit:
             seen = ((path, file.signature) for path, file in self._files.items() if file.signature is not None)
             changed = (path for path, signature in seen if _signature(path) != signature)
             self.unknown = next(map(_changed, map(self._name, changed)), "")
-        named = sorted(self._words.intersection([*self._environment, *os.environ]))
-        then, now = ([(name, each.get(name)) for name in named] for each in (self._environment, os.environ))
+        loaded: Mapping[str, str] = os.environ if self.environment is None else self.environment
+        named = sorted(self._words.intersection([*loaded, *os.environ]))
+        then, now = ([(name, each.get(name)) for name in named] for each in (loaded, os.environ))
         other = next((name for (name, _), one, two in zip(then, then, now, strict=True) if one != two), None)
         unknown = self.unknown or ("" if other is None else _changed(f"environment variable {other}"))
         return _digest(self._digest + repr(now).encode()), unknown
@@ -175,6 +175,7 @@ _units: dict[str, Unit] = {}  # by the top name of a driver's modules, or by the
 def driver_unit(name: str, folder: str) -> Unit:
     """The unit of a driver under development whose modules are loaded below a name, from now on."""
     unit = _units[name] = Unit(folder, (), time.time_ns(), beside=not is_of_others(folder))
+    unit.environment = dict(os.environ)
     return unit
 
 

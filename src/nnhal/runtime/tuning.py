@@ -52,7 +52,7 @@ class _Contender:
         compiled.run(*inputs, deadline=left)  # the first one is not like the others
         if compiled._caller.plan.live.total:
             return
-        self._inner = max(1, min(1000, int(BLOCK_NS / self.timed(1))))
+        self._inner = max(1, min(1000, int(BLOCK_NS / max(1, self.timed(1)))))  # a clock may stand still
         if self._inner > 1:
             self.took.clear()
 

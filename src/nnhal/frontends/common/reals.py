@@ -105,8 +105,9 @@ def log_of_one_and(r: Reals, x: Term) -> Term:
 def floor_remainder(t: OperationWriter, x: Term, y: Term) -> Term:
     """x - q y with q = floor(x / y), which rounding may make one off: brought back into the range from 0 to below y.
 
-    A quotient that a device rounds to just below q leaves exactly y. The product is exact by its halves, so the remainder is
-    rounded once; quotients from 2**24 on have no exact one.
+    A quotient that a device rounds to just below q leaves y, and x is a multiple of it then: else y is what a remainder
+    just below it is rounded to. The product is exact by its halves, so the remainder is rounded once; quotients from 2**24
+    on have no exact one.
     """
     r = Reals(t)
     q = t.make("FLOOR", r("DIV", x, y))
@@ -116,7 +117,8 @@ def floor_remainder(t: OperationWriter, x: Term, y: Term) -> Term:
     rest = r("ADD", r("SUB", x, product), r("SUB", rest, r("MUL", q2, y2)))
     signs = t.make("NOT_EQUAL", r.test("LESS", rest, 0.0), r.test("LESS", y, 0.0), like=Value(B8))
     below = t.make("LOGICAL_AND", signs, r.test("NOT_EQUAL", rest, 0.0))
-    above = r.test("GREATER_EQUAL", t.make("ABS", rest), t.make("ABS", y))
+    whole = t.make("LOGICAL_AND", r.test("EQUAL", rest, y), r.test("EQUAL", r("ADD", product, y), x))
+    above = t.make("LOGICAL_OR", r.test("GREATER", t.make("ABS", rest), t.make("ABS", y)), whole)
     return r.choose(below, r("ADD", rest, y), r.choose(above, r("SUB", rest, y), rest))
 
 
