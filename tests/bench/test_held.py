@@ -15,6 +15,7 @@ from tests.runtime.graphs import sums
 MUCH = 64 << 20
 
 
+@pytest.mark.nightly
 def test_pages_that_were_written_count_in_bytes():
     gc.collect()
     with mmap.mmap(-1, MUCH, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as pages:  # none that was there before

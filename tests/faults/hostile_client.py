@@ -751,7 +751,8 @@ def twice(m: Moment) -> None:
             assert number == (7 if first else 8)
             if first or not isinstance(m.call, wire.MakingCall):
                 m.fits(reply)
-            elif not isinstance(m.call, wire.Execute) or reply != wire.Acknowledged():  # the first may have ended
+            elif not isinstance(m.call, wire.Execute | wire.AttachLane) or reply != wire.Acknowledged():
+                # else the first may have ended: of a lane, this end is closed when it is heard of
                 judge(m.call, reply, "refused", ("already", "must be a new"))
         say(world.lane, 9, QUERY)
         assert hear(world.lane) == (9, wire.Word("1"))

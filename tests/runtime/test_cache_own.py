@@ -24,7 +24,7 @@ from nnhal.model.graph import Model
 from nnhal.model.kept import kept, unkept
 from nnhal.model.validate import known_of, level_needed, optional_inputs, validate
 from nnhal.runtime.cache import own
-from nnhal.runtime.cache.folder import CacheFolder
+from nnhal.runtime.cache.folder import CacheFolder, NewEntry
 from nnhal.runtime.cache.own import OwnEntries
 from nnhal.zoo.by_name import path
 from tests.waiting import Opened
@@ -86,6 +86,22 @@ def test_a_model_that_does_not_fit_into_memory_twice_is_imported_and_not_kept(
 
     monkeypatch.setattr(own, "keep", full)
     assert run(file, folder)[0] == f"{MISS}; it cannot be kept: it does not fit into memory"
+
+
+def test_what_others_empty_before_it_is_published_is_imported_and_not_kept(
+    file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish = NewEntry.publish
+
+    def emptied(new: NewEntry, *given: Any, **more: Any) -> None:
+        for fd in new.files.cache(bytes(32)).files:
+            os.ftruncate(fd, 0)
+        publish(new, *given, **more)
+
+    monkeypatch.setattr(NewEntry, "publish", emptied)
+    assert nnhal.load(file, cache_dir=folder).main == nnhal.load(file, cache_dir=False).main
+    monkeypatch.undo()
+    assert not CacheFolder(folder, 1 << 30).entries()
 
 
 def test_a_hit_loads_neither_importer_nor_records_of_operations(folder: Path) -> None:

@@ -30,7 +30,7 @@ from nnhal.hal.code import code_of_nnhal
 from nnhal.hal.device import Device, OperationGroup, Verdict, identity_of
 from nnhal.model.graph import Model
 from nnhal.model.kept import kept, unkept
-from nnhal.runtime.cache.folder import CacheFolder, Missing, NewEntry
+from nnhal.runtime.cache.folder import CacheFolder, Missing, NewEntry, NothingSaved
 from nnhal.runtime.cache.tokens import digest_of
 from nnhal.runtime.cache.wanted import CacheOutcome
 
@@ -67,6 +67,8 @@ class OwnEntries(Record, frozen=True):
                 new.close()
         except OSError as error:
             return f"it cannot be kept: {why_of(error)}"
+        except NothingSaved as error:  # who else has the folder emptied its files
+            return f"it cannot be kept: {error}"
         except NnhalError as error:
             return f"it cannot be kept: {told(error)}"
         except MemoryError:
