@@ -186,3 +186,12 @@ def test_drift_of_floats_is_relative_and_infinite_where_a_number_is_missing():
     assert (drift.worst, drift.lean, drift.differing, drift.changed) == (0.125, 0.125, 1, 0)
     (drift,) = drifts(made, other, ["y"])
     assert drift.worst == INF and drift.differing == 1
+
+
+def test_drift_of_infinite_numbers_that_are_the_same_is_none():
+    b = Builder()
+    x = b.input((3,))
+    made = b.finish([x], [b.relu(x)])
+    same = np.float32([INF, -INF, NAN])
+    (drift,) = drifts(made, [([same], [same.copy()])], ["y"])
+    assert (drift.worst, drift.lean, drift.differing, drift.changed) == (0, 0, 0, 0)

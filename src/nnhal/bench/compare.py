@@ -62,15 +62,14 @@ def drifts(
             a, e = actual[place].astype(np.float64), expected[place].astype(np.float64)
             if a.shape != e.shape:
                 a = np.full_like(e, np.nan)
-            off.append(np.where((a == e) | (np.isnan(a) & np.isnan(e)), 0.0, a - e).ravel())
-            scales.append(float(np.abs(e[np.isfinite(e)]).max(initial=0.0)))
+            off.append(signed_differences(a, e).ravel())
+            scales.append(magnitude(e))
             if e.ndim and e.shape[-1] > 1 and e.size:
                 first, second = (np.reshape(x, (-1, e.shape[-1])) for x in (a, e))
                 rows += len(second)
-                lines = np.arange(len(second))
-                changed += int((second[lines, first.argmax(1)] != second.max(1)).sum())
-        every = np.where(np.isnan(found := np.concatenate(off)), np.inf, found)
-        every = every / (1.0 if quantised(operand.type) else max(*scales, 1e-30))
+                picked, greatest = second[np.arange(len(second)), first.argmax(1)], second.max(1)
+                changed += int(np.count_nonzero(signed_differences(picked, greatest)))
+        every = np.concatenate(off) / (1.0 if quantised(operand.type) else max(*scales, 1e-30))
         apart = every[every != 0]
         worst, lean = float(np.abs(every).max(initial=0.0)), float(apart.mean()) if apart.size else 0.0
         yield Drift(name, OperandType(operand.type), worst, apart.size, every.size, lean, rows, changed)
@@ -124,12 +123,21 @@ def difference(model: Model, operation: int, index: int, actual: Array, expected
     if a.shape != e.shape:
         worst, differing = float("inf"), e.size
     else:
-        same = (a == e) | (np.isnan(a) & np.isnan(e))
-        off = np.abs(np.subtract(a, e, where=~same, out=np.zeros_like(e)))
-        off = np.where(np.isnan(off), np.inf, off)
-        greatest = float(np.abs(e[np.isfinite(e)]).max(initial=0.0))
-        worst = float(off.max(initial=0.0)) / (1.0 if quantised(operand.type) else max(greatest, 1e-30))
+        off = np.abs(signed_differences(a, e))
+        worst = float(off.max(initial=0.0)) / (1.0 if quantised(operand.type) else max(magnitude(e), 1e-30))
         differing = int((off != 0).sum())
     spread = int(np.unique(e).size)
     kind = OperandType(operand.type)
     return Difference(operation, label, index, operand.name, kind, worst, differing, e.size, spread)
+
+
+def signed_differences(actual: Array, expected: Array) -> Array:
+    """The difference of each element: 0 where both are the same, infinite where one of them alone is NaN."""
+    same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
+    off = np.subtract(actual, expected, where=~same, out=np.zeros_like(expected))
+    return np.where(np.isnan(off), np.inf, off)
+
+
+def magnitude(array: Array) -> float:
+    """The greatest of its finite elements."""
+    return float(np.abs(array[np.isfinite(array)]).max(initial=0.0))
