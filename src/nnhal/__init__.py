@@ -28,6 +28,7 @@ _EXPORTS = {
     "Builder": "nnhal.frontends.python",
     "Tensor": "nnhal.frontends.tensor",
     "Compiled": "nnhal.runtime.compiled",
+    "CompiledByShape": "nnhal.runtime.by_shape",
     "Execution": "nnhal.runtime.inflight",
     "Stream": "nnhal.runtime.stream",
     "CompiledBurst": "nnhal.runtime.bursts",
@@ -40,6 +41,7 @@ _EXPORTS = {
     "fence_pair": "nnhal.hal.fence",
     "Memory": "nnhal.base.memory",
     "Model": "nnhal.model.graph",
+    "OpenModel": "nnhal.model.open",
     "ChannelQuant": "nnhal.base.operands",
     "Level": "nnhal.base.levels",
     "Preference": "nnhal.base.codes",
@@ -64,6 +66,7 @@ _EXPORTS = {
             "OutOfMemory",
             "OutputInsufficientSize",
             "ResourceExhausted",
+            "ShapeNeeded",
             "Unmappable",
             "UnsupportedModel",
         ),
@@ -92,6 +95,7 @@ if TYPE_CHECKING:
         OutOfMemory,
         OutputInsufficientSize,
         ResourceExhausted,
+        ShapeNeeded,
         Unmappable,
         UnsupportedModel,
     )
@@ -102,11 +106,13 @@ if TYPE_CHECKING:
     from nnhal.frontends.tensor import Tensor
     from nnhal.hal.fence import Fence, fence_pair
     from nnhal.model.graph import Model
+    from nnhal.model.open import OpenModel
     from nnhal.model.validate import level_of, validate
     from nnhal.runtime.allocate import allocate
     from nnhal.runtime.allocation import Allocation
     from nnhal.runtime.binding import Binding
     from nnhal.runtime.bursts import CompiledBurst
+    from nnhal.runtime.by_shape import CompiledByShape
     from nnhal.runtime.compilation import FallbackWarning
     from nnhal.runtime.compiled import Compiled
     from nnhal.runtime.discovery import load_driver, load_extension
@@ -129,6 +135,7 @@ __all__ = [  # written out for type checkers
     "Closed",
     "Compiled",
     "CompiledBurst",
+    "CompiledByShape",
     "DeadObject",
     "DeviceUnavailable",
     "ErrorStatus",
@@ -145,6 +152,7 @@ __all__ = [  # written out for type checkers
     "MissedDeadline",
     "Model",
     "NnhalError",
+    "OpenModel",
     "OperationFailed",
     "OutOfMemory",
     "OutputInsufficientSize",
@@ -154,6 +162,7 @@ __all__ = [  # written out for type checkers
     "Report",
     "ResourceExhausted",
     "Rule",
+    "ShapeNeeded",
     "Stream",
     "Tensor",
     "Trace",

@@ -10,13 +10,14 @@ from nnhal.base import trace
 from nnhal.base.answers import shown
 from nnhal.base.codes import Preference, Priority
 from nnhal.base.digests import blake2b
-from nnhal.base.errors import InvalidArgument
+from nnhal.base.errors import InvalidArgument, InvalidModel, UnsupportedModel
 from nnhal.base.records import replace
 from nnhal.base.sealed import Readable
 from nnhal.base.time import is_number, nanoseconds, point_in_time
 from nnhal.hal.device import MOST_THREADS, Device, identity_of
 from nnhal.hal.utilities import validate_preference, validate_priority
 from nnhal.model.graph import Model
+from nnhal.model.open import OpenModel
 from nnhal.runtime import discovery
 from nnhal.runtime import isolation as isolation_of_devices
 from nnhal.runtime.cache.wanted import CacheOutcome, Caching, Folder
@@ -47,7 +48,8 @@ def load(
     path: of the file, `bundle.task:member.tflite`, or, where no file is called so, a name of `nnhal models`, which is
     fetched or made when it is first used; `progress` is told of that. An error for a bundle lists what is in it.
     Files beside an `.onnx` file that its weights lie in are found where it was given by its path.
-    signature: which of several entry points. shapes: input shapes by name or in order, 0 for a dimension left open.
+    signature: which of several entry points. shapes: input shapes by name or in order, 0 for a dimension left open. Where
+    the operations depend on open sizes, the result is an `OpenModel`.
     values: inputs by name that become constants, of the file's type and shape: `values={"sr": 16000}`.
     cache_dir: as of `compile`; what is imported of a file is kept there, too.
     Raises BadFile for a damaged file and for a name that nothing has, an NnhalError where a model cannot be fetched or made,
@@ -85,17 +87,32 @@ def _read(
         label, memory = opened(source)
         folder = folder_of(source)
 
-    def read() -> Model:
+    def read(shapes: Shapes | None) -> Model:
         from nnhal.frontends.formats import load_opened
 
         return load_opened(label, memory, folder, signature=signature, shapes=shapes, values=values)
 
-    if caching.folder is None or memory.origin is None:
-        return read(), None
-    named = {name: (a.dtype.str, list(a.shape), blake2b(a.tobytes()).hexdigest()) for name, a in arrays(values).items()}
-    from nnhal.runtime.cache.steps import imported_in
+    def imported(shapes: Shapes | None) -> tuple[Model, CacheOutcome | None]:
+        if caching.folder is None or memory.origin is None:
+            return read(shapes), None
+        fixed = arrays(values).items()
+        named = {name: (a.dtype.str, list(a.shape), blake2b(a.tobytes()).hexdigest()) for name, a in fixed}
+        from nnhal.runtime.cache.steps import imported_in
 
-    return imported_in(caching.folder, caching.most, label, memory, (signature, shapes, named), read, folder)
+        asked = signature, shapes, named
+        return imported_in(caching.folder, caching.most, label, memory, asked, lambda: read(shapes), folder)
+
+    try:
+        return imported(shapes)
+    except (UnsupportedModel, InvalidModel) as refused:
+        if not shapes:
+            raise
+        from nnhal.frontends.formats import open_by_shape
+
+        def at(sizes: Shapes) -> Model:
+            return imported(sizes)[0]
+
+        return open_by_shape(label, memory, folder, at, refused, signature, shapes, values), None
 
 
 @trace.spanning("application", "compilation", "compile")
@@ -115,6 +132,7 @@ def compile(
     token: bytes | None = None,
     placement: Asked = None,
     tune: bool | float = False,
+    variants: int = 8,
 ) -> Compiled:
     """Compile a model for the devices named (default: all that there are, with fallback to the CPU).
 
@@ -133,6 +151,8 @@ def compile(
     placement: "stated" (by what devices state), "measured" (by the profile of `nnhal calibrate`, and what executions took;
     the default where there is a profile), "single" (all on the best one device), `nnhal.Rule`s (by hand), or a function of
     the model and the devices' offers that gives a label for each operation, "" for any.
+    variants: how many sets of input shapes are kept compiled, for a model whose operations depend on open dimensions
+    (`OpenModel`). It compiles each set when it is first used, and the result is a `CompiledByShape`.
     tune: measure candidate placements of this model now, for so many seconds (True: 2), and take the fastest; what was
     measured is remembered.
     Raises InvalidArgument, also where a driver says that of its options; InvalidModel, UnsupportedModel, DeviceUnavailable,
@@ -152,6 +172,8 @@ def compile(
     if not isinstance(relaxed, bool | None):
         raise InvalidArgument(f"relaxed is {relaxed!r}, must be true, false, or None for what the model says")
     preference, priority = validate_preference(preference), validate_priority(priority)
+    if not isinstance(variants, int) or isinstance(variants, bool) or variants < 1:
+        raise InvalidArgument(f"variants is {shown(variants)}, must be an integer of at least 1")
     nanoseconds(deadline, "deadline")
     chosen = isolation_of_devices.select(named, isolation)
     if named is None:
@@ -161,8 +183,22 @@ def compile(
         model = replace(model, relaxed=relaxed)
     told = preference, priority, threads, point_in_time(deadline), options
     wishes = Wishes(tuple(chosen), fallback, *told, caching, Strategy.asked(placement), _interpreting)
+    tuning = _tuning(tune)
+    if not isinstance(model, OpenModel):
+        return _compiled(model, wishes, tuning, read)
+    from nnhal.runtime.by_shape import CompiledByShape
+
+    def prepare(sized: Model, until: int | None) -> Compiled:
+        points = [point for point in (until, point_in_time(deadline)) if point is not None]
+        own = replace(wishes, deadline=min(points, default=None), caching=caching.for_shapes(sized))
+        return _compiled(sized, own, tuning)
+
+    return CompiledByShape(model, prepare, variants)
+
+
+def _compiled(model: Model, wishes: Wishes, tuning: Tune | None, read: CacheOutcome | None = None) -> Compiled:
     with ExitStack() as undo:
-        compiled = Compiled(compile_plan(model, wishes, undo, _tuning(tune)), read)
+        compiled = Compiled(compile_plan(model, wishes, undo, tuning), read)
         undo.pop_all()  # from here on it is the compiled model's; an interrupt before this, and both close it, once
         return compiled
 

@@ -14,6 +14,8 @@ from nnhal.base.records import Record, field
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+REMEMBERED = 256  # keys of values that were dropped
+THRASHES = 3  # values made of dropped keys before it is worth a note
 
 
 class _Entry(Record, Generic[V], frozen=True):
@@ -32,6 +34,9 @@ class Once(Generic[K, V]):
 
     def __init__(self, what: Callable[[K], str], most: int | None = None) -> None:
         self._what, self._most = what, most
+        self._again = 0  # values made of keys that had been dropped
+        self._dropped: OrderedDict[K, None] = OrderedDict()
+        self._noted = False
         self._lock = threading.Lock()
         self._entries: OrderedDict[K, _Entry[V]] = OrderedDict()  # the one asked for last comes last
         self._waits: dict[int, K] = {}  # threads, and what they wait for
@@ -59,12 +64,17 @@ class Once(Generic[K, V]):
             entry = self._entries.get(key)
             if entry is None or (entry.value.done() and stale(entry.value.result())):
                 entry = self._entries[key] = new
+                if key in self._dropped:
+                    del self._dropped[key]
+                    self._again += 1
             elif not entry.value.done():
                 self._refuse_circle(key, new.maker)
                 self._waits[new.maker] = key
             self._entries.move_to_end(key)
             if self._most is not None and len(self._entries) > self._most:
-                self._entries.popitem(last=False)
+                self._dropped[self._entries.popitem(last=False)[0]] = None
+                if len(self._dropped) > REMEMBERED:
+                    self._dropped.popitem(last=False)
             return entry
 
     def _give_up(self, key: K, entry: _Entry[V], error: BaseException) -> None:
@@ -88,6 +98,13 @@ class Once(Generic[K, V]):
             if entry.maker == me:
                 raise BadState(f"{self._what(key)}: is asked for by what it waits for itself, must be there first")
             wanted = self._waits.get(entry.maker)
+
+    def thrashes(self) -> bool:
+        """Whether values are dropped and made again and again. It is said once."""
+        if self._again < THRASHES or self._noted:
+            return False
+        self._noted = True
+        return True
 
     def values(self) -> dict[K, V]:
         """What has been made."""

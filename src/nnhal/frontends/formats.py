@@ -5,13 +5,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from nnhal.base.answers import shown
-from nnhal.base.errors import InvalidArgument, ShapeNeeded, UnsupportedModel
+from nnhal.base.errors import InvalidArgument, InvalidModel, ShapeNeeded, UnsupportedModel
 from nnhal.base.memory import Memory
 from nnhal.frontends.common.fixed import Values
 from nnhal.frontends.source import Source, is_onnx, opened, split
 
 if TYPE_CHECKING:
+    from nnhal.frontends.by_shape import Import
     from nnhal.model.graph import Model
+    from nnhal.model.open import OpenModel
     from nnhal.model.outline import Outline
 
 Shapes = Mapping[str, Sequence[int]] | Sequence[Sequence[int]]
@@ -44,6 +46,35 @@ def load_opened(
     from nnhal.frontends import tflite
 
     return tflite.load_opened(label, memory, signature=signature, shapes=shapes, values=values)
+
+
+def open_by_shape(
+    label: str,
+    memory: Memory,
+    folder: str | None,
+    at: "Import",
+    refused: UnsupportedModel | InvalidModel,
+    signature: str | None,
+    shapes: Shapes,
+    values: Values | None,
+) -> "OpenModel":
+    """The model of a file that `load_opened` refused, where that is for want of sizes; else raises what it was refused with.
+
+    at: imports it for sizes. The rest as of `load_opened`.
+    """
+    if is_onnx(memory.bytes()):
+        from nnhal.frontends import onnx
+
+        inputs = onnx.open_inputs(label, memory, folder=folder, shapes=shapes, values=values)
+    else:
+        from nnhal.frontends import tflite
+
+        inputs = tflite.open_inputs(label, memory, signature=signature, shapes=shapes, values=values)
+    if not inputs.open:
+        raise refused
+    from nnhal.frontends.by_shape import open_model
+
+    return open_model(inputs, at, refused, label)
 
 
 def refused_outline(source: Source, error: UnsupportedModel | ShapeNeeded, signature: str | None = None) -> "Outline":

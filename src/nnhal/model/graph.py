@@ -185,6 +185,9 @@ class Model(PartlyCompared, frozen=True, dict=True):
                     o = operands[index]
                     yield mark + tensor(o.name, o.type, [d or None for d in o.dimensions])
 
+    def require_sizes(self) -> None:
+        """Raise ShapeNeeded where the operations depend on sizes that are not known (`model.open`)."""
+
     @property
     def subgraphs(self) -> tuple[Subgraph, ...]:
         """The main subgraph, then the referenced ones."""

@@ -60,13 +60,15 @@ class Facts(Record, frozen=True):
 def validate(model: Model) -> Facts:
     """Check everything of a model that can be known before execution; InvalidModel names operand or operation and the rule.
 
-    What is found (bound operations, shapes, the level) is kept with the model: asked again, it costs nothing.
+    What is found (bound operations, shapes, the level) is kept with the model: asked again, it costs nothing. ShapeNeeded
+    for a model whose operations depend on sizes.
     """
     try:
         memo = model._memo
     except AttributeError:
         raise InvalidArgument(f"model is {shown(model)}, must be a nnhal.Model") from None
     if "facts" not in memo:
+        model.require_sizes()
         memo["facts"] = _validate(model)
     facts: Facts = memo["facts"]
     return facts

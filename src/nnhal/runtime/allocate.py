@@ -8,6 +8,7 @@ import numpy as np
 from nnhal.base.answers import shown
 from nnhal.base.errors import InvalidArgument
 from nnhal.runtime.allocation import Allocation, Use, allocate_for
+from nnhal.runtime.by_shape import CompiledByShape
 from nnhal.runtime.compiled import Compiled
 
 ROLE = "(compiled, 'input' or 'output', number or name)"
@@ -33,6 +34,10 @@ def _role(number: int, role: Role) -> Use:
     if not isinstance(role, tuple | list) or len(role) not in (3, 4) or not isinstance(role[0], Compiled):
         raise InvalidArgument(f"allocate: role {number} is {shown(role)}, must be {ROLE}")
     compiled, kind, name = role[:3]
+    if isinstance(compiled, CompiledByShape):
+        raise InvalidArgument(
+            f"allocate: role {number} is of a model for several shapes, must be of compiled.at(shapes)"
+        )
     caller = compiled._caller
     caller.check_open()
     if not isinstance(kind, str) or kind not in ("input", "output"):

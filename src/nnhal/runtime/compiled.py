@@ -25,6 +25,7 @@ from nnhal.runtime.model_memory import ModelMemory, memory_of
 from nnhal.runtime.placement import Placement
 from nnhal.runtime.stream import Stream
 
+FORKED = "it was compiled before this process was forked, and engines do not survive a fork"
 WORKERS = 4  # submitted executions of one compiled model that run at once
 
 
@@ -54,7 +55,7 @@ class Compiled(
         self._finalizer.atexit = False
         self._bursts: weakref.WeakSet[CompiledBurst] = weakref.WeakSet()
         self._forked_away = False
-        _alive.add(self)
+        alive.add(self)
 
     def bind(self, *inputs: Any, out: Any = None) -> Binding:
         """A reusable execution: arrays, views of memories and allocations, bound once, to be run many times.
@@ -209,16 +210,16 @@ class Compiled(
         self.close()
 
     def _forked(self) -> None:
-        self._caller.closed = "it was compiled before this process was forked, and engines do not survive a fork"
+        self._caller.closed = FORKED
         self._finalizer.detach()
         self._forked_away = True
 
 
-_alive: "weakref.WeakSet[Compiled]" = weakref.WeakSet()
+alive: "weakref.WeakSet[Compiled]" = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    for compiled in list(_alive):
+    for compiled in list(alive):
         compiled._forked()
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from nnhal.base.codes import Lifetime
 from nnhal.base.errors import Closed, InvalidModel, InvalidRequest, OperationFailed, UnsupportedModel
+from nnhal.base.log import logger
 from nnhal.base.once import Once
 from nnhal.base.operands import fixed
 from nnhal.base.records import replace
@@ -18,6 +19,7 @@ from nnhal.ops.schema import agree, show
 MOST_SHAPES = 4  # sets of input shapes kept ready
 Shapes = tuple[tuple[int, ...] | None, ...]  # of each input; None for an omitted one
 Make = Callable[[Model], Prepared]
+_log = logger("driver")
 
 
 def for_each_shape(model: Model, make: Make, otherwise: Make | None = None) -> Prepared:
@@ -66,6 +68,10 @@ class _ForEachShape(Prepared):
         if self._closed:
             raise Closed("the prepared model was closed")
         kept = self._made.get(shapes, lambda: self._made_for(shapes))
+        if self._made.thrashes():
+            _log.warning(
+                "input shapes are prepared again and again, %d are kept: pad inputs to fewer shapes", MOST_SHAPES
+            )
         prepared, there = kept.prepared, [n for n, shape in enumerate(shapes) if shape is not None]
         inner = request.contain(
             prepared.request(

@@ -25,6 +25,7 @@ from nnhal.base.operands import Array, Value
 from nnhal.base.records import replace
 from nnhal.base.values import dimensions
 from nnhal.frontends.beside import BESIDE
+from nnhal.frontends.by_shape import OpenInputs
 from nnhal.frontends.common.fixed import Values, arrays, fitted, none_left
 from nnhal.frontends.common.terms import Term
 from nnhal.frontends.common.told import Left, ask, how, unsupported
@@ -83,6 +84,16 @@ def load_opened(
         raise (ShapeNeeded(f"{label}: {ask(left)}") if left else error) from None
     model._memo[BESIDE] = dict(zip(file.beside, file.memories[1:], strict=True))
     return model
+
+
+def open_inputs(
+    label: str, memory: Memory, *, folder: str | None = None, shapes: Shapes | None = None, values: Values | None = None
+) -> OpenInputs:
+    """The inputs of a file that is `opened`, for these shapes. Parameters as of `load_opened`."""
+    file, sizes = with_constants(read(memory, label, folder), arrays(values))
+    wanted, _ = settled(file, shapes, sizes)
+    dims = {edge.name: shape for edge, shape in zip(file.graph.inputs, wanted, strict=True)}
+    return OpenInputs(dims, alike(file, wanted))
 
 
 def imported(file: OnnxFile, wanted: Sequence[tuple[int | None, ...]]) -> tuple[FileContext, NodeGraph]:

@@ -21,6 +21,7 @@ from nnhal.base.names import short
 from nnhal.base.operands import Array, Value
 from nnhal.base.records import replace
 from nnhal.base.values import dimensions
+from nnhal.frontends.by_shape import OpenInputs
 from nnhal.frontends.common.fixed import Values, arrays, fitted, none_left
 from nnhal.frontends.common.terms import UNTYPED, Inexpressible, Term
 from nnhal.frontends.common.told import Left, ask, how, unsupported
@@ -65,15 +66,7 @@ def load_opened(
     """As `load`, of what is `opened`."""
     if is_onnx(memory.bytes()):
         raise BadFile(f"{label}: is an ONNX model, must be a .tflite file")
-    file = read(memory.bytes(), label)
-    chosen = _signature(file, signature)
-    entries = (chosen.inputs, chosen.outputs) if chosen else ((), ())
-    file, subgraph = _all_outputs(file, chosen.subgraph if chosen else 0, entries[1])
-    if not subgraph.outputs:
-        raise BadFile(f"{label}: subgraph {subgraph.index}: has no outputs, must have at least one")
-    names = _names(subgraph, subgraph.inputs, entries[0])
-    if values is not None:
-        file, subgraph, names = _with_constants(file, subgraph, names, arrays(values))
+    file, subgraph, names, results = _entry(label, memory, signature, values)
     wanted = _shapes(subgraph, names, shapes)
     left = _left_open(subgraph, names, shapes)
     context, graph, states = _imported(file, subgraph, names, wanted)
@@ -81,7 +74,7 @@ def load_opened(
         _look_for_the_cause(context, subgraph, names, wanted, left)
     if context.problems:
         raise unsupported(context.file.label, context.problems)
-    for term, name in zip(graph.outputs, _names(subgraph, subgraph.outputs, entries[1]), strict=True):
+    for term, name in zip(graph.outputs, results, strict=True):
         term.value = replace(term.value, name=name)
     notes = [
         f"{text} is open in the file and taken as {list(shape)}; {how(name, shape)} otherwise"
@@ -96,6 +89,39 @@ def load_opened(
     except InvalidModel as error:
         raise (ShapeNeeded(f"{label}: {ask(left)}") if left else error) from None
     return model
+
+
+def open_inputs(
+    label: str,
+    memory: Memory,
+    *,
+    signature: str | None = None,
+    shapes: Shapes | None = None,
+    values: Values | None = None,
+) -> OpenInputs:
+    """The inputs of a file that is `opened`, for these shapes. Parameters as of `load`."""
+    _, subgraph, names, _ = _entry(label, memory, signature, values)
+    wanted = _shapes(subgraph, names, shapes)
+    return OpenInputs(
+        {name: tuple(None if d in OPEN else d for d in shape) for name, shape in zip(names, wanted, strict=True)}
+    )
+
+
+def _entry(
+    label: str, memory: Memory, signature: str | None, values: Values | None
+) -> tuple[File, FileSubgraph, list[str], list[str]]:
+    """A file, the subgraph of an entry point, and the names of its inputs and outputs."""
+    file = read(memory.bytes(), label)
+    chosen = _signature(file, signature)
+    entries = (chosen.inputs, chosen.outputs) if chosen else ((), ())
+    file, subgraph = _all_outputs(file, chosen.subgraph if chosen else 0, entries[1])
+    if not subgraph.outputs:
+        raise BadFile(f"{label}: subgraph {subgraph.index}: has no outputs, must have at least one")
+    names = _names(subgraph, subgraph.inputs, entries[0])
+    results = _names(subgraph, subgraph.outputs, entries[1])
+    if values is not None:
+        file, subgraph, names = _with_constants(file, subgraph, names, arrays(values))
+    return file, subgraph, names, results
 
 
 def _imported(

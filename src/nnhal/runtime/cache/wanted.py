@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 from nnhal.base.answers import shown
+from nnhal.base.digests import blake2b
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.private import absolute
-from nnhal.base.records import Record
+from nnhal.base.records import Record, replace
 from nnhal.hal.cache.files import TOKEN_SIZE, why_of
 from nnhal.hal.claims import Claims
 from nnhal.hal.device import Device, Hints, prepared_by
@@ -56,6 +57,14 @@ class Caching(Record, frozen=True):
             return cls(absolute(path) if path else None, token, quota())
         except OSError as error:
             return cls(None, token, why=f"the folder {path} {why_of(error)}")
+
+    def for_shapes(self, model: Model) -> "Caching":
+        """The same for the model of one set of input shapes: it needs a token apart from that of other shapes."""
+        if self.token is None:
+            return self
+        shapes = repr([model.main.operands[index].dimensions for index in model.main.inputs])
+        token = blake2b(self.token + shapes.encode(), person=b"nnhal shapes", digest_size=TOKEN_SIZE).digest()
+        return replace(self, token=token)
 
 
 def quota() -> int:

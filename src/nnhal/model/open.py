@@ -1,0 +1,96 @@
+"""A model whose operations depend on sizes that are known only at execution."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
+
+from nnhal.base.answers import shown
+from nnhal.base.errors import BadState, InvalidArgument, ShapeNeeded
+from nnhal.base.names import short
+from nnhal.base.records import replace
+from nnhal.base.values import dimensions
+from nnhal.model.graph import Model
+
+Shapes = Mapping[str, Sequence[int]] | Sequence[Sequence[int]]
+Importer = Callable[[Mapping[str, tuple[int, ...]]], Model]
+
+
+class OpenModel(Model, frozen=True, dict=True):
+    """A model whose operations depend on the sizes of its open dimensions. `at` gives the model for given sizes.
+
+    `nnhal.load` returns one where the file cannot be expressed in NNAPI before the sizes are known. `main` has the inputs
+    and outputs and no operations. `nnhal.compile` takes it: the result prepares each set of input shapes on demand.
+    importer: makes the model for input shapes by name.
+    """
+
+    importer: Importer | None = None
+
+    _not_compared = Model._not_compared | {"importer"}
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the inputs by name, 0 for an open dimension."""
+        carried = {state.input for state in self.states}
+        operands = [self.main.operands[i] for n, i in enumerate(self.main.inputs) if n not in carried]
+        scalars = {self.main.operands[index].name for index, form in self.edge.items() if form.scalar}
+        return {o.name: () if o.name in scalars else o.dimensions for o in operands}
+
+    def at(self, shapes: Shapes) -> Model:
+        """The model for these input shapes.
+
+        Args:
+            shapes: As of `sized`.
+
+        Raises:
+            InvalidArgument: for a shape that does not fit; InvalidModel, where the file is no model for these sizes.
+            UnsupportedModel: where NNAPI cannot express the operations for these sizes.
+        """
+        assert self.importer is not None
+        model = self.importer(self.sized(shapes))
+        return model if model.relaxed == self.relaxed else replace(model, relaxed=self.relaxed)
+
+    def sized(self, shapes: Shapes) -> dict[str, tuple[int, ...]]:
+        """The shapes of all inputs, in order, with sizes for what is open.
+
+        Args:
+            shapes: By name or in order. A mapping may leave out inputs without open dimensions.
+
+        Raises:
+            InvalidArgument: for an unknown name, and for a shape that is missing or does not fit.
+        """
+        declared = self.shapes
+        names = ", ".join(map(short, declared))
+        if not isinstance(shapes, Mapping):
+            if not isinstance(shapes, Sequence) or len(shapes) != len(declared):
+                raise InvalidArgument(f"shapes is {shown(shapes)}, must be one shape for each of {names}")
+            shapes = dict(zip(declared, shapes, strict=True))
+        wanted = dict(declared)
+        for name, shape in shapes.items():
+            if name not in declared:
+                raise InvalidArgument(f"shapes: {name!r} is no input, must be one of {names}")
+            sizes, dims = dimensions(shape, f"shapes: {name}", 1), declared[name]
+            if len(sizes) != len(dims) or any(dim not in (0, size) for size, dim in zip(sizes, dims, strict=True)):
+                must = ", ".join(str(dim or "?") for dim in dims)
+                raise InvalidArgument(f"shapes: {name} is {list(sizes)}, must be [{must}]")
+            wanted[name] = sizes
+        missing = [short(name) for name, dims in wanted.items() if 0 in dims]
+        if missing:
+            raise InvalidArgument(f"shapes: {', '.join(missing)} is missing, must be given")
+        return wanted
+
+    def outline(self) -> Model:
+        """Inputs and outputs alone, as a model of no operations."""
+        given = {name: getattr(self, name) for name in Model.__struct_fields__}
+        return Model(**given)
+
+    def require_sizes(self) -> NoReturn:
+        """Raise ShapeNeeded."""
+        open_inputs = [
+            f"{short(name)} [{', '.join(str(d or '?') for d in dims)}]" for name, dims in self.shapes.items()
+        ]
+        raise ShapeNeeded(
+            f"{self.name or 'model'}: the sizes of {', '.join(open_inputs)} decide its operations, must be given: "
+            "--shape NAME=N,N, or model.at({NAME: (N, N)})"
+        )
+
+    def __reduce__(self) -> NoReturn:
+        raise BadState("OpenModel: cannot be pickled or copied; another process loads the file")

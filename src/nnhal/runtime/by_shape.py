@@ -1,0 +1,249 @@
+"""A compiled model whose operations depend on the sizes of its inputs: each set of input shapes is prepared on demand."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from nnhal.base.brief import brief, counted, named, tensor
+from nnhal.base.errors import BadState, Closed, InvalidArgument, InvalidModel, InvalidRequest, MissedDeadline
+from nnhal.base.log import logger
+from nnhal.base.once import Once
+from nnhal.base.time import point_in_time, seconds_until
+from nnhal.hal.fence import Fence
+from nnhal.model.graph import Model
+from nnhal.model.open import OpenModel, Shapes
+from nnhal.model.validate import validate_outline
+from nnhal.ops.schema import show
+from nnhal.runtime.arguments import Edge
+from nnhal.runtime.binding import Binding
+from nnhal.runtime.bursts import CompiledBurst
+from nnhal.runtime.cache.wanted import CacheOutcome
+from nnhal.runtime.compiled import FORKED, Compiled, alive
+from nnhal.runtime.fenced import Fenced
+from nnhal.runtime.inflight import Execution
+from nnhal.runtime.job import Report
+from nnhal.runtime.model_memory import ModelMemory
+from nnhal.runtime.placement import Placement
+from nnhal.runtime.stream import Stream
+
+MOST_SHAPES = 8  # sets of input shapes kept compiled
+Key = tuple[tuple[int, ...], ...]  # the shape of each input
+Prepare = Callable[[Model, int | None], Compiled]  # by a point in time, in nanoseconds
+_log = logger("compilation")
+
+
+class CompiledByShape(Compiled):
+    """A compiled model that compiles each set of input shapes when it is first used, and keeps those used last.
+
+    It is called like any compiled model. `at` gives the compiled model of one set of shapes: for a burst, a stream,
+    allocations, and to compile before the first call. A deadline of an execution bounds its compilation too.
+    """
+
+    def __init__(self, model: OpenModel, prepare: Prepare, most: int = MOST_SHAPES) -> None:
+        """prepare: compiles a model. most: sets of shapes that are kept."""
+        self._model, self._prepare, self._most = model, prepare, most
+        self._edge = Edge(validate_outline(model.outline()))
+        self.inputs, self.outputs = self._edge.inputs, self._edge.outputs
+        self._names = [spec.name for spec in self.inputs]
+        self._label = model.name or "model"
+        self._made: Once[Key, Compiled] = Once(lambda key: f"inputs of shapes {_listed(key)}", most)
+        self._options: list[tuple[str, dict[str, Any]]] = []
+        self._closed = ""  # why
+        alive.add(self)
+
+    def at(self, shapes: Shapes) -> Compiled:
+        """The compiled model of one set of input shapes, compiled now where it is not yet.
+
+        It stays until neither this object nor the caller holds it any more.
+
+        Args:
+            shapes: By name or in order. A mapping may leave out inputs without open dimensions.
+
+        Raises:
+            InvalidArgument: for shapes that do not fit; else what `nnhal.compile` raises.
+        """
+        return self._compiled(tuple(self._model.sized(shapes).values()))
+
+    def __call__(self, *inputs: Any, out: Any = None) -> Any:
+        """Run once and wait, as of `Compiled`. Shapes that are new are compiled first."""
+        return self._for(inputs)(*inputs, out=out)
+
+    def run(
+        self,
+        *inputs: Any,
+        out: Any = None,
+        deadline: float | None = None,
+        loop_timeout: float | None = None,
+        measure: bool = False,
+    ) -> tuple[Any, Report | None]:
+        """Run once and wait, as of `Compiled`. deadline: of the compilation for new shapes and the execution together."""
+        compiled, deadline = self._by(inputs, deadline)
+        return compiled.run(*inputs, out=out, deadline=deadline, loop_timeout=loop_timeout, measure=measure)
+
+    def submit(
+        self, *inputs: Any, out: Any = None, deadline: float | None = None, loop_timeout: float | None = None
+    ) -> Execution:
+        """Run in the background. Shapes that are new are compiled before it returns."""
+        compiled, deadline = self._by(inputs, deadline)
+        return compiled.submit(*inputs, out=out, deadline=deadline, loop_timeout=loop_timeout)
+
+    def execute_fenced(
+        self,
+        *inputs: Any,
+        wait_for: Sequence[Fence] = (),
+        out: Any = None,
+        deadline: float | None = None,
+        after: float | None = None,
+        loop_timeout: float | None = None,
+        measure: bool = False,
+    ) -> Fenced:
+        """Launch an execution behind fences. Shapes that are new are compiled before it returns."""
+        compiled, deadline = self._by(inputs, deadline)
+        return compiled.execute_fenced(
+            *inputs,
+            wait_for=wait_for,
+            out=out,
+            deadline=deadline,
+            after=after,
+            loop_timeout=loop_timeout,
+            measure=measure,
+        )
+
+    def bind(self, *inputs: Any, out: Any = None) -> Binding:
+        """A reusable execution for inputs of these shapes."""
+        return self._for(inputs).bind(*inputs, out=out)
+
+    def burst(self) -> CompiledBurst:
+        """Raises InvalidArgument: a burst is of one set of shapes, `at(shapes).burst()`."""
+        self._refuse("a burst", "burst()")
+
+    def stream(self) -> Stream:
+        """Raises InvalidArgument: a stream is of one set of shapes, `at(shapes).stream()`."""
+        self._refuse("a stream", "stream()")
+
+    def configure(self, device: str, options: Mapping[str, Any], *, deadline: float | None = None) -> None:
+        """Change options of a device for all shapes, compiled by now or later. At least one has to be compiled."""
+        until = point_in_time(deadline)
+        ready = self._ready()
+        using = [each for each in ready if device in each.placement.devices()] or ready[:1]
+        for compiled in using:
+            compiled.configure(device, options, deadline=self._left(until))
+        self._options.append((device, dict(options)))
+
+    @property
+    def shapes(self) -> list[dict[str, tuple[int, ...]]]:
+        """The sets of input shapes that are compiled, the one used last at the end."""
+        return [dict(zip(self._names, key, strict=True)) for key in self._made.values()]
+
+    @property
+    def memory(self) -> ModelMemory:
+        """What all shapes hold that are compiled, in bytes. They share the weights that devices read in place."""
+        held = [compiled.memory for compiled in self._made.values().values()]
+        return ModelMemory(tuple(step for each in held for step in each.steps), sum(each.between for each in held))
+
+    @property
+    def cache(self) -> tuple[CacheOutcome, ...]:
+        """What became of each step in the cache, of all shapes that are compiled."""
+        return tuple(each for compiled in self._made.values().values() for each in compiled.cache)
+
+    @property
+    def placement(self) -> Placement:
+        """Where each operation runs, for the shapes used last. BadState before any are compiled."""
+        return self._ready()[-1].placement
+
+    def close(self) -> None:
+        """Close what is compiled of all shapes. Later uses raise Closed; closing twice does nothing."""
+        self._closed = self._closed or "the compiled model was closed"
+        for compiled in self._made.forget():
+            compiled.close()
+
+    def __repr__(self) -> str:
+        words = [f"{type(self).__name__} {named(self._label)}", *([self._closed] if self._closed else [])]
+        groups = ("", self.inputs), ("-> ", self.outputs)
+        specs = [f"{mark}{tensor(s.name, s.type, s.shape)}" for mark, group in groups for s in group]
+        return brief(", ".join([*words, f"{counted(len(self._made.values()), 'set')} of shapes compiled"]), specs)
+
+    # --------------------------------------------------------------------------------------------------------- shapes
+
+    def _for(self, inputs: Sequence[Any], until: int | None = None) -> Compiled:
+        """The compiled model for the shapes of these inputs."""
+        named = len(inputs) == 1 and isinstance(inputs[0], Mapping)
+        given = [inputs[0].get(name) for name in self._names] if named else inputs
+        key: Any = tuple([getattr(x, "shape", None) for x in given])
+
+        def accept() -> list[Any]:
+            return self._edge.accept(inputs[0] if named else inputs)
+
+        if None in key:  # lists and numbers
+            self._check_open()
+            arrays = accept()
+            key = tuple([arrays[at].shape for at in self._edge.given])
+        return self._compiled(key, until, accept)
+
+    def _by(self, inputs: Sequence[Any], deadline: float | None) -> tuple[Compiled, float | None]:
+        """The same by a deadline in seconds from now, and what is left of it then."""
+        until = point_in_time(deadline)
+        return self._for(inputs, until), self._left(until)
+
+    def _compiled(self, key: Key, until: int | None = None, check: Callable[[], object] | None = None) -> Compiled:
+        """The compiled model for these shapes. check: of the inputs, where the shapes are new."""
+
+        def make() -> Compiled:
+            if check is not None:
+                check()
+            return self._prepared(key, until)
+
+        self._check_open()
+        compiled = self._made.get(key, make)
+        if self._closed:  # meanwhile: whoever closed it may not have seen this one
+            compiled.close()
+            self._check_open()
+        if self._made.thrashes():
+            _log.warning(
+                "%s: input shapes are compiled again and again, %d sets are kept: pad inputs, or compile(..., variants=N)",
+                self._label,
+                self._most,
+            )
+        return compiled
+
+    def _prepared(self, key: Key, until: int | None) -> Compiled:
+        try:
+            model = self._model.at(dict(zip(self._names, key, strict=True)))
+        except InvalidModel as error:
+            raise InvalidRequest(f"inputs of shapes {_listed(key)} do not fit the model: {error}") from error
+        compiled = self._prepare(model, until)
+        for device, options in self._options:
+            if device in compiled.placement.devices():
+                compiled.configure(device, options)
+        return compiled
+
+    def _left(self, until: int | None) -> float | None:
+        """Seconds that are left of a deadline; MissedDeadline where none are."""
+        if until is None:
+            return None
+        left = seconds_until(until)
+        if not left:
+            raise MissedDeadline(f"{self._label}: the deadline passed while new input shapes were compiled")
+        return left
+
+    def _ready(self) -> list[Compiled]:
+        """What is compiled, the shapes used last at the end; BadState where there are none yet."""
+        self._check_open()
+        ready = list(self._made.values().values())
+        if not ready:
+            raise BadState(f"{self._label}: no input shapes are compiled yet, must be: call it, or use at(shapes)")
+        return ready
+
+    def _refuse(self, what: str, call: str) -> NoReturn:
+        self._check_open()
+        raise InvalidArgument(f"{self._label}: {what} is of one set of input shapes, must be at(shapes).{call}")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"{self._label}: {self._closed}; compile it again")
+
+    def _forked(self) -> None:
+        self._closed = FORKED
+
+
+def _listed(key: Key) -> str:
+    return ", ".join(show(shape) for shape in key)
