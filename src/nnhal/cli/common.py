@@ -236,9 +236,15 @@ def write(path: Path, data: bytes) -> None:
     say(f"wrote {path}")
 
 
-def open_model(name: str, options: Mapping[str, Any], folder: Folder = False) -> Model:
-    """Load a model by path or zoo name. options: as of `model_options`. folder: where its import is kept."""
+def open_model(name: str, options: Mapping[str, Any], folder: Folder = False, *, any_shape: bool = False) -> Model:
+    """Load a model by path or zoo name.
+
+    options: as of `model_options`. folder: where its import is kept. any_shape: its operations may depend on open
+    dimensions; otherwise ShapeNeeded is raised for such a model.
+    """
     model = api.load(name, **loading(name, options), progress=say, cache_dir=folder)
+    if not any_shape:
+        model.require_sizes()
     for note in (*model.notes, *filter(None, [model.metadata and model.metadata.problem])):
         status.print(f"note: {note}", markup=False, soft_wrap=True)
     return model

@@ -23,6 +23,7 @@ from nnhal.cli.pictures import InputOptions
 from nnhal.cli.placement import placement_lines
 from nnhal.model.metadata import Metadata
 from nnhal.runtime.arguments import Spec
+from nnhal.runtime.by_shape import CompiledByShape
 from nnhal.runtime.compiled import Compiled
 from nnhal.runtime.discovery import CPU
 from nnhal.runtime.job import Report
@@ -118,21 +119,25 @@ def command(model: str, files: Sequence[str], devices: Sequence[str], drivers: S
     folder = common.cache_folder(options["cache_dir"], options["no_cache"])
     names = common.load_drivers(drivers, devices)
     loading = time.monotonic_ns()
-    graph = common.open_model(model, options, folder)
+    graph = common.open_model(model, options, folder, any_shape=True)
     compiling = time.monotonic_ns()
     compiled = api.compile(graph, devices=names, cache_dir=folder, **common.placing(options, names))
-    running = time.monotonic_ns()
+    compilation = time.monotonic_ns() - compiling
+    given = read_inputs(compiled.inputs, files, options["seed"], _input_options(options), graph.metadata)
+    if isinstance(compiled, CompiledByShape):
+        start = time.monotonic_ns()
+        compiled = compiled.at([g.array.shape for g in given])
+        compilation += time.monotonic_ns() - start
     chosen = names is not None or options["rules"] or options["strategy"]
     if not chosen and {*compiled.placement.devices()} <= {CPU}:
         why = [found.problem for found in api.devices() if found.device is None]
         common.say(f"runs on the reference, which is right and slow: {'; '.join(why) or 'no other device takes it'}")
-    given = read_inputs(compiled.inputs, files, options["seed"], _input_options(options), graph.metadata)
     started = time.monotonic_ns()
     arrays = [g.array for g in given]
     results, report = compiled.run(*arrays, deadline=options["deadline"], measure=True)
     ended = time.monotonic_ns()
     outputs = list(results) if isinstance(results, tuple) else [results]
-    spent = {"load": compiling - loading, "compile": running - compiling, "run": ended - started}
+    spent = {"load": compiling - loading, "compile": compilation, "run": ended - started}
     if options["output"]:
         _write(options["output"], compiled.outputs, outputs)
     labels = _labels(options["labels"], compiled.outputs, outputs, graph.metadata)
