@@ -15,7 +15,7 @@ from nnhal.base.extensions import EXTENSIONS, canonical
 from nnhal.base.log import logger
 from nnhal.base.operands import Array, Unknown, Value, fixed
 from nnhal.base.records import Record, replace
-from nnhal.hal.device import YES, Capabilities, Device, Hints, Prepared, Verdict, each_operation
+from nnhal.hal.device import YES, Capabilities, Device, Hints, Prepared, Verdict, each_operation, wants_exact
 from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.model.graph import CONSTANTS, Model, Operand, Operation, Subgraph
@@ -27,11 +27,12 @@ _log = logger("cpuexe")
 
 
 class Reference(Device):
-    """The CPU that results are measured against."""
+    """The CPU that results are measured against. Option: `numerics` ("fast"): "exact" for quantised operations in integers."""
 
     name = "reference"
     version = "1"
     type = DeviceType.CPU
+    numerics = ("fast", "exact")
 
     @property
     def extensions(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -46,7 +47,7 @@ class Reference(Device):
         return each_operation(model, _verdict)
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
-        return Interpreter(model, exact=hints.options.get("numerics") == "exact")
+        return Interpreter(model, exact=wants_exact(hints.options, self.name))
 
 
 def _verdict(model: Model, operation: Operation) -> Verdict:

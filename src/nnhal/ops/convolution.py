@@ -10,12 +10,12 @@ from nnhal.base.codes import Activation, Padding
 from nnhal.base.levels import V1_2
 from nnhal.base.operands import Array
 from nnhal.ops.common import WINDOWED, narrow, nhwc, nonzero, product, windows
+from nnhal.ops.integer import LANES
 from nnhal.ops.ranges import among
 from nnhal.ops.schema import BOOL, INT32, Arg, Bound, Form, Op, T, arg, args, example, out, register
 from nnhal.ops.weighted import BIAS, FILTER, TYPES, bias_of, bias_scale, channel_axis, filter_of, output_scale, weighted, weighted_integers
 
 ROW = 64  # products of a window that are summed in float32
-LANES = 8  # channels of a signed depthwise convolution that TensorFlow Lite computes at once
 BLOCK = 1 << 20  # elements of the input, laid out for one matrix product
 
 x = arg("input", T, "batch height width depth_in", layout=True, doc="the pictures")

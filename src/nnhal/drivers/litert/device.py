@@ -29,11 +29,13 @@ class Litert(ProvedDevice):
     `dynamic_range` (bool, false): a layer whose weights are the real values of a constant of 8 bits gets the 8 bits, as
     files of dynamic-range quantisation have them. LiteRT then quantises the layer's input at each run: faster, a quarter
     of the memory, and beyond NNAPI's tolerance, so it is for the application to ask for.
+    Under exact `numerics` a model with tensors of 8 bits runs on LiteRT's own kernels.
     Threads: as many as the hints say; by default one for each core that the process may use, 4 at most.
     """
 
     name = "litert"
     type = DeviceType.CPU
+    numerics = ("fast", "exact")
     relaxations = (
         "float16",
         "infinities",
@@ -68,11 +70,12 @@ class Litert(ProvedDevice):
         from nnhal.drivers.kit.shapes import for_each_shape
         from nnhal.drivers.litert import lowering
 
-        settings = _settings(self.asked(hints)[1])
+        forms, own = self.asked(hints)
+        settings = _settings(own)
 
         def make(known: Model) -> LitertModel:
             before = lowering.lowered_before(hints, dynamic_range=settings.dynamic_range) if known is model else None
-            return LitertModel(lowering.recipe_of(known, settings, before))
+            return LitertModel(lowering.recipe_of(known, settings, forms, before))
 
         return for_each_shape(model, make, reference.Interpreter)
 

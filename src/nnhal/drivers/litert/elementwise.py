@@ -7,11 +7,12 @@ import numpy as np
 from nnhal.base.codes import Activation
 from nnhal.drivers.litert.common import ACTIVATIONS, activation, require_bound
 from nnhal.drivers.litert.graph import FLOATS, QUANTS, EngineTensor
-from nnhal.drivers.litert.task import BEYOND_XNNPACK, Task, entry
+from nnhal.drivers.litert.task import BEYOND_XNNPACK, Task, entry, reach
 from nnhal.ops.schema import B8, F16, F32, I32, Q8PC, Q8SYMM
 
 NUMBERS = FLOATS | QUANTS | {I32}
 STEEPEST_SUM = 127  # LiteRT's own kernel of a sum has 16 bits for steps of the output, 255 of each scale
+FLATTEST_SWISH = 2.0**-7  # quotient of scales from which on LiteRT's quantised HARD_SWISH shifts by less than 15 bits
 COARSEST_SWISH = 128  # input scale of a quantised HARD_SWISH
 FAR = 1024.0  # beyond it LOGISTIC is 0 or 1
 GREAT = 2.0**125  # from about here on some of XNNPACK's functions fail
@@ -32,13 +33,15 @@ def pair(t: Task, first: str = "input1", second: str = "input2") -> list[EngineT
     return inputs
 
 
-@entry("ADD", "SUB", "MUL", types=NUMBERS)
+@entry("ADD", "SUB", "MUL", types=NUMBERS, exact=True)
 def arithmetic(t: Task) -> None:
     """Broadcasting, with a fused activation. LiteRT's difference has room for coarser inputs than its sum."""
     inputs = pair(t)
     scales = [x.value.scale for x in inputs]
     if t.a.T in QUANTS and t.name == "MUL":
-        t.product(*scales)
+        factor = t.product(*scales) / t.out.value.scale
+        most = reach(inputs[0].value) * reach(inputs[1].value) * factor + 255
+        t.require(not t.exact or most < 2**15, "LiteRT's own product has 16 bits for steps of the output")
     elif t.name == "ADD":
         t.require_scale(sum(scales), t.out.value, STEEPEST_SUM)
     elif t.name == "SUB":
@@ -57,7 +60,7 @@ def divide(t: Task) -> None:
     t.emit("FLOOR_DIV", pair(t), t.out)
 
 
-@entry("MAXIMUM", "MINIMUM", types=NUMBERS)
+@entry("MAXIMUM", "MINIMUM", types=NUMBERS, exact=True)
 def extreme(t: Task) -> None:
     """LiteRT compares stored values, so quantised inputs are brought to the output's scale first. Of a NaN and a number its
     kernels give the second: a first that is NaN is chosen afterwards.
@@ -114,7 +117,7 @@ def prelu(t: Task) -> None:
 
 @entry("ABS", "NEG", types=FLOATS | {I32})
 @entry("FLOOR", types=FLOATS)
-@entry("RELU", "TANH")
+@entry("RELU", "TANH", exact=True)
 def unary(t: Task) -> None:
     """One input, no options."""
     t.emit(t.name, [t.x("input")], t.out)
@@ -138,7 +141,7 @@ def reciprocal_root(t: Task) -> None:
     t.emit("SELECT_V2", [near, infinite, found], out)
 
 
-@entry("LOGISTIC")
+@entry("LOGISTIC", exact=True)
 def logistic(t: Task) -> None:
     """XNNPACK's gives NaN beyond 1e26: numbers are clipped where the result has long been 0 or 1. A power of two changes no
     digit, and unlike MAXIMUM and MINIMUM this clipping keeps NaN.
@@ -153,19 +156,21 @@ def logistic(t: Task) -> None:
     t.emit(t.name, [x], t.out)
 
 
-@entry("RELU1", "RELU6")
+@entry("RELU1", "RELU6", exact=True)
 def clipped(t: Task) -> None:
     """Clipped on both sides."""
     require_bound(t)
     t.emit("RELU6" if t.name == "RELU6" else "RELU_N1_TO_1", [t.x("input")], t.out)
 
 
-@entry("HARD_SWISH")
+@entry("HARD_SWISH", exact=True)
 def hard_swish(t: Task) -> None:
     """LiteRT's quantised kernel has 16 bits for x / 3, and rescales downwards only."""
     scale = t.x("input").value.scale
     t.require(scale < COARSEST_SWISH, f"input scale {scale:g} is too coarse for LiteRT, must be below {COARSEST_SWISH}")
     t.require_scale(2 * scale, t.out.value)
+    flat = t.out.value.quantised and scale / t.out.value.scale < FLATTEST_SWISH
+    t.require(not (t.exact and flat), "LiteRT's own kernel has 16 bits for the quotient of scales, and numerics are exact")
     t.emit(t.name, [t.x("input")], t.out)
 
 
@@ -237,14 +242,14 @@ def logical_not(t: Task) -> None:
     t.emit(t.name, [t.x("input")], t.out)
 
 
-@entry("SELECT", types=NUMBERS)
+@entry("SELECT", types=NUMBERS, exact=True)
 def select(t: Task) -> None:
     """All three have one shape; quantised inputs are brought to the output's scale."""
     choices = [t.requantised(t.x(name), t.out.value) for name in ("input1", "input2")]
     t.emit("SELECT", [t.x("condition"), *choices], t.out)
 
 
-@entry("CAST", types=NUMBERS | {B8, Q8SYMM})
+@entry("CAST", types=NUMBERS | {B8, Q8SYMM}, exact=True)
 def cast(t: Task) -> None:
     """Stored values are converted, whatever scale they have; what does not fit into 8 bits is saturated."""
     x, kind = t.x("input"), t.a.out.type
@@ -268,8 +273,8 @@ def cast(t: Task) -> None:
     t.emit("CAST", [x], t.out)
 
 
-@entry("QUANTIZE", types=FLOATS)
-@entry("DEQUANTIZE", types=QUANTS | {Q8SYMM, Q8PC})
+@entry("QUANTIZE", types=FLOATS, exact=True)
+@entry("DEQUANTIZE", types=QUANTS | {Q8SYMM, Q8PC}, exact=True)
 def quantise(t: Task) -> None:
     """From real values to stored ones, and back."""
     if t.name == "QUANTIZE":

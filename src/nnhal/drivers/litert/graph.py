@@ -7,7 +7,7 @@ float16 behind a DEQUANTIZE, which is what converters write and XNNPACK folds in
 from collections.abc import Callable, Iterator, Sequence
 
 from nnhal.base.codes import Lifetime, OperandType, type_name
-from nnhal.base.operands import Array, Shape, Value, fixed
+from nnhal.base.operands import Array, Shape, Value, fixed, quantised
 from nnhal.base.records import Record, replace
 from nnhal.drivers.kit.forms import Refused
 from nnhal.drivers.litert.flatbuffer import TENSOR_TYPES, FlatbufferWriter
@@ -39,6 +39,11 @@ def require_scales(low: float, high: float) -> None:
     if low < FINEST or high > COARSEST:
         scale = low if low < FINEST else high
         raise Refused(f"scale {scale:g} is beyond LiteRT, must be from {FINEST:g} to {COARSEST:g}")
+
+
+def has_eight_bits(model: Model) -> bool:
+    """Whether any tensor of the model is quantised."""
+    return any(quantised(operand.type) for operand in model.main.operands)
 
 
 class Graph:

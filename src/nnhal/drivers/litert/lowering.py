@@ -8,10 +8,11 @@ from functools import partial
 
 from nnhal.base.errors import UnsupportedModel
 from nnhal.base.operands import dtype_of, fixed
+from nnhal.base.records import replace
 from nnhal.drivers.kit.forms import UNPROVED, Forms
 from nnhal.drivers.kit.lowering import kept_graph
 from nnhal.drivers.litert import elementwise, layers, recurrent, reductions, shapes
-from nnhal.drivers.litert.graph import Graph
+from nnhal.drivers.litert.graph import Graph, has_eight_bits
 from nnhal.drivers.litert.recipe import Lowered, Recipe, Settings
 from nnhal.drivers.litert.task import TABLE, Task
 from nnhal.hal.device import Considered, Hints
@@ -32,16 +33,20 @@ def lowered_before(hints: Hints, *, dynamic_range: bool = False) -> Lowered | No
     return graph.finish() if graph is not None and graph.dynamic_range == dynamic_range else None
 
 
-def lower(model: Model, *, dynamic_range: bool = False) -> Lowered:
+def lower(model: Model, *, dynamic_range: bool = False, forms: Forms = UNPROVED) -> Lowered:
     """The whole model as TFLite; Refused, or Unmappable, with the first operation that cannot be lowered."""
     graph = Graph(model, dynamic_range=dynamic_range)
-    TABLE.lower(model, partial(Task, graph))
+    TABLE.lower(model, partial(Task, graph), forms)
     return graph.finish()
 
 
-def recipe_of(model: Model, settings: Settings, lowered: Lowered | None = None) -> Recipe:
+def recipe_of(
+    model: Model, settings: Settings, forms: Forms = UNPROVED, lowered: Lowered | None = None
+) -> Recipe:
     """Lower a model whose input shapes are all known, unless it was."""
-    lowered = lowered or lower(model, dynamic_range=settings.dynamic_range)
+    lowered = lowered or lower(model, dynamic_range=settings.dynamic_range, forms=forms)
+    if forms.exact and has_eight_bits(model):
+        settings = replace(settings, xnnpack=False)
     outputs = []
     for index, value in zip(model.main.outputs, lowered.values, strict=True):
         shape = None if value is None else fixed(value.shape)

@@ -13,7 +13,7 @@ from nnhal.drivers.kit.forms import Refused
 from nnhal.drivers.kit.lowering import LoweringTable, LoweringTask
 from nnhal.drivers.litert.graph import FLOATS, MOST, QUANTS, SIGN, EngineTensor, Graph, require_scales
 from nnhal.model.graph import Operation
-from nnhal.ops.common import decode, encode
+from nnhal.ops.common import decode, encode, type_range
 from nnhal.ops.schema import B8, F32, I32, Q8S, Bound
 
 ROOM = 2**28  # bytes that an operation may always hold besides its operands
@@ -223,6 +223,7 @@ class Task(LoweringTask):
         """
         if not x.value.quantised or (x.value.scale, x.value.zero_point) == (like.scale, like.zero_point):
             return x
+        self.require(not self.exact, "scales differ: it would be by two roundings, and numerics are exact")
         self.require_scale(x.value.scale, like)
         value = replace(x.value, scale=like.scale, zero_point=like.zero_point)
         if x.value.data is not None:
@@ -251,8 +252,10 @@ class Task(LoweringTask):
 
     def quantise(self, x: EngineTensor, out: EngineTensor) -> None:
         """Write real values as the quantised `out`, flat where they have too many dimensions for XNNPACK: LiteRT's own
-        kernel does not saturate what is 2**31 steps away.
+        kernel does not saturate what is 2**31 steps away. Where that runs, they are clipped before.
         """
+        if self.exact:
+            x = self.clipped_to(x, out.value)
         if len(x.value.shape or ()) <= BEYOND_XNNPACK:
             self.emit("QUANTIZE", [x], out)
             return
@@ -261,6 +264,16 @@ class Task(LoweringTask):
         self.reshape(x, flat)
         self.emit("QUANTIZE", [flat], steps)
         self.reshape(steps, out)
+
+    def clipped_to(self, x: EngineTensor, value: Value) -> EngineTensor:
+        """Real values no farther away than two steps beyond what a quantised tensor stores."""
+        low, high = type_range(value.type)
+        ends = ("MAXIMUM", low - value.zero_point - 2), ("MINIMUM", high - value.zero_point + 2)
+        for kind, end in ends:
+            y = self.temporary(x.value)
+            self.emit(kind, [x, self.constant(end * value.scale, np.float32)], y)
+            x = y
+        return x
 
     def cast(self, x: EngineTensor, type: OperandType) -> EngineTensor:
         """A tensor's stored values in another type."""
@@ -324,3 +337,8 @@ def other_sign(value: Value, type: OperandType) -> Value:
     """The same real values in the other asymmetric 8-bit type."""
     shift = -SIGN if type == Q8S else SIGN
     return replace(value, type=type, zero_point=value.zero_point + shift, data=None)
+
+
+def reach(value: Value) -> int:
+    """The greatest |q - zero_point| that the elements of a quantised tensor can have."""
+    return max(abs(limit - value.zero_point) for limit in type_range(value.type))
