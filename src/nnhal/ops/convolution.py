@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -10,10 +9,9 @@ from nnhal.base.codes import Activation, Padding
 from nnhal.base.levels import V1_2
 from nnhal.base.operands import Array
 from nnhal.ops.common import WINDOWED, narrow, nhwc, nonzero, product, windows
-from nnhal.ops.integer import LANES
 from nnhal.ops.ranges import among
 from nnhal.ops.schema import BOOL, INT32, Arg, Bound, Form, Op, T, arg, args, example, out, register
-from nnhal.ops.weighted import BIAS, FILTER, TYPES, bias_of, bias_scale, channel_axis, filter_of, output_scale, weighted, weighted_integers
+from nnhal.ops.weighted import BIAS, FILTER, TYPES, bias_of, bias_scale, channel_axis, filter_of, in_whole_lanes, output_scale, weighted, weighted_integers
 
 ROW = 64  # products of a window that are summed in float32
 BLOCK = 1 << 20  # elements of the input, laid out for one matrix product
@@ -65,11 +63,6 @@ def grouped(a: Bound, x: Array, weights: Array) -> Array:
     return np.concatenate([convolved(a, *pair) for pair in pairs], -1)
 
 
-def in_whole_lanes(a: Bound, signed: bool) -> Any:
-    """Signed ones are computed for eight channels at a time, which rounds upwards; the rest is rounded away from zero."""
-    return np.arange(a.depth_out) < a.depth_out // LANES * LANES if signed else False
-
-
 def multiplied(a: Bound) -> None:
     """depth_out is depth_in * depth_multiplier."""
     depth = a.depth_in * a.depth_multiplier
@@ -116,7 +109,7 @@ register(
         forms=forms("1 filter_h filter_w depth_out", arg("depth_multiplier", INT32, at_least=1)),
         checks=(*CHECKS, channel_axis(3), output_scale, multiplied),
         kernel=nhwc(weighted(depthwise, 3)),
-        integer=nhwc(weighted_integers(depthwise, 3, halves_up=in_whole_lanes)),
+        integer=nhwc(weighted_integers(depthwise, 3, halves_up=lambda a, signed: signed and in_whole_lanes(a))),
         sized=REACH | {"depth_out": lambda d: d.size("depth_in") * d["depth_multiplier"]},
         where=WINDOWED | {"depth_out": lambda a: a.depth_in * a.depth_multiplier},
         doc="Convolution of each channel by itself, with one or more filters.",

@@ -4,14 +4,14 @@ import math
 
 import numpy as np
 
-from nnhal.base.codes import Activation
-from nnhal.drivers.litert.common import ACTIVATIONS, activation, require_bound
+from nnhal.drivers.litert.common import activation, require_bound
 from nnhal.drivers.litert.graph import FLOATS, QUANTS, EngineTensor
 from nnhal.drivers.litert.task import BEYOND_XNNPACK, Task, entry, reach
 from nnhal.ops.schema import B8, F16, F32, I32, Q8PC, Q8SYMM
 
 NUMBERS = FLOATS | QUANTS | {I32}
 STEEPEST_SUM = 127  # LiteRT's own kernel of a sum has 16 bits for steps of the output, 255 of each scale
+FINEST_SWISH = 2.0**-20  # and input scale from which on it does
 FLATTEST_SWISH = 2.0**-7  # quotient of scales from which on LiteRT's quantised HARD_SWISH shifts by less than 15 bits
 COARSEST_SWISH = 128  # input scale of a quantised HARD_SWISH
 FAR = 1024.0  # beyond it LOGISTIC is 0 or 1
@@ -148,11 +148,7 @@ def logistic(t: Task) -> None:
     """
     x = t.x("input")
     if t.a.T == F32:
-        clipped, back = t.temporary(x.value), t.temporary(x.value)
-        down, up = t.constant(1 / FAR, np.float32), t.constant(FAR, np.float32)
-        t.emit("MUL", [x, down], clipped, "Mul", fusedActivationFunction=ACTIVATIONS[Activation.RELU1])
-        t.emit("MUL", [clipped, up], back, "Mul")
-        x = back
+        x = t.clipped(x, FAR)
     t.emit(t.name, [x], t.out)
 
 
@@ -169,7 +165,7 @@ def hard_swish(t: Task) -> None:
     scale = t.x("input").value.scale
     t.require(scale < COARSEST_SWISH, f"input scale {scale:g} is too coarse for LiteRT, must be below {COARSEST_SWISH}")
     t.require_scale(2 * scale, t.out.value)
-    flat = t.out.value.quantised and scale / t.out.value.scale < FLATTEST_SWISH
+    flat = t.out.value.quantised and (scale / t.out.value.scale < FLATTEST_SWISH or scale < FINEST_SWISH)
     t.require(not (t.exact and flat), "LiteRT's own kernel has 16 bits for the quotient of scales, and numerics are exact")
     t.emit(t.name, [t.x("input")], t.out)
 
@@ -276,9 +272,10 @@ def cast(t: Task) -> None:
 @entry("QUANTIZE", types=FLOATS, exact=True)
 @entry("DEQUANTIZE", types=QUANTS | {Q8SYMM, Q8PC}, exact=True)
 def quantise(t: Task) -> None:
-    """From real values to stored ones, and back."""
+    """From real values to stored ones, NaN as 0, and back."""
     if t.name == "QUANTIZE":
-        t.quantise(t.x("input"), t.out)
+        x = t.x("input")
+        t.quantise(x if x.index in t.graph.numbers else without_nan(t, x, 0.0), t.out)
         return
     source = t.a.input
     kept = t.graph.dynamic_range and t.operation.outputs[0] not in t.graph.model.main.outputs
@@ -296,6 +293,7 @@ def dequantise(t: Task) -> None:
         t.reshape(t.dequantised(x), exact)
     else:
         t.emit(t.name, [x], exact)
+    t.graph.numbers.update((exact.index, t.out.index))
     if narrow:
         halved(t, exact, t.out)
 

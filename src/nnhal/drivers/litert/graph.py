@@ -65,6 +65,7 @@ class Graph:
         self.folded: set[int] = set()  # tensors that a DEQUANTIZE of a constant fills
         self._outputs: list[int] = []
         self._sources: dict[int, tuple[str, int]] = {}  # of a tensor: the operator that writes it, and what that reads
+        self.numbers: set[int] = set()  # tensors of real values, none of which is NaN
         self._kept: list[int] = []  # tensors that the optimiser leaves as they are, since they are outputs
 
     def finish(self) -> Lowered:

@@ -453,7 +453,8 @@ def instance_normalisation(t: Task) -> None:
 # ------------------------------------------------------------------------------------------------------------- resizing
 
 
-@entry("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", exact=True)
+@entry("RESIZE_BILINEAR")
+@entry("RESIZE_NEAREST_NEIGHBOR", exact=True)
 def resize(t: Task) -> None:
     """By scale or by size: the output's shape says it."""
     a, out = t.a, t.image_out()

@@ -190,7 +190,7 @@ def embedding_lookup(t: Task) -> None:
     t.emit("GATHER", [t.x("values"), t.x("lookups")], t.out, "Gather", axis=0)
 
 
-@entry("HASHTABLE_LOOKUP", types=NUMBERS, exact=True)
+@entry("HASHTABLE_LOOKUP", types=NUMBERS)
 def hashtable_lookup(t: Task) -> None:
     """Rows of zeros where a key is not there."""
     t.emit(t.name, [t.x("lookups"), t.x("keys"), t.x("values")], t.outs)

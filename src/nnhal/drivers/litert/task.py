@@ -19,6 +19,7 @@ from nnhal.ops.schema import B8, F32, I32, Q8S, Bound
 ROOM = 2**28  # bytes that an operation may always hold besides its operands
 PROPORTION = 8  # how many times its largest operand it may
 BEYOND_XNNPACK = 6  # the most dimensions of its tensors
+WITHIN_1 = 2  # TFLite's ActivationFunctionType of RELU1
 STEEPEST = 256  # from here on XNNPACK refuses a quotient of scales, and LiteRT's own integers overflow
 
 
@@ -255,7 +256,7 @@ class Task(LoweringTask):
         kernel does not saturate what is 2**31 steps away. Where that runs, they are clipped before.
         """
         if self.exact:
-            x = self.clipped_to(x, out.value)
+            x = self.clipped(x, 2.0 ** math.ceil(math.log2(256 * out.value.scale)))
         if len(x.value.shape or ()) <= BEYOND_XNNPACK:
             self.emit("QUANTIZE", [x], out)
             return
@@ -265,15 +266,13 @@ class Task(LoweringTask):
         self.emit("QUANTIZE", [flat], steps)
         self.reshape(steps, out)
 
-    def clipped_to(self, x: EngineTensor, value: Value) -> EngineTensor:
-        """Real values no farther away than two steps beyond what a quantised tensor stores."""
-        low, high = type_range(value.type)
-        ends = ("MAXIMUM", low - value.zero_point - 2), ("MINIMUM", high - value.zero_point + 2)
-        for kind, end in ends:
-            y = self.temporary(x.value)
-            self.emit(kind, [x, self.constant(end * value.scale, np.float32)], y)
-            x = y
-        return x
+    def clipped(self, x: EngineTensor, bound: float) -> EngineTensor:
+        """Real values clipped at a power of two and its negative; NaN stays. No digit changes, unless it is far below."""
+        scaled, back = self.temporary(x.value), self.temporary(x.value)
+        down, up = self.constant(1 / bound, np.float32), self.constant(bound, np.float32)
+        self.emit("MUL", [x, down], scaled, "Mul", fusedActivationFunction=WITHIN_1)
+        self.emit("MUL", [scaled, up], back, "Mul")
+        return back
 
     def cast(self, x: EngineTensor, type: OperandType) -> EngineTensor:
         """A tensor's stored values in another type."""
