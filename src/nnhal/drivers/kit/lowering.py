@@ -49,6 +49,11 @@ class LoweringTask:
         if not condition:
             raise Refused(reason)
 
+    def require_alike(self) -> None:
+        """Refuse quantised tensors of several scales where numerics are exact: each brought to another scale is rounded."""
+        kinds = {(value.scale, value.zero_point) for value in quantised_of(self.a)}
+        self.require(not self.exact or len(kinds) < 2, "scales differ, and numerics are exact")
+
     def places(self, name: str) -> tuple[int, ...]:
         """The operands of an argument: none where it is omitted, also for an input that is declared to be perhaps; several
         of a variadic one.
@@ -182,7 +187,7 @@ class LoweringTable(Generic[T]):
             return Verdict(False, self._elsewhere.get(name, f"this driver does not lower {name}"))
         if a.T is not None and chosen.types is not None and a.T not in chosen.types:
             return Verdict(False, f"{self.engine}'s {a.op.name} does not take {type_name(a.T)}")
-        if forms.exact and not chosen.exact and on_eight_bits(a):
+        if forms.exact and not chosen.exact and quantised_of(a):
             return Verdict(False, f"{self.engine}'s {a.op.name} of 8 bits may be a step off, and numerics are exact")
         try:
             made = task(a, operation)
@@ -199,7 +204,7 @@ class LoweringTable(Generic[T]):
         return Verdict(True, why_not_faster) if why_not_faster else YES
 
 
-def on_eight_bits(a: Bound) -> bool:
-    """Whether an operation reads or gives quantised tensors."""
+def quantised_of(a: Bound) -> list[Value]:
+    """The quantised tensors that an operation reads and gives."""
     given = (each for _, value in a.inputs for each in (value if isinstance(value, tuple) else (value,)))
-    return any(value is not None and value.quantised for value in (*given, *a.outs))
+    return [value for value in (*given, *a.outs) if value is not None and value.quantised]

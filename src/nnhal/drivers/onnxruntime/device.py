@@ -29,6 +29,7 @@ class OnnxRuntime(ProvedDevice):
 
     name = "onnxruntime"
     type = DeviceType.CPU
+    numerics = ("fast", "exact")
     relaxations = ("float16", "infinities", "long_sums")  # by `kit.onnx`; as MaxPool begins at the least finite number
     preferred_layout = "nchw"
     table = TABLE
@@ -68,7 +69,7 @@ class OnnxRuntime(ProvedDevice):
     def chosen(self, hints: Hints) -> tuple[Forms, Hints]:
         """The forms, those proved for the CPU alone, and the hints with the driver's own options."""
         forms, own = self.asked(hints)
-        return (forms if _provider(own) == CPU else UNPROVED), own
+        return (forms if forms.exact or _provider(own) == CPU else UNPROVED), own
 
 
 def _threads(hints: Hints) -> int:

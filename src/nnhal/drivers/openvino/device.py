@@ -35,6 +35,7 @@ class OpenVINO(ProvedDevice):
 
     name = "openvino"
     type = DeviceType.CPU
+    numerics = ("fast", "exact")
     preferred_layout = "nchw"
     relaxations = ("float16", "infinities", "long_sums", "subnormals")
     processor_matters = True
