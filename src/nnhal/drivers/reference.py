@@ -15,7 +15,18 @@ from nnhal.base.extensions import EXTENSIONS, canonical
 from nnhal.base.log import logger
 from nnhal.base.operands import Array, Unknown, Value, fixed
 from nnhal.base.records import Record, replace
-from nnhal.hal.device import YES, Capabilities, Device, Hints, Prepared, Verdict, each_operation, wants_exact
+from nnhal.hal.device import (
+    EXACT,
+    FAST,
+    YES,
+    Capabilities,
+    Device,
+    Hints,
+    Prepared,
+    Verdict,
+    each_operation,
+    wants_exact,
+)
 from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.model.graph import CONSTANTS, Model, Operand, Operation, Subgraph
@@ -27,12 +38,16 @@ _log = logger("cpuexe")
 
 
 class Reference(Device):
-    """The CPU that results are measured against. Option: `numerics` ("fast"): "exact" for quantised operations in integers."""
+    """The CPU that results are measured against. Option: `numerics`, "exact" for quantised operations in integers."""
 
     name = "reference"
     version = "1"
     type = DeviceType.CPU
-    numerics = ("fast", "exact")
+
+    @property
+    def numerics(self) -> tuple[str, ...]:  # type: ignore[override]
+        """A device that prepares models in another way says itself what it can."""
+        return (FAST, EXACT) if type(self).prepare is Reference.prepare else (FAST,)
 
     @property
     def extensions(self) -> tuple[str, ...]:  # type: ignore[override]

@@ -50,7 +50,12 @@ _log = logger("compilation")
 T = TypeVar("T")
 MOST_THREADS = 1024  # that an engine may be asked to use
 MOST_AT_ONCE = 4096  # executions
-NUMERICS, FAST, EXACT = "numerics", "fast", "exact"  # an option of devices that declare more than "fast", and its values
+NUMERICS, FAST, EXACT = (
+    "numerics",
+    "fast",
+    "exact",
+)  # an option of devices that declare more than "fast", and its values
+NUMERICS_PREFIX = "numerics:"  # before them, where they travel among the relaxations
 RELAXATIONS = {
     "float16": "between operations float16 may be float32: not rounded, and not infinite beyond 65504",
     "infinities": "an infinite result may be the greatest number of its type",
@@ -285,8 +290,8 @@ class Device(ABC):
     operations on pictures are to have that layout in all models that it is asked about and prepares, None for any.
     processor_matters: whether what it keeps in cache files is for this kind of processor alone. asked_again: whether its
     answers depend on more than name, version, level, options and code, such as what it was made with: then none is kept.
-    numerics: "fast", and "exact" where `consider` and `prepare` obey the option `numerics`: where that is "exact", each result
-    of 8 bits is the reference's under the same option bit for bit, and what it cannot give so it refuses.
+    numerics: "fast", and "exact" where `consider` and `prepare` obey the option `numerics`. Where that is "exact", each
+    result of 8 bits is the reference's under the same option, bit for bit; the device refuses all other operations.
     timely: whether preparing ends at its deadline whatever the driver does. proofs: where it knows several forms of an
     operation, what of them is to be proved on this processor, and what was (`hal.proofs`).
     """
@@ -441,6 +446,11 @@ def identity_of(device: Device) -> Identity:
         )
         vars(device)["_identity"] = registered, found
     return found
+
+
+def can_be_exact(device: Device) -> bool:
+    """Whether a device declares that its numerics can be exact."""
+    return EXACT in identity_of(device).numerics
 
 
 def wants_exact(options: Mapping[str, Any], name: str) -> bool:

@@ -11,7 +11,19 @@ from nnhal.base.operands import Array
 from nnhal.ops.common import WINDOWED, narrow, nhwc, nonzero, product, windows
 from nnhal.ops.ranges import among
 from nnhal.ops.schema import BOOL, INT32, Arg, Bound, Form, Op, T, arg, args, example, out, register
-from nnhal.ops.weighted import BIAS, FILTER, TYPES, bias_of, bias_scale, channel_axis, filter_of, in_whole_lanes, output_scale, weighted, weighted_integers
+from nnhal.ops.weighted import (
+    BIAS,
+    FILTER,
+    TYPES,
+    bias_of,
+    bias_scale,
+    channel_axis,
+    filter_of,
+    in_whole_lanes,
+    output_scale,
+    weighted,
+    weighted_integers,
+)
 
 ROW = 64  # products of a window that are summed in float32
 BLOCK = 1 << 20  # elements of the input, laid out for one matrix product

@@ -72,9 +72,7 @@ def summed(function: Callable[[Array, Array], Array]) -> Kernel:
 
     def kernel(a: Bound, x: Array, y: Array) -> Array:
         coarse = 2.0 * max(a.input1.scale, a.input2.scale)
-        wide = (
-            rescaled(steps(v, q) << SUM_BITS, v.scale / coarse) for v, q in ((a.input1, x), (a.input2, y))
-        )
+        wide = (rescaled(steps(v, q) << SUM_BITS, v.scale / coarse) for v, q in ((a.input1, x), (a.input2, y)))
         return stored(a, rescaled(function(*wide), coarse / (2**SUM_BITS * a.out.scale)))
 
     return kernel
@@ -98,7 +96,7 @@ def mean(a: Bound, x: Array, axes: Array) -> Array:
         fraction, power = (int(part) for part in multiplier(1.0))
         more = min(count.bit_length() - 1, 32, 31 + power)
         found = scaled_by(steps(a.input, x).sum(over), (fraction << more) // count, power - more)
-    return stored(a, found).reshape(a.shapes[0])
+    return stored(a, found).reshape(a.shape_of_output)
 
 
 def scaled_and_shifted(a: Bound, x: Array) -> Array:
@@ -111,8 +109,8 @@ def scaled_and_shifted(a: Bound, x: Array) -> Array:
 
 
 def nearest(a: Bound, x: Array) -> Array:
-    """Real values as stored ones; NaN as 0. Eight at a time are multiplied with the reciprocal of the scale, and their halves
-    are rounded to even. The rest is divided by the scale, and halves are rounded away from zero.
+    """Real values as stored ones; NaN as 0. Eight at a time are multiplied with the reciprocal of the scale, and halves are
+    rounded to even. The rest is divided by the scale, and halves are rounded away from zero.
     """
     real = decode(a.input, x).ravel()
     real = np.where(np.isnan(real), np.float32(0), real)

@@ -9,7 +9,18 @@ from nnhal.base.operands import Array
 from nnhal.ops.common import nhwc, nonzero, product
 from nnhal.ops.ranges import Draw, whole
 from nnhal.ops.schema import BOOL, I32, INT32, Bound, Form, Op, T, arg, args, example, out, pattern, register, show
-from nnhal.ops.weighted import BIAS, FILTER, TYPES, bias_of, bias_scale, channel_axis, filter_of, in_whole_lanes, weighted, weighted_integers
+from nnhal.ops.weighted import (
+    BIAS,
+    FILTER,
+    TYPES,
+    bias_of,
+    bias_scale,
+    channel_axis,
+    filter_of,
+    in_whole_lanes,
+    weighted,
+    weighted_integers,
+)
 
 
 def asked(d: Draw) -> list[int]:

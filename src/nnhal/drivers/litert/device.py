@@ -1,6 +1,7 @@
 """The device: what it can run, how it is prepared, what it says of its speed."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nnhal.base.codes import DeviceType, OperandType
@@ -77,7 +78,7 @@ class Litert(ProvedDevice):
             before = lowering.lowered_before(hints, dynamic_range=settings.dynamic_range) if known is model else None
             return LitertModel(lowering.recipe_of(known, settings, forms, before))
 
-        return for_each_shape(model, make, reference.Interpreter)
+        return for_each_shape(model, make, partial(reference.Interpreter, exact=forms.exact))
 
     def number_of_cache_files(self) -> CacheFiles:
         return CacheFiles(model=1, data=1)

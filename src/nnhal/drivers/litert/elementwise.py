@@ -166,7 +166,9 @@ def hard_swish(t: Task) -> None:
     t.require(scale < COARSEST_SWISH, f"input scale {scale:g} is too coarse for LiteRT, must be below {COARSEST_SWISH}")
     t.require_scale(2 * scale, t.out.value)
     flat = t.out.value.quantised and (scale / t.out.value.scale < FLATTEST_SWISH or scale < FINEST_SWISH)
-    t.require(not (t.exact and flat), "LiteRT's own kernel has 16 bits for the quotient of scales, and numerics are exact")
+    t.require(
+        not (t.exact and flat), "LiteRT's own kernel has 16 bits for the quotient of scales, and numerics are exact"
+    )
     t.emit(t.name, [t.x("input")], t.out)
 
 

@@ -48,7 +48,9 @@ def pool(t: Task) -> None:
     if how is not None:
         mean_pool(t, x, out, how, activation(t))
         return
-    t.require(not (t.exact and t.a.T in QUANTS), "LiteRT's mean counts padding that is no scheme's, and numerics are exact")
+    t.require(
+        not (t.exact and t.a.T in QUANTS), "LiteRT's mean counts padding that is no scheme's, and numerics are exact"
+    )
     factor = t.constant(1 / shares(a), np.float32)
     x, how = padded(t, t.dequantised(x))
     out = t.dequantised_out(out)

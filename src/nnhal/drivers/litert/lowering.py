@@ -40,9 +40,7 @@ def lower(model: Model, *, dynamic_range: bool = False, forms: Forms = UNPROVED)
     return graph.finish()
 
 
-def recipe_of(
-    model: Model, settings: Settings, forms: Forms = UNPROVED, lowered: Lowered | None = None
-) -> Recipe:
+def recipe_of(model: Model, settings: Settings, forms: Forms = UNPROVED, lowered: Lowered | None = None) -> Recipe:
     """Lower a model whose input shapes are all known, unless it was."""
     lowered = lowered or lower(model, dynamic_range=settings.dynamic_range, forms=forms)
     if forms.exact and has_eight_bits(model):

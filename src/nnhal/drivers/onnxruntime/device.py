@@ -58,7 +58,7 @@ class OnnxRuntime(ProvedDevice):
                 TABLE.lower(known, partial(OnnxTask, graph), forms)
             return OnnxSession(graph.finish(), *settings)
 
-        return for_each_shape(model, make, reference.Interpreter)
+        return for_each_shape(model, make, partial(reference.Interpreter, exact=forms.exact))
 
     def number_of_cache_files(self) -> CacheFiles:
         return CacheFiles(model=1, data=1)
