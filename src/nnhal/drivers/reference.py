@@ -201,7 +201,7 @@ def _rebind(step: ReadyOperation, values: Sequence[Value | None], given: Sequenc
         raise OperationFailed(str(error)) from error
 
 
-def _apply(a: Bound, given: Sequence[Array | None], context: Context, exact: bool) -> list[Array]:
+def _apply(a: Bound, given: Sequence[Array | None], context: Context, exact: bool = False) -> list[Array]:
     try:
         extra = (context,) if a.op.context else ()
         kernel = a.op.integer if exact and a.op.integer is not None else a.op.kernel

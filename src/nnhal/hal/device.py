@@ -57,6 +57,7 @@ NUMERICS, FAST, EXACT = (
 )  # an option of devices that declare more than "fast", and its values
 NUMERICS_PREFIX = "numerics:"  # before them, where they travel among the relaxations
 RELAXATIONS = {
+    "clipped_nan": "a NaN that an activation clips may be either of its bounds",
     "float16": "between operations float16 may be float32: not rounded, and not infinite beyond 65504",
     "infinities": "an infinite result may be the greatest number of its type",
     "long_sums": "a sum of n products or exponentials may be off by n / 4 units of 2**-24 of the sum of their magnitudes",

@@ -37,7 +37,7 @@ class OpenVINO(ProvedDevice):
     type = DeviceType.CPU
     numerics = ("fast", "exact")
     preferred_layout = "nchw"
-    relaxations = ("float16", "infinities", "long_sums", "subnormals")
+    relaxations = ("clipped_nan", "float16", "infinities", "long_sums", "subnormals")
     processor_matters = True
     table = TABLE
 
