@@ -81,7 +81,7 @@ register(
         "ADD",
         {F32: V1_0, F16: V1_2, Q8: V1_0, Q8S: V1_3, I32: V1_3},
         kernel=elementwise(np.add),
-        integer=integer.quantised(integer.summed(np.add), elementwise(np.add)),
+        integer=integer.quantised(integer.summed(np.add, cut=True), elementwise(np.add)),
         doc="Sum.",
         example=example([[11, 22], [13, 24]], input1=[[1, 2], [3, 4]], input2=[10, 20]),
     ),

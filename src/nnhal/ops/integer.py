@@ -31,18 +31,24 @@ def multiplier(factor: float | Array) -> tuple[Array, Array]:
     return np.where(power < LEAST_SHIFT, 0, fraction), np.where(power < LEAST_SHIFT, 0, power)
 
 
-def rescaled(x: Array, factor: float | Array, up: bool | Array = False) -> Array:
-    """32-bit integers times real factors. up: where the second rounding is upwards at halves; elsewhere away from zero."""
-    return scaled_by(x, *multiplier(factor), up)
+def rescaled(x: Array, factor: float | Array, up: bool | Array = False, cut: bool | Array = False) -> Array:
+    """32-bit integers times real factors. up: where the second rounding is upwards at halves; elsewhere away from zero.
+
+    cut: where there is no second rounding, but bits are cut off.
+    """
+    return scaled_by(x, *multiplier(factor), up, cut)
 
 
-def scaled_by(x: Array, fraction: int | Array, power: int | Array, up: bool | Array = False) -> Array:
+def scaled_by(
+    x: Array, fraction: int | Array, power: int | Array, up: bool | Array = False, cut: bool | Array = False
+) -> Array:
     """As `rescaled`, by a fraction of 31 bits and a power of two."""
     left, right = np.clip(power, 0, 30), np.maximum(-power, 0)
     wide = np.clip(x.astype(np.int64) << left, -(2**31), 2**31 - 1)
     product = np.minimum((wide * np.asarray(fraction) + (1 << 30)) >> 31, 2**31 - 1)
     half = (np.int64(1) << right) >> 1
-    return np.asarray((product + half - ((product < 0) & (right > 0) & ~np.asarray(up))) >> right)
+    away = (product < 0) & (right > 0) & ~np.asarray(up)
+    return np.asarray((product + np.where(cut, 0, half - away)) >> right)
 
 
 def stored(a: Bound, steps: Array) -> Array:
@@ -62,17 +68,27 @@ def quantised(kernel: Kernel, otherwise: Kernel) -> Kernel:
     return chosen
 
 
+def in_lanes(count: int) -> Array:
+    """Which of so many elements are among eight that are computed at once."""
+    return np.asarray(np.arange(count) < count // LANES * LANES)
+
+
 def steps(value: Value, x: Array) -> Array:
     """q - zero_point of a quantised tensor."""
     return np.subtract(x, value.zero_point, dtype=np.int64)
 
 
-def summed(function: Callable[[Array, Array], Array]) -> Kernel:
-    """Kernel: a sum or difference of two tensors, in a common scale of twice the coarser one with 20 bits behind it."""
+def summed(function: Callable[[Array, Array], Array], cut: bool = False) -> Kernel:
+    """Kernel: a sum or difference of two tensors, in a common scale of twice the coarser one with 20 bits behind it.
+
+    cut: whether unsigned tensors of one shape have bits cut off behind those, eight elements at a time.
+    """
 
     def kernel(a: Bound, x: Array, y: Array) -> Array:
-        coarse = 2.0 * max(a.input1.scale, a.input2.scale)
-        wide = (rescaled(steps(v, q) << SUM_BITS, v.scale / coarse) for v, q in ((a.input1, x), (a.input2, y)))
+        coarse, sides = 2.0 * max(a.input1.scale, a.input2.scale), ((a.input1, x), (a.input2, y))
+        lanes = cut and x.dtype == np.uint8 and x.shape == y.shape
+        off = in_lanes(x.size).reshape(x.shape) if lanes else False
+        wide = (rescaled(steps(v, q) << SUM_BITS, v.scale / coarse, cut=off) for v, q in sides)
         return stored(a, rescaled(function(*wide), coarse / (2**SUM_BITS * a.out.scale)))
 
     return kernel

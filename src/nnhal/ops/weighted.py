@@ -8,7 +8,7 @@ import numpy as np
 from nnhal.base.levels import V1_0, V1_2, V1_3
 from nnhal.base.operands import Array, ChannelQuant, Value
 from nnhal.ops.common import activate, centred, decode, encode, single, type_range
-from nnhal.ops.integer import LANES, quantised, rescaled, stored
+from nnhal.ops.integer import in_lanes, quantised, rescaled, stored
 from nnhal.ops.ranges import Draw, Range
 from nnhal.ops.schema import F16, F32, I32, Q8, Q8PC, Q8S, Bound, Kernel, per
 
@@ -151,7 +151,7 @@ def weighted_integers(
 
 def in_whole_lanes(a: Bound) -> Array:
     """The channels that are computed eight at a time, which rounds upwards; the rest is rounded away from zero."""
-    return np.asarray(np.arange(a.depth_out) < a.depth_out // LANES * LANES)
+    return in_lanes(a.depth_out)
 
 
 def signed_weights(weights: Value) -> bool:

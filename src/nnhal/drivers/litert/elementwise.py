@@ -7,7 +7,7 @@ import numpy as np
 from nnhal.drivers.litert.common import activation, require_bound
 from nnhal.drivers.litert.graph import FLOATS, QUANTS, EngineTensor
 from nnhal.drivers.litert.task import BEYOND_XNNPACK, Task, entry, reach
-from nnhal.ops.schema import B8, F16, F32, I32, Q8PC, Q8SYMM
+from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8PC, Q8SYMM
 
 NUMBERS = FLOATS | QUANTS | {I32}
 STEEPEST_SUM = 127  # LiteRT's own kernel of a sum has 16 bits for steps of the output, 255 of each scale
@@ -43,6 +43,10 @@ def arithmetic(t: Task) -> None:
         most = reach(inputs[0].value) * reach(inputs[1].value) * factor + 255
         t.require(not t.exact or most < 2**15, "LiteRT's own product has 16 bits for steps of the output")
     elif t.name == "ADD":
+        alike = inputs[0].value.dims == inputs[1].value.dims
+        t.require(
+            not (t.exact and t.a.T == Q8) or alike, "LiteRT's own sum of unsigned tensors cuts bits off, by shape"
+        )
         t.require_scale(sum(scales), t.out.value, STEEPEST_SUM)
     elif t.name == "SUB":
         t.require_scale(max(scales) / 1024, t.out.value)
