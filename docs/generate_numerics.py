@@ -7,6 +7,7 @@ python docs/generate_numerics.py --check    say whether it is what would be writ
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from nnhal.drivers.kit.lowering import Entry
 from nnhal.drivers.kit.onnx import TABLE as ONNX
@@ -44,6 +45,7 @@ in `compiled.placement`, such as scales that differ between the tensors of a MAX
 
 
 def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
+    """Lines of a table."""
     heads = list(heads)
     yield f"| {' | '.join(heads)} |\n"
     yield f"| {' | '.join('---' for _ in heads)} |\n"
@@ -55,7 +57,8 @@ def on_8_bits(op: Op) -> bool:
     return op.name in ("QUANTIZE", "DEQUANTIZE") or bool({Q8, Q8S} & {int(kind) for kind in op.types})
 
 
-def exact(entry: "Entry[object] | None") -> str:
+def exact(entry: Entry[Any] | None) -> str:
+    """Whether a device runs the operation."""
     return "yes" if entry is not None and entry.exact else "no"
 
 

@@ -1,5 +1,6 @@
 """`numerics="exact"`: who takes operations under it, and what tells apart what was compiled with it."""
 
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,9 @@ import pytest
 import nnhal
 from nnhal.api import Numerics
 from nnhal.base.errors import InvalidArgument
-from nnhal.drivers.reference import Reference
+from nnhal.drivers.litert import own_kernels
+from nnhal.drivers.reference import Interpreter, Reference
+from nnhal.hal.claims import considered_by
 from nnhal.hal.device import Hints, Prepared, can_be_exact
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
@@ -16,7 +19,9 @@ from tests.cli.test_cli import nnhal as command
 from tests.ipc.support import own_process
 
 DRIVER = """
-from nnhal.drivers.reference import Reference
+from nnhal.drivers.litert import own_kernels
+from nnhal.drivers.reference import Interpreter, Reference
+from nnhal.hal.claims import considered_by
 
 class Device(Reference):
     name, version = "told", "1"
@@ -139,3 +144,25 @@ def test_devices_that_come_with_nnhal_declare_it() -> None:
     for name in ("reference", "litert", "onnxruntime", "openvino"):
         assert can_be_exact(discovery.select([name])[0])
     assert not can_be_exact(discovery.select(["null"])[0])
+
+
+def test_litert_looks_at_its_own_kernels_before_it_takes_an_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a processor where they round otherwise, it refuses operations on 8 bits."""
+    (litert,), hints = discovery.select(["litert"]), Hints(options={"numerics": "exact"})
+    own_kernels.differs_here.cache_clear()
+    assert all(verdict.ok for verdict in considered_by(litert, fully_connected(), hints).verdicts)
+    monkeypatch.setattr(own_kernels, "Interpreter", lambda model, exact: Interpreter(model))
+    own_kernels.differs_here.cache_clear()
+    verdicts = considered_by(litert, fully_connected(), hints).verdicts
+    own_kernels.differs_here.cache_clear()
+    why = "LiteRT's own kernels of layers round otherwise on this processor, and numerics are exact"
+    assert verdicts == [(False, why)]
+
+
+def test_the_page_says_what_the_drivers_declare() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    spec = spec_from_file_location("generate_numerics", docs / "generate_numerics.py")
+    assert spec is not None and spec.loader is not None
+    page = module_from_spec(spec)
+    spec.loader.exec_module(page)
+    assert (docs / "numerics.md").read_text() == page.text(), "run python docs/generate_numerics.py"

@@ -61,10 +61,17 @@ class Litert(ProvedDevice):
         return self.consider(model, Hints()).verdicts
 
     def consider(self, model: Model, hints: Hints) -> Considered:
+        from nnhal.drivers.litert.graph import has_eight_bits
         from nnhal.drivers.litert.lowering import consider
 
         forms, own = self.asked(hints)
-        return consider(model, dynamic_range=_settings(own).dynamic_range, forms=forms)
+        settings = _settings(own)
+        if forms.exact and has_eight_bits(model):
+            from nnhal.drivers.litert.own_kernels import differs_here
+
+            if why := differs_here():
+                return Considered([Verdict(False, why)] * len(model.main.operations))
+        return consider(model, dynamic_range=settings.dynamic_range, forms=forms)
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
         from nnhal.drivers import reference
