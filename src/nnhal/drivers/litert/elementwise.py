@@ -102,21 +102,20 @@ def power(t: Task) -> None:
 
 @entry("PRELU")
 def prelu(t: Task) -> None:
-    """Alpha may be broadcast, the input may not. XNNPACK, which has constant ones, takes -0 for negative."""
+    """Alpha may be broadcast, the input may not. XNNPACK, which has constant ones, takes -0 for negative. Quantised by real
+    values: LiteRT's own kernel of those is slow, and rounds to one side.
+    """
     sizes, alphas = t.x("input").value.dims, t.x("alpha").value.dims
     behind = zip(reversed(sizes), reversed(alphas), strict=False)
     alone = sizes == t.out.value.dims and all(d is not None or a == 1 for d, a in behind)
     t.require(alone, "LiteRT broadcasts alpha alone, and the input is smaller")
-    scale, alpha = (t.x(name).value.scale for name in ("input", "alpha"))
-    if t.a.T in QUANTS:
-        t.require_scale(max(scale, t.product(scale, alpha)), t.out.value)
-    x, slope = pair(t, "input", "alpha")
+    x, slope = (t.dequantised(each) for each in pair(t, "input", "alpha"))
     slopes = t.a.alpha.data
     if t.a.T in FLOATS and slopes is not None and not np.isfinite(slopes).all():
         positive = t.temporary(x.value)
         t.emit("ADD", [x, t.constant(0, np.float32)], positive, "Add")
         x = positive
-    t.emit("PRELU", [x, slope], t.out)
+    t.emit("PRELU", [x, slope], t.dequantised_out(t.out))
 
 
 @entry("ABS", "NEG", types=FLOATS | {I32})
@@ -165,15 +164,19 @@ def clipped(t: Task) -> None:
 
 @entry("HARD_SWISH", exact=True)
 def hard_swish(t: Task) -> None:
-    """LiteRT's quantised kernel has 16 bits for x / 3, and rescales downwards only."""
-    scale = t.x("input").value.scale
+    """Quantised by real values, as LiteRT's own kernel cuts off a fraction. Exact numerics are those of that kernel, which has
+    16 bits for x / 3 and for the quotient of scales, and rescales downwards only.
+    """
+    x, out = t.x("input"), t.out
+    if not t.exact:
+        t.emit(t.name, [t.dequantised(x)], t.dequantised_out(out))
+        return
+    scale = x.value.scale
     t.require(scale < COARSEST_SWISH, f"input scale {scale:g} is too coarse for LiteRT, must be below {COARSEST_SWISH}")
-    t.require_scale(2 * scale, t.out.value)
-    flat = t.out.value.quantised and (scale / t.out.value.scale < FLATTEST_SWISH or scale < FINEST_SWISH)
-    t.require(
-        not (t.exact and flat), "LiteRT's own kernel has 16 bits for the quotient of scales, and numerics are exact"
-    )
-    t.emit(t.name, [t.x("input")], t.out)
+    t.require_scale(2 * scale, out.value)
+    flat = out.value.quantised and (scale / out.value.scale < FLATTEST_SWISH or scale < FINEST_SWISH)
+    t.require(not flat, "LiteRT's own kernel has 16 bits for the quotient of scales, and numerics are exact")
+    t.emit(t.name, [x], out)
 
 
 @entry("EXP", "SIN", types=FLOATS)

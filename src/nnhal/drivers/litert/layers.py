@@ -458,13 +458,17 @@ def instance_normalisation(t: Task) -> None:
 @entry("RESIZE_BILINEAR")
 @entry("RESIZE_NEAREST_NEIGHBOR", exact=True)
 def resize(t: Task) -> None:
-    """By scale or by size: the output's shape says it."""
-    a, out = t.a, t.image_out()
+    """By scale or by size: the output's shape says it. Quantised means by real values, as LiteRT's and XNNPACK's own round
+    them to one side.
+    """
+    a, out, x = t.a, t.image_out(), t.image("input")
+    if t.name == "RESIZE_BILINEAR":
+        x, out = t.dequantised(x), t.dequantised_out(out)
     options = {"alignCorners": a.align_corners, "halfPixelCenters": a.half_pixel_centers}
     kind = "ResizeBilinear" if t.name == "RESIZE_BILINEAR" else "ResizeNearestNeighbor"
     t.emit(
         t.name,
-        [t.image("input"), t.constant(replace(out.value, shape=out.value.dims[1:3]).known)],
+        [x, t.constant(replace(out.value, shape=out.value.dims[1:3]).known)],
         out,
         kind,
         **options,

@@ -9,7 +9,7 @@ from nnhal.drivers.litert.elementwise import without_nan
 from nnhal.drivers.litert.graph import FLOATS, QUANTS
 from nnhal.drivers.litert.task import BEYOND_XNNPACK, Task, entry
 from nnhal.ops.common import axis_of
-from nnhal.ops.schema import B8, F16, I32, Q8
+from nnhal.ops.schema import B8, F16, I32
 from nnhal.ops.slice import strided
 
 NUMBERS = FLOATS | QUANTS | {I32}
@@ -32,12 +32,8 @@ def transpose(t: Task) -> None:
 
 @entry("CONCATENATION", exact=True)
 def concatenation(t: Task) -> None:
-    """LiteRT's signed kernel wants one scale, so inputs are brought to the output's; the unsigned one does that itself."""
-    inputs = t.many("parts")
-    if t.a.T == Q8 and not t.exact:
-        t.require_scale(max(x.value.scale for x in inputs), t.out.value)
-    else:
-        inputs = [t.requantised(x, t.out.value) for x in inputs]
+    """LiteRT's signed kernel wants one scale, and its unsigned one rounds otherwise: inputs are brought to the output's."""
+    inputs = [t.requantised(x, t.out.value) for x in t.many("parts")]
     t.emit(t.name, inputs, t.out, "Concatenation", axis=axis_of(t.a, "axis", t.out.value.rank))
 
 

@@ -19,6 +19,7 @@ from nnhal.ops.schema import B8, F32, I32, Q8S, Bound
 ROOM = 2**28  # bytes that an operation may always hold besides its operands
 PROPORTION = 8  # how many times its largest operand it may
 BEYOND_XNNPACK = 6  # the most dimensions of its tensors
+AWAY = 1 + 2.0**-22  # times halves of a step, which XNNPACK rounds to even
 WITHIN_1 = 2  # TFLite's ActivationFunctionType of RELU1
 STEEPEST = 256  # from here on XNNPACK refuses a quotient of scales, and LiteRT's own integers overflow
 
@@ -230,7 +231,7 @@ class Task(LoweringTask):
         if x.value.data is not None:
             return self.constant(encode(value, decode(x.value, x.value.array)), value=value)
         y = self.temporary(value)
-        self.emit("QUANTIZE", [self.dequantised(x)], y)
+        self.quantise(self.dequantised(x), y)
         return y
 
     def dequantised(self, x: EngineTensor) -> EngineTensor:
@@ -253,10 +254,15 @@ class Task(LoweringTask):
 
     def quantise(self, x: EngineTensor, out: EngineTensor) -> None:
         """Write real values as the quantised `out`, flat where they have too many dimensions for XNNPACK: LiteRT's own
-        kernel does not saturate what is 2**31 steps away. Where that runs, they are clipped before.
+        kernel does not saturate what is 2**31 steps away. Where that runs, they are clipped before. XNNPACK rounds halves
+        to even, the definition away from 0: elsewhere they are moved past the half.
         """
         if self.exact:
             x = self.clipped(x, 2.0 ** math.ceil(math.log2(256 * out.value.scale)))
+        else:
+            y = self.temporary(x.value)
+            self.emit("MUL", [x, self.constant(AWAY, np.float32)], y, "Mul")
+            x = y
         if len(x.value.shape or ()) <= BEYOND_XNNPACK:
             self.emit("QUANTIZE", [x], out)
             return
