@@ -164,7 +164,7 @@ def clipped(t: Task) -> None:
 
 @entry("HARD_SWISH", exact=True)
 def hard_swish(t: Task) -> None:
-    """Quantised by real values, as LiteRT's own kernel cuts off a fraction. Exact numerics are those of that kernel, which has
+    """Quantised by real values, as LiteRT's own kernel cuts off a fraction. Exact numerics are that kernel's: it has
     16 bits for x / 3 and for the quotient of scales, and rescales downwards only.
     """
     x, out = t.x("input"), t.out
