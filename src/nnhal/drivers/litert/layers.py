@@ -18,6 +18,7 @@ from nnhal.ops.common import lowest, out_size, padding
 from nnhal.ops.schema import B8, F32, Q8, Q8PC, Q8S, Bound
 from nnhal.ops.weighted import product_scales
 
+WINDOW = 1024  # twice the elements of a window, of whose means halves are told from other fractions
 SQUARED = 2.0**50  # numbers up to here are squared
 SMALL = 2.0**-80  # times this all can be
 WIDEST = 64  # radius of sums of shifted tensors
@@ -56,7 +57,22 @@ def pool(t: Task) -> None:
     out = t.dequantised_out(out)
     mean = t.temporary(out.value)
     mean_pool(t, x, mean, how)
-    t.emit("MUL", [mean, factor], out, "Mul", fusedActivationFunction=activation(t))
+    if t.a.T not in QUANTS:
+        t.emit("MUL", [mean, factor], out, "Mul", fusedActivationFunction=activation(t))
+        return
+    whole = t.temporary(out.value)
+    t.emit("MUL", [mean, factor], whole, "Mul")
+    t.emit("ADD", [whole, past_halves(t, whole)], out, "Add", fusedActivationFunction=activation(t))
+
+
+def past_halves(t: Task, mean: EngineTensor) -> EngineTensor:
+    """What moves means of stored values away from a stored 0, past a half of a step and no other multiple of 1 / WINDOW."""
+    value = t.a.out
+    above, moved = t.temporary(mean.value, type=B8), t.temporary(mean.value)
+    t.emit("GREATER_EQUAL", [mean, t.constant(-value.zero_point * value.scale, np.float32)], above)
+    ends = [t.constant(sign * value.scale / (2 * WINDOW), np.float32) for sign in (1, -1)]
+    t.emit("SELECT_V2", [above, *ends], moved)
+    return moved
 
 
 def mean_pool(t: Task, x: EngineTensor, out: EngineTensor, how: int, activation: int = 0) -> None:
