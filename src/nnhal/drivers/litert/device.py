@@ -82,7 +82,8 @@ class Litert(ProvedDevice):
         settings = _settings(own)
 
         def make(known: Model) -> LitertModel:
-            before = lowering.lowered_before(hints, dynamic_range=settings.dynamic_range) if known is model else None
+            how = {"dynamic_range": settings.dynamic_range, "exact": forms.exact}
+            before = lowering.lowered_before(hints, **how) if known is model else None
             return LitertModel(lowering.recipe_of(known, settings, forms, before))
 
         return for_each_shape(model, make, partial(reference.Interpreter, exact=forms.exact))

@@ -49,8 +49,8 @@ def has_eight_bits(model: Model) -> bool:
 class Graph:
     """A main subgraph on its way to a TFLite model: which tensor stands for which operand."""
 
-    def __init__(self, model: Model, *, dynamic_range: bool = False) -> None:
-        self.model, self.dynamic_range = model, dynamic_range
+    def __init__(self, model: Model, *, dynamic_range: bool = False, exact: bool = False) -> None:
+        self.model, self.dynamic_range, self.exact = model, dynamic_range, exact
         self.integers: dict[int, EngineTensor] = {}  # constant weights by the operand that has their real values
         self._put_off: dict[int, Callable[[], None]] = {}
         self.writer = FlatbufferWriter()

@@ -24,18 +24,19 @@ FAMILIES = (elementwise, layers, recurrent, reductions, shapes)  # importing the
 
 def consider(model: Model, *, dynamic_range: bool = False, forms: Forms = UNPROVED) -> Considered:
     """One verdict for each operation of the main subgraph; the graph is kept where all are good."""
-    return TABLE.consider(model, Graph(model, dynamic_range=dynamic_range), Task, forms)
+    return TABLE.consider(model, Graph(model, dynamic_range=dynamic_range, exact=forms.exact), Task, forms)
 
 
-def lowered_before(hints: Hints, *, dynamic_range: bool = False) -> Lowered | None:
+def lowered_before(hints: Hints, *, dynamic_range: bool = False, exact: bool = False) -> Lowered | None:
     """The whole model as TFLite, out of the graph that `consider` kept; None where there is none."""
     graph = kept_graph(hints, Graph)
-    return graph.finish() if graph is not None and graph.dynamic_range == dynamic_range else None
+    same = graph is not None and (graph.dynamic_range, graph.exact) == (dynamic_range, exact)
+    return graph.finish() if graph is not None and same else None
 
 
 def lower(model: Model, *, dynamic_range: bool = False, forms: Forms = UNPROVED) -> Lowered:
     """The whole model as TFLite; Refused, or Unmappable, with the first operation that cannot be lowered."""
-    graph = Graph(model, dynamic_range=dynamic_range)
+    graph = Graph(model, dynamic_range=dynamic_range, exact=forms.exact)
     TABLE.lower(model, partial(Task, graph), forms)
     return graph.finish()
 
