@@ -40,7 +40,7 @@ Quantisation of an output: *as the input* is that of the first T argument; *stat
 
 Tolerance: conformance allows for differences of {float} in float32,
 {half} in float16 and where a model is relaxed, 1 in all integers, stored or not, and none in truth values. What is
-*left open* is up to the driver, as is, everywhere, which of its bounds a NaN gets that is clipped.
+*left open* is up to the driver.
 
 In examples `b` is a `nnhal.Builder`, where lists and numbers become constants; `padding`, `stride`, `filter_size` and
 `dilation` stand for their pairs of arguments, `out_type`, `scale` and `zero_point` describe the output. Results are computed

@@ -161,9 +161,15 @@ def limited(t):
     t.give(t.x("input"), ACTIVATION_RANGE[Activation[t.name]])
 
 
-@table.entry("QUANTIZE", "DEQUANTIZE", types=frozenset((F32, F16, Q8, Q8S, Q8SYMM, Q8PC)))
-def converted(t):
+@table.entry("DEQUANTIZE", types=frozenset((Q8, Q8S, Q8SYMM, Q8PC)))
+def real(t):
     t.give(t.x("input"))
+
+
+@table.entry("QUANTIZE", types=frozenset((F32, F16)))
+def stored(t):
+    x = t.x("input")
+    t.give(t.node("Where", t.node("IsNaN", x), t.constant(0.0), x))  # NaN counts as 0
 
 
 @table.entry("CONV_2D", "DEPTHWISE_CONV_2D")

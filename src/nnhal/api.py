@@ -14,14 +14,14 @@ from nnhal.base.errors import InvalidArgument, InvalidModel, UnsupportedModel
 from nnhal.base.records import replace
 from nnhal.base.sealed import Readable
 from nnhal.base.time import is_number, nanoseconds, point_in_time
-from nnhal.hal.device import MOST_THREADS, Device, identity_of
+from nnhal.hal.device import EXACT, MOST_THREADS, Device, can_be_exact, identity_of
 from nnhal.hal.utilities import validate_preference, validate_priority
 from nnhal.model.graph import Model
 from nnhal.model.open import OpenModel
 from nnhal.runtime import discovery
 from nnhal.runtime import isolation as isolation_of_devices
 from nnhal.runtime.cache.wanted import CacheOutcome, Caching, Folder
-from nnhal.runtime.compilation import Fallback, Tune, Wishes, compile_plan
+from nnhal.runtime.compilation import Fallback, Numerics, Tune, Wishes, compile_plan
 from nnhal.runtime.compiled import Compiled
 from nnhal.runtime.discovery import Found
 from nnhal.runtime.isolation import Isolation
@@ -133,6 +133,7 @@ def compile(
     placement: Asked = None,
     tune: bool | float = False,
     variants: int = 8,
+    numerics: Numerics = "fast",
 ) -> Compiled:
     """Compile a model for the devices named (default: all that there are, with fallback to the CPU).
 
@@ -155,6 +156,9 @@ def compile(
     (`OpenModel`). It compiles each set when it is first used, and the result is a `CompiledByShape`.
     tune: measure candidate placements of this model now, for so many seconds (True: 2), and take the fastest; what was
     measured is remembered.
+    numerics: "fast", or "exact": each operation on 8 bits has one result on every device, bit for bit, that of TensorFlow
+    Lite's own kernels where it has them; float32 is not computed as float16. A device that does not declare that it can
+    be exact takes nothing.
     Raises InvalidArgument, also where a driver says that of its options; InvalidModel, UnsupportedModel, DeviceUnavailable,
     MissedDeadline, or what a driver raised.
     """
@@ -165,6 +169,7 @@ def compile(
     named = _named(devices)
     if fallback is None:
         fallback = "warn" if named is None else "forbid"
+    _one_of("numerics", numerics, get_args(Numerics))
     _one_of("isolation", isolation, get_args(Isolation))
     _one_of("fallback", fallback, get_args(Fallback))
     if not isinstance(threads, int) or isinstance(threads, bool) or not 0 <= threads <= MOST_THREADS:
@@ -179,10 +184,17 @@ def compile(
     if named is None:
         chosen = as_measured(chosen)
     options = _options(driver_options, chosen)
+    if numerics == EXACT:
+        if named is not None and not any(can_be_exact(device) for device in chosen):
+            names = ", ".join(identity_of(device).name for device in chosen)
+            raise InvalidArgument(f"numerics is 'exact', which none of the devices declares ({names}): must be 'fast'")
+        if relaxed:
+            raise InvalidArgument("numerics is 'exact' and relaxed is true: must be one of the two")
+        relaxed = False
     if relaxed is not None and relaxed != model.relaxed:
         model = replace(model, relaxed=relaxed)
     told = preference, priority, threads, point_in_time(deadline), options
-    wishes = Wishes(tuple(chosen), fallback, *told, caching, Strategy.asked(placement), _interpreting)
+    wishes = Wishes(tuple(chosen), fallback, *told, caching, Strategy.asked(placement), _interpreting, numerics)
     tuning = _tuning(tune)
     if not isinstance(model, OpenModel):
         return _compiled(model, wishes, tuning, read)

@@ -98,11 +98,12 @@ def test_columns_are_aligned_to_the_left_or_to_the_right(capsys):
 
 def test_placing_is_what_a_compilation_is_asked_for():
     asked = {"strategy": None, "rules": [], "tune": None}
-    given = {"fallback": "warn", "threads": 3, "isolate": True, "driver_options": ["k=1"], **asked}
+    given = {"fallback": "warn", "threads": 3, "isolate": True, "driver_options": ["k=1"], "numerics": "exact", **asked}
     assert common.placing(given, ["a"]) == {
         "fallback": "warn",
         "threads": 3,
         "isolation": "process",
+        "numerics": "exact",
         "driver_options": {"a": {"k": 1}},
         "placement": None,
         "tune": False,

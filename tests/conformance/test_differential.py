@@ -187,7 +187,7 @@ def test_nan_for_a_number_differs_and_a_number_for_nan_too():
 def test_a_clipped_nan_may_be_either_bound_and_nothing_else():
     one = added([np.nan], [3], activation=3)
     for given, fine in ((0, True), (6, True), (np.nan, True), (3, False)):
-        assert (judge(one, [np.float32([np.nan])], [np.float32([given])]) == "") is fine
+        assert (judge(one, [np.float32([np.nan])], [np.float32([given])], ["clipped_nan"]) == "") is fine
 
 
 def test_subnormal_numbers_may_be_lost_by_a_device_that_says_so_alone():

@@ -52,6 +52,24 @@ def test_halves_of_means_are_rounded_away_from_a_stored_0(
         assert np.asarray(compiled(x)).ravel().tolist() == wanted.tolist()
 
 
+@pytest.mark.parametrize(("name", "forms"), WAYS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_halves_of_means_beside_padding_that_is_no_schemes_are_rounded_so_too(name: str, forms: str, kind: str) -> None:
+    """One row of padding above two rows: the first mean is of one element."""
+    dtype, zero = KINDS[kind], int(np.iinfo(KINDS[kind]).min) + 100
+    x = np.stack(list(windows(dtype, 2)), -1).reshape(1, 2, 1, -1).astype(dtype)
+    b = nnhal.Builder()
+    given = b.input(x.shape, kind, 0.1, zero)
+    pads = {"pad_left": 0, "pad_right": 0, "pad_top": 1, "pad_bottom": 0}
+    y = b.average_pool_2d(given, **pads, filter_w=1, filter_h=2, stride_w=1, stride_h=1)
+    options = {name: {"forms": forms}} if forms else None
+    model = b.finish([given], [y])
+    sums = x.astype(np.int64).sum(1)[0, 0]
+    wanted = [x[0, 0, 0].tolist(), ((abs(sums) + 1) // 2 * np.sign(sums)).tolist()]
+    with nnhal.compile(model, devices=[name], fallback="forbid", driver_options=options) as compiled:
+        assert np.asarray(compiled(x))[0, :, 0].tolist() == wanted
+
+
 Make = Callable[[nnhal.Builder, Tensor, Tensor, dict[str, Any]], Tensor]
 OPERATIONS: dict[
     str, tuple[Make, Callable[[Array, Array], Array]]
@@ -67,10 +85,12 @@ OPERATIONS: dict[
 }
 
 
-@pytest.mark.parametrize(("name", "forms"), [way for way in WAYS if way[0] != "litert"])  # XNNPACK rounds to even
+@pytest.mark.parametrize(("name", "forms"), WAYS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_halves_of_arithmetic_are_rounded_away_from_0(name: str, forms: str, kind: str, operation: str) -> None:
+    if name == "litert" and operation in ("ADD", "SUB", "MUL"):
+        pytest.skip("XNNPACK rounds these halves to even: docs/right-numbers.md")
     make, real = OPERATIONS[operation]
     low, zero = int(np.iinfo(KINDS[kind]).min), int(np.iinfo(KINDS[kind]).min) + 120
     x = np.tile(np.arange(low, low + 256).astype(KINDS[kind]), (2, 1))

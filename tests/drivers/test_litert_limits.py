@@ -85,6 +85,13 @@ def reason(op: str, **arguments: Any) -> str:
     return "" if verdict.ok else str(verdict.reason)
 
 
+def exact_reason(op: str, **arguments: Any) -> str:
+    """The same under exact numerics."""
+    hints = Hints(options={"numerics": "exact"})
+    verdict = litert.device().consider(build(op, **arguments)[0], hints).verdicts[0]
+    return "" if verdict.ok else str(verdict.reason)
+
+
 # --------------------------------------------------------------------------------------------------------------- scales
 
 
@@ -122,9 +129,8 @@ def test_a_product_of_scales_that_is_no_normal_number_is_refused() -> None:
     bias = X((2,), I32, constant=True)
     why = reason("CONV_2D", input=X((1, 1, 1, 1), scale=1e-20), filter=weights, bias=bias, padding="valid", scale=1.0)
     assert "scale 1e-40 is beyond" in why
-    for op, names in (("MUL", ("input1", "input2")), ("PRELU", ("input", "alpha"))):
-        pair = {name: X((1, 4), scale=1e-20) for name in names}
-        assert "scale 1e-40 is beyond" in reason(op, **pair, scale=1e-19, zero_point=0)
+    pair = {name: X((1, 4), scale=1e-20) for name in ("input1", "input2")}
+    assert "scale 1e-40 is beyond" in reason("MUL", **pair, scale=1e-19, zero_point=0)
 
 
 def test_a_sum_is_refused_where_it_has_no_16_bits_for_its_steps() -> None:
@@ -398,15 +404,33 @@ def test_a_ratio_that_rounding_may_make_a_power_of_two_counts_as_one(ratio: floa
     assert sums.capacity(ratio) == wanted
 
 
-def test_a_swish_of_coarse_steps_is_refused() -> None:
-    assert reason("HARD_SWISH", input=X((4,), scale=127.0), scale=127.0, zero_point=0) == ""
-    assert "input scale 128 is too coarse" in reason("HARD_SWISH", input=X((4,), scale=128.0), scale=128.0)
+def test_a_swish_that_its_own_kernel_has_no_16_bits_for_is_refused_under_exact_numerics() -> None:
+    for scale, out, why in (
+        (127.0, 127.0, ""),
+        (128.0, 128.0, "input scale 128 is too coarse"),
+        (1.0, 2 / 256 * 0.999, "is too fine for LiteRT here"),
+        (1.0, 127.0, ""),
+        (1.0, 129.0, "16 bits for the quotient of scales"),
+        (2.0**-20, 1e-6, ""),
+        (2.0**-21, 1e-6, "16 bits for the quotient of scales"),
+    ):
+        given = {"input": X((4,), scale=scale), "scale": out, "zero_point": 0}
+        assert reason("HARD_SWISH", **given) == ""
+        assert why in exact_reason("HARD_SWISH", **given)
+        assert bool(why) is bool(exact_reason("HARD_SWISH", **given))
+
+
+def test_products_that_overflow_16_bits_are_refused_under_exact_numerics() -> None:
+    """LiteRT's own kernel gives 0 where the result is 255."""
+    pair = {name: X((1, 4), scale=1.0, zero=255) for name in ("input1", "input2")}
+    assert exact_reason("MUL", **pair, scale=2.0, zero_point=0) == ""
+    assert "16 bits" in exact_reason("MUL", **pair, scale=1.9, zero_point=0)
+    assert reason("MUL", **pair, scale=1.9, zero_point=0) == ""
 
 
 @pytest.mark.parametrize(
     ("op", "names", "coarsest"),
     [
-        ("HARD_SWISH", ("input",), 2 / 256),
         ("SUB", ("input1", "input2"), 1 / 1024 / 256),
         ("ADD", ("input1", "input2"), 2 / 127),
     ],
@@ -542,8 +566,6 @@ def test_sums_of_256_steps_of_the_output_are_refused() -> None:
     ("op", "arguments"),
     [
         ("CONCATENATION", lambda: {"parts": [X((1, 4), scale=0.5), X((1, 4), scale=1.0)], "axis": 0}),
-        ("PRELU", lambda: {"input": X((1, 4), scale=1.0), "alpha": X((1, 4), scale=0.5)}),
-        ("PRELU", lambda: {"input": X((1, 4), scale=0.5), "alpha": X((1, 4), scale=2.0)}),
         ("SELECT", lambda: {
             "condition": X((1, 4), T.TENSOR_BOOL8),
             "input1": X((1, 4), scale=0.5),

@@ -7,6 +7,7 @@ import nnhal
 from nnhal import Builder
 from nnhal.drivers import litert
 from nnhal.drivers.litert import engine, lowering
+from nnhal.drivers.litert.own_kernels import differs_here
 from nnhal.hal.claims import considered_by
 from nnhal.hal.device import Hints
 from nnhal.hal.wrappers import Limited
@@ -141,12 +142,15 @@ def test_what_was_lowered_for_other_options_is_not_taken(monkeypatch):
     w = b.dequantize(b.constant(np.ones((3, 4), np.int8), SYMM, 0.5))
     model = b.finish([x], [b.fully_connected(x, w, b.constant(np.zeros(3, np.float32)))])
     device, anew, lower = litert.device(), [], lowering.lower
+    assert not differs_here()  # which lowers models of its own, once
     monkeypatch.setattr(lowering, "lower", lambda *a, **k: anew.append(k) or lower(*a, **k))
-    for asked in (False, True):
-        for given in (False, True):
-            claims = considered_by(device, model, Hints(options={"dynamic_range": asked}))
-            device.prepare(model, claims.hints(Hints(options={"dynamic_range": given}))).close()
-    assert anew == [{"dynamic_range": True}, {"dynamic_range": False}]
+    ways = {"dynamic_range": False}, {"dynamic_range": True}, {"numerics": "exact"}
+    for asked in ways:
+        for given in ways:
+            claims = considered_by(device, model, Hints(options=asked))
+            device.prepare(model, claims.hints(Hints(options=given))).close()
+    made = [(how["dynamic_range"], how["forms"].exact) for how in anew]
+    assert made == [(True, False), (False, True), (False, False), (False, True), (False, False), (True, False)]
 
 
 def test_an_unknown_option_is_told_before_anything_is_placed():

@@ -148,6 +148,7 @@ def test_defaults_are_those_of_the_definition():
     assert (hints.preference, hints.priority) == (Preference.FAST_SINGLE_ANSWER, Priority.MEDIUM)
     assert (hints.threads, hints.deadline, hints.options, hints.worked_out) == (0, None, {}, None)
     assert OperationGroup((0,), Performance()).at_least == 0 and set(RELAXATIONS) == {
+        "clipped_nan",
         "float16",
         "infinities",
         "long_sums",

@@ -41,10 +41,6 @@ def test_integers_divided_by_0_are_open_floats_are_not() -> None:
     same(left_open("DIV", [[1.0, 0.0, 5.0], [0.0, 0.0, 2.0], NONE]), [0, 0, 0])
 
 
-def test_what_nan_is_quantised_to_is_open() -> None:
-    same(left_open("QUANTIZE", [[NAN, 1.0, INF, -INF]], result(Q8, None, 0.5, 7)), [1, 0, 0, 0])
-
-
 def test_which_row_a_key_gives_that_stands_twice_is_open_where_its_rows_differ() -> None:
     keys, values = value(I32, [1, 1, 2]), [[1.0, 2.0], [1.0, 3.0], [5.0, 6.0]]
     found = left_open("HASHTABLE_LOOKUP", [value(I32, [1, 2, 9]), keys, values], result(), result(Q8, None, 1.0))

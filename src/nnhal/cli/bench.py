@@ -34,6 +34,7 @@ CORES = usable_cores()
 @common.device_option
 @common.driver_option
 @common.option_option
+@common.numerics_option
 @common.fallback_option
 @common.isolate_option
 @common.strategy_options

@@ -17,6 +17,7 @@ from rich.text import Text
 from nnhal import api
 from nnhal.base.errors import BadFile, InvalidArgument
 from nnhal.base.names import printable
+from nnhal.hal.device import EXACT, FAST
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
 from nnhal.runtime.cache.wanted import CacheOutcome, Folder, user_folder
@@ -64,6 +65,13 @@ option_option = click.option(
     multiple=True,
     metavar="[DEVICE:]KEY=VALUE",
     help="A driver's own option; may be repeated. VALUE: true, false, a number or text. DEVICE: where several are named.",
+)
+numerics_option = click.option(
+    "--numerics",
+    type=click.Choice([FAST, EXACT]),
+    default=FAST,
+    show_default=True,
+    help="exact: 8-bit operations as TensorFlow Lite's own kernels compute them, bit for bit.",
 )
 cache_dir_option = click.option(
     "--cache-dir",
@@ -156,8 +164,8 @@ def strategy_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--device, --driver, --option, --fallback, --threads, --isolate, and `strategy_options`."""
-    command = fallback_option(threads_option(isolate_option(strategy_options(command))))
+    """--device, --driver, --option, --fallback, --threads, --isolate, --numerics, and `strategy_options`."""
+    command = fallback_option(threads_option(isolate_option(numerics_option(strategy_options(command)))))
     return device_option(driver_option(option_option(command)))
 
 
@@ -323,6 +331,7 @@ def placing(options: Mapping[str, Any], devices: Sequence[str] | None) -> dict[s
         "fallback": options["fallback"],
         "threads": options["threads"],
         "isolation": "process" if options["isolate"] else "none",
+        "numerics": options["numerics"],
         "driver_options": parse_options(options["driver_options"], devices),
         "placement": _by_hand(options["rules"], options["strategy"]),
         "tune": options["tune"] or False,

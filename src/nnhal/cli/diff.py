@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import click
 
 from nnhal.base.brief import counted
-from nnhal.base.errors import UnsupportedModel
+from nnhal.base.errors import InvalidArgument, UnsupportedModel
 from nnhal.base.operands import quantised
 from nnhal.base.records import as_dict
 from nnhal.bench.compare import (
@@ -25,7 +25,7 @@ from nnhal.cli.inputs import read_inputs
 from nnhal.cli.main import ANSWER_NO
 from nnhal.cli.pictures import InputOptions
 from nnhal.hal.claims import verdicts_by
-from nnhal.hal.device import Device
+from nnhal.hal.device import EXACT, NUMERICS, Device, can_be_exact, wants_exact
 from nnhal.model.graph import Model, operation_label
 from nnhal.runtime import discovery
 from nnhal.runtime.arguments import Spec, spec_of
@@ -62,6 +62,7 @@ class Findings(NamedTuple):
 @click.option("--against", default=discovery.CPU, show_default=True, help="The device that is right.")
 @common.driver_option
 @common.option_option
+@common.numerics_option
 @common.isolate_option
 @click.option("--input", "-i", "files", multiple=True, help="[NAME=]FILE as for `nnhal run`. Default: random.")
 @click.option("--seed", default=0, help="Seed of random inputs.")
@@ -83,6 +84,8 @@ def command(model: str, device: str, against: str, files: Sequence[str], **optio
     common.load_drivers(options["drivers"], ())
     graph = common.open_model(model, options)
     given = common.parse_options(options["driver_options"], [device, against], device)
+    if options["numerics"] == EXACT:
+        given = {name: {NUMERICS: EXACT, **given.get(name, {})} for name in (device, against)}
     (one, left), (other, lacking) = (
         _device(name, graph, given.get(name, {}), options["isolate"] and name != discovery.CPU)
         for name in (device, against)
@@ -141,6 +144,8 @@ def _drifts(
 def _device(name: str, graph: Model, options: Mapping[str, Any], isolate: bool) -> tuple[Device, dict[int, str]]:
     """A device, and the operations that it does not take with its reasons."""
     device = at_level(name, own_process=isolate, options=options)
+    if wants_exact(options, name) and not can_be_exact(device):
+        raise InvalidArgument(f"numerics is 'exact', which device {name} does not declare: must be 'fast'")
     return device, {n: v.reason for n, v in enumerate(verdicts_by(device, graph)) if not v.ok}
 
 

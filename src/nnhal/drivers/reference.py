@@ -15,7 +15,18 @@ from nnhal.base.extensions import EXTENSIONS, canonical
 from nnhal.base.log import logger
 from nnhal.base.operands import Array, Unknown, Value, fixed
 from nnhal.base.records import Record, replace
-from nnhal.hal.device import YES, Capabilities, Device, Hints, Prepared, Verdict, each_operation
+from nnhal.hal.device import (
+    EXACT,
+    FAST,
+    YES,
+    Capabilities,
+    Device,
+    Hints,
+    Prepared,
+    Verdict,
+    each_operation,
+    wants_exact,
+)
 from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.model.graph import CONSTANTS, Model, Operand, Operation, Subgraph
@@ -27,11 +38,16 @@ _log = logger("cpuexe")
 
 
 class Reference(Device):
-    """The CPU that results are measured against."""
+    """The CPU that results are measured against. Option: `numerics`, "exact" for quantised operations in integers."""
 
     name = "reference"
     version = "1"
     type = DeviceType.CPU
+
+    @property
+    def numerics(self) -> tuple[str, ...]:  # type: ignore[override]
+        """A device that prepares models in another way says itself what it can."""
+        return (FAST, EXACT) if type(self).prepare is Reference.prepare else (FAST,)
 
     @property
     def extensions(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -46,7 +62,7 @@ class Reference(Device):
         return each_operation(model, _verdict)
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
-        return Interpreter(model)
+        return Interpreter(model, exact=wants_exact(hints.options, self.name))
 
 
 def _verdict(model: Model, operation: Operation) -> Verdict:
@@ -77,8 +93,9 @@ class Interpreter(Prepared):
 
     profiles = True
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
+    def __init__(self, model: Model, *, exact: bool = False) -> None:
+        """exact: whether quantised operations are computed in integers, see `ops.integer`."""
+        self.model, self._exact = model, exact
         self.graphs = tuple(model.subgraphs)
         self.facts: Facts = validate(model)
         self.steps = [self._plan(i) for i in range(len(self.graphs))]
@@ -152,7 +169,7 @@ class Interpreter(Prepared):
                 # What a rule looks at is what the kernel uses, whoever else can write to the caller's memory meanwhile.
                 given = [x.copy() if x is not None and x.dtype.kind in "ib" else x for x in given]
                 bound = _rebind(step, [values[i] for i in step.inputs], given)
-            for index, array in zip(step.outputs, _apply(bound, given, context), strict=True):
+            for index, array in zip(step.outputs, _apply(bound, given, context, self._exact), strict=True):
                 arrays[index] = array
                 if verbose:
                     _log.debug("%s wrote operand %d: %s%s", bound.name, index, array.dtype, show(array.shape))
@@ -184,10 +201,11 @@ def _rebind(step: ReadyOperation, values: Sequence[Value | None], given: Sequenc
         raise OperationFailed(str(error)) from error
 
 
-def _apply(a: Bound, given: Sequence[Array | None], context: Context) -> list[Array]:
+def _apply(a: Bound, given: Sequence[Array | None], context: Context, exact: bool = False) -> list[Array]:
     try:
         extra = (context,) if a.op.context else ()
-        results = a.op.kernel(a, *extra, *a.form.tensors(given))
+        kernel = a.op.integer if exact and a.op.integer is not None else a.op.kernel
+        results = kernel(a, *extra, *a.form.tensors(given))
     except NnhalError as error:
         if isinstance(error, InvalidModel):
             raise OperationFailed(str(error)) from error

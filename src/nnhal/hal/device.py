@@ -50,7 +50,14 @@ _log = logger("compilation")
 T = TypeVar("T")
 MOST_THREADS = 1024  # that an engine may be asked to use
 MOST_AT_ONCE = 4096  # executions
+NUMERICS, FAST, EXACT = (
+    "numerics",
+    "fast",
+    "exact",
+)  # an option of devices that declare more than "fast", and its values
+NUMERICS_PREFIX = "numerics:"  # before them, where they travel among the relaxations
 RELAXATIONS = {
+    "clipped_nan": "a NaN that an activation clips may be either of its bounds",
     "float16": "between operations float16 may be float32: not rounded, and not infinite beyond 65504",
     "infinities": "an infinite result may be the greatest number of its type",
     "long_sums": "a sum of n products or exponentials may be off by n / 4 units of 2**-24 of the sum of their magnitudes",
@@ -284,6 +291,8 @@ class Device(ABC):
     operations on pictures are to have that layout in all models that it is asked about and prepares, None for any.
     processor_matters: whether what it keeps in cache files is for this kind of processor alone. asked_again: whether its
     answers depend on more than name, version, level, options and code, such as what it was made with: then none is kept.
+    numerics: "fast", and "exact" where `consider` and `prepare` obey the option `numerics`. Where that is "exact", each
+    result of 8 bits is the reference's under the same option, bit for bit; the device refuses all other operations.
     timely: whether preparing ends at its deadline whatever the driver does. proofs: where it knows several forms of an
     operation, what of them is to be proved on this processor, and what was (`hal.proofs`).
     """
@@ -294,6 +303,7 @@ class Device(ABC):
     level: Level = FL8
     extensions: Sequence[str] = ()
     relaxations: Sequence[str] = ()  # what of `RELAXATIONS` its results may do
+    numerics: Sequence[str] = (FAST,)
     one_at_a_time: bool = False
     at_once: int = 0
     preferred_layout: Layout | None = None
@@ -411,6 +421,7 @@ class Identity(NamedTuple):
     extensions: tuple[str, ...]
     relaxations: tuple[str, ...]
     preferred_layout: Layout | None
+    numerics: tuple[str, ...]
 
 
 def identity_of(device: Device) -> Identity:
@@ -432,9 +443,23 @@ def identity_of(device: Device) -> Identity:
             _attribute(device, "extensions", where, _texts),
             _attribute(device, "relaxations", where, _texts),
             _attribute(device, "preferred_layout", where, _layout),
+            _attribute(device, "numerics", where, _texts),
         )
         vars(device)["_identity"] = registered, found
     return found
+
+
+def can_be_exact(device: Device) -> bool:
+    """Whether a device declares that its numerics can be exact."""
+    return EXACT in identity_of(device).numerics
+
+
+def wants_exact(options: Mapping[str, Any], name: str) -> bool:
+    """Whether a driver's options ask for exact numerics. InvalidArgument for a value that there is not."""
+    found = options.get(NUMERICS, FAST)
+    if found not in (FAST, EXACT):
+        raise InvalidArgument(f"{name}: option {NUMERICS} is {shown(found)}, must be {FAST} or {EXACT}")
+    return bool(found == EXACT)
 
 
 def where_of(device: Device) -> str:

@@ -26,7 +26,8 @@ class Wrapper(Device):
     def __init__(self, inner: Device) -> None:
         self.inner = inner
         own = identity_of(inner)
-        self.name, self.version, self.type, self.level, self.extensions, self.relaxations, self.preferred_layout = own
+        self.name, self.version, self.type, self.level, self.extensions = own[:5]
+        self.relaxations, self.preferred_layout, self.numerics = own[5:]
         self.one_at_a_time, self.at_once = inner.one_at_a_time, inner.at_once
         answers = type(self).consider, type(self).supports
         self.asked_again = inner.asked_again or answers != (Wrapper.consider, Wrapper.supports)

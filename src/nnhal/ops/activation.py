@@ -7,6 +7,7 @@ import numpy as np
 from nnhal.base.codes import Activation
 from nnhal.base.levels import V1_0, V1_2, V1_3
 from nnhal.base.operands import Array
+from nnhal.ops import integer
 from nnhal.ops.common import ACTIVATION_RANGE, elementwise, real
 from nnhal.ops.order import each_element
 from nnhal.ops.ranges import among
@@ -111,6 +112,7 @@ register(
         (Form(arg("input", T)),),
         (out("output", T),),
         elementwise(hard_swish),
+        integer=integer.quantised(integer.hard_swish, elementwise(hard_swish)),
         reorder=each_element,
         doc="x * max(0, min(6, x + 3)) / 6.",
         example=example([0, 0, 1.125, 4], input=[-4, 0, 1.5, 4]),

@@ -8,6 +8,7 @@ import numpy as np
 from nnhal.base.codes import Activation
 from nnhal.base.levels import V1_0, V1_1, V1_2, V1_3
 from nnhal.base.operands import Array
+from nnhal.ops import integer
 from nnhal.ops.common import broadcast_shape, elementwise, real, single
 from nnhal.ops.order import each_element
 from nnhal.ops.ranges import Draw
@@ -80,6 +81,7 @@ register(
         "ADD",
         {F32: V1_0, F16: V1_2, Q8: V1_0, Q8S: V1_3, I32: V1_3},
         kernel=elementwise(np.add),
+        integer=integer.quantised(integer.summed(np.add, cut=True), elementwise(np.add)),
         doc="Sum.",
         example=example([[11, 22], [13, 24]], input1=[[1, 2], [3, 4]], input2=[10, 20]),
     ),
@@ -87,6 +89,7 @@ register(
         "SUB",
         {F32: V1_1, F16: V1_2, Q8: V1_2, Q8S: V1_3, I32: V1_3},
         kernel=elementwise(np.subtract),
+        integer=integer.quantised(integer.summed(np.subtract), elementwise(np.subtract)),
         doc="Difference.",
         example=example([3, 0], input1=[5, 7], input2=[2, 9], activation="relu"),
     ),
@@ -94,6 +97,7 @@ register(
         "MUL",
         {F32: V1_0, F16: V1_2, Q8: V1_0, Q8S: V1_3, I32: V1_3},
         kernel=real(product),
+        integer=integer.quantised(integer.product, real(product)),
         checks=(integers_keep_their_range, products_fit),
         scaled={"output": above_product},
         doc="Product.",

@@ -62,7 +62,8 @@ def encode(value: Value, real: Array) -> Array:
     if not value.quantised:
         return real.astype(value.dtype, copy=False)
     limits = np.iinfo(value.dtype)
-    steps = rounded(real / np.float32(value.scale))
+    with np.errstate(over="ignore"):  # what is infinite saturates
+        steps = rounded(real / np.float32(value.scale))
     return np.clip(steps + value.zero_point, limits.min, limits.max).astype(value.dtype)
 
 

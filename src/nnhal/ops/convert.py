@@ -4,6 +4,7 @@ import numpy as np
 
 from nnhal.base.levels import V1_0, V1_2, V1_3
 from nnhal.base.operands import Array
+from nnhal.ops import integer
 from nnhal.ops.common import elementwise, real, type_range
 from nnhal.ops.order import each_element
 from nnhal.ops.schema import (
@@ -49,11 +50,6 @@ def quantized(x: Array) -> Array:
     return np.where(np.isnan(x), np.float32(0), x)
 
 
-def no_number(a: Bound, x: Array) -> Array:
-    """Open: What NaN is quantised to."""
-    return np.isnan(x)
-
-
 register(
     Op(
         "CAST",
@@ -72,9 +68,9 @@ register(
         (Form(arg("input", T)),),
         (out("output", {Q8: V1_2, Q8S: V1_3}),),
         elementwise(quantized),
+        integer=integer.nearest,
         reorder=each_element,
-        leaves_open=no_number,
-        doc="Real values as quantised ones, rounded and saturated.",
+        doc="Real values as quantised ones, rounded and saturated, infinite ones too; NaN as 0.",
         example=example(
             [126, 129, 255], input=[-1, 0.5, 200], out_type="TENSOR_QUANT8_ASYMM", scale=0.5, zero_point=128
         ),
@@ -85,6 +81,7 @@ register(
         (Form(arg("input", T, rank=(1, 4))),),
         (out("output", {F32: V1_0, F16: V1_2}),),
         real(convert),
+        integer=integer.scaled_and_shifted,
         reorder=each_element,
         doc="The real values that quantised ones stand for.",
         example=example([-1, 0, 1.5], input=Stored([126, 128, 131], Q8, 0.5, 128)),

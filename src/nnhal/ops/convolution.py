@@ -11,7 +11,19 @@ from nnhal.base.operands import Array
 from nnhal.ops.common import WINDOWED, narrow, nhwc, nonzero, product, windows
 from nnhal.ops.ranges import among
 from nnhal.ops.schema import BOOL, INT32, Arg, Bound, Form, Op, T, arg, args, example, out, register
-from nnhal.ops.weighted import BIAS, FILTER, TYPES, bias_of, bias_scale, channel_axis, filter_of, output_scale, weighted
+from nnhal.ops.weighted import (
+    BIAS,
+    FILTER,
+    TYPES,
+    bias_of,
+    bias_scale,
+    channel_axis,
+    filter_of,
+    in_whole_lanes,
+    output_scale,
+    weighted,
+    weighted_integers,
+)
 
 ROW = 64  # products of a window that are summed in float32
 BLOCK = 1 << 20  # elements of the input, laid out for one matrix product
@@ -97,6 +109,7 @@ register(
         forms=forms("depth_out filter_h filter_w depth_in"),
         checks=(*CHECKS, channel_axis(0), output_scale),
         kernel=nhwc(weighted(convolved)),
+        integer=nhwc(weighted_integers(convolved)),
         sized=REACH,
         doc="Convolution that mixes the channels.",
         example=example(
@@ -108,6 +121,7 @@ register(
         forms=forms("1 filter_h filter_w depth_out", arg("depth_multiplier", INT32, at_least=1)),
         checks=(*CHECKS, channel_axis(3), output_scale, multiplied),
         kernel=nhwc(weighted(depthwise, 3)),
+        integer=nhwc(weighted_integers(depthwise, 3, halves_up=lambda a, signed: signed and in_whole_lanes(a))),
         sized=REACH | {"depth_out": lambda d: d.size("depth_in") * d["depth_multiplier"]},
         where=WINDOWED | {"depth_out": lambda a: a.depth_in * a.depth_multiplier},
         doc="Convolution of each channel by itself, with one or more filters.",
@@ -129,6 +143,7 @@ register(
         ),
         checks=(*CHECKS, channel_axis(0), inputs_grouped, outputs_grouped),
         kernel=nhwc(weighted(grouped)),
+        integer=nhwc(weighted_integers(grouped, halves_up=lambda a, signed: a.groups == 1)),
         sized=REACH
         | {
             "depth_in": lambda d: d["groups"] * d.size("depth_group"),

@@ -7,10 +7,11 @@ import numpy as np
 from nnhal.base.codes import Activation
 from nnhal.base.levels import FL6
 from nnhal.base.operands import Array, Shape, Value
-from nnhal.ops.common import centred, decode, encode, nonzero, product
+from nnhal.ops.common import centred, decode, encode, nonzero, product, single
+from nnhal.ops.integer import quantised, rescaled, steps, stored
 from nnhal.ops.ranges import Draw, divisors
 from nnhal.ops.schema import BOOL, F16, F32, I32, Q8S, Bound, Form, Op, T, agree, arg, example, out, register, show
-from nnhal.ops.weighted import BIAS, TYPES, bias_of, bias_scale, filter_of, output_scale, weighted
+from nnhal.ops.weighted import BIAS, TYPES, bias_of, bias_scale, filter_of, output_scale, weighted, weighted_integers
 
 
 def batch_size(a: Bound) -> int:
@@ -73,6 +74,14 @@ def batch_matmul(a: Bound, x: Array, y: Array) -> Array:
     return encode(a.out, product(decode(a.x, left), decode(a.y, right)))
 
 
+def batch_integers(a: Bound, x: Array, y: Array) -> Array:
+    """As `batch_matmul`, for exact numerics."""
+    both = (rows_of(steps(a.x, x)), a.adj_x), (rows_of(steps(a.y, y)), a.adj_y)
+    left, right = (m.swapaxes(-1, -2) if adjoint else m for m, adjoint in both)
+    sums = (left.astype(np.float64) @ right.astype(np.float64)).astype(np.int64)
+    return stored(a, rescaled(sums, single(a.x.scale * a.y.scale) / a.out.scale))
+
+
 register(
     Op(
         "FULLY_CONNECTED",
@@ -90,6 +99,7 @@ register(
         (nonzero("num_units input_size"), bias_scale, output_scale),
         where={"batch_size": batch_size},
         flat=True,
+        integer=weighted_integers(fully_connected, single=True),
         sized={"input_size": lambda d: d.pick(*divisors(math.prod(d["input"].known)))},
         sums="products",
         doc="Each row of input_size elements times the weights, transposed.",
@@ -111,6 +121,7 @@ register(
         (same_batches,),
         product_shape,
         sums="products",
+        integer=quantised(batch_integers, batch_matmul),
         doc="Products of the matrices in the last two dimensions.",
         example=example([[17], [39]], x=[[1, 2], [3, 4]], y=[[5], [6]]),
     ),

@@ -7,6 +7,7 @@ import numpy as np
 
 from nnhal.base.levels import V1_1, V1_2, V1_3
 from nnhal.base.operands import Array, Shape
+from nnhal.ops import integer
 from nnhal.ops.common import axis_of, real
 from nnhal.ops.order import by_axes
 from nnhal.ops.ranges import among, an_axis, some_axes
@@ -189,8 +190,9 @@ register(
         (Form(*OVER, arg("keep_dims", INT32, drawn=among(0, 1))),),
         OUTPUT,
         along(np.mean, dtype=np.float64),
-        (axes_exist, elements_along),
-        reduced_shape,
+        integer=integer.quantised(integer.mean, along(np.mean, dtype=np.float64)),
+        checks=(axes_exist, elements_along),
+        infer=reduced_shape,
         reorder=by_axes("axes"),
         sums="terms",
         leaves_open=sums_overflow,

@@ -302,6 +302,8 @@ class Op(Record, frozen=True, dict=True):
     random: whether results are samples, which another generator draws otherwise from the same seeds.
     kernel: `kernel(a, *tensors)`: arrays of the tensor arguments in order (None: omitted, a list: variadic), returns the
         output array or a tuple of them. A control-flow kernel (`context=True`) gets the execution context too.
+    integer: the kernel for quantised tensors under exact numerics, in the integer arithmetic of TensorFlow Lite; None where
+        `kernel` has the same results.
     """
 
     name: str
@@ -322,6 +324,7 @@ class Op(Record, frozen=True, dict=True):
     reorder: Reorder | None = None
     flat: bool = False
     random: bool = False
+    integer: Kernel | None = None
     doc: str = ""
     example: Example | None = None
 

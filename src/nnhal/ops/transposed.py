@@ -9,7 +9,18 @@ from nnhal.base.operands import Array
 from nnhal.ops.common import nhwc, nonzero, product
 from nnhal.ops.ranges import Draw, whole
 from nnhal.ops.schema import BOOL, I32, INT32, Bound, Form, Op, T, arg, args, example, out, pattern, register, show
-from nnhal.ops.weighted import BIAS, FILTER, TYPES, bias_of, bias_scale, channel_axis, filter_of, weighted
+from nnhal.ops.weighted import (
+    BIAS,
+    FILTER,
+    TYPES,
+    bias_of,
+    bias_scale,
+    channel_axis,
+    filter_of,
+    in_whole_lanes,
+    weighted,
+    weighted_integers,
+)
 
 
 def asked(d: Draw) -> list[int]:
@@ -130,6 +141,7 @@ register(
             shape_agrees,
             reversible,
         ),
+        integer=nhwc(weighted_integers(transposed, halves_up=lambda a, signed: not signed or in_whole_lanes(a))),
         where={"out_h": out_size("h"), "out_w": out_size("w")},
         sized={f"filter_{axis}": lambda d: d.whole(1, 4) for axis in "hw"},
         sums="products",

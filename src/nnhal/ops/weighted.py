@@ -1,12 +1,14 @@
 """What operations with weights and a bias share: their types, the rules of their scales, exact sums of products."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from nnhal.base.levels import V1_0, V1_2, V1_3
 from nnhal.base.operands import Array, ChannelQuant, Value
 from nnhal.ops.common import activate, centred, decode, encode, single, type_range
+from nnhal.ops.integer import in_lanes, quantised, rescaled, stored
 from nnhal.ops.ranges import Draw, Range
 from nnhal.ops.schema import F16, F32, I32, Q8, Q8PC, Q8S, Bound, Kernel, per
 
@@ -119,6 +121,42 @@ def weighted(sums: Callable[[Bound, Array, Array], Array], channel: int = 0) -> 
         return encode(a.out, activate(a, total))
 
     return kernel
+
+
+def weighted_integers(
+    sums: Callable[[Bound, Array, Array], Array],
+    channel: int = 0,
+    *,
+    single: bool = False,
+    halves_up: Callable[[Bound, bool], Any] = lambda a, signed: True,
+) -> Kernel:
+    """The kernel of `weighted` for exact numerics.
+
+    single: whether one scale for all channels is multiplied with the input's in float32, as it is for unsigned weights.
+    halves_up: whether the second rounding is upwards, for all channels or each, by whether weights are signed.
+    """
+
+    def kernel(a: Bound, x: Array, weights: Array, bias: Array, *_: Array) -> Array:
+        values = operands(a)
+        factors = centred(values[1], weights)
+        dtype = np.float32 if _greatest_sum(values[0], factors, bias, channel) < EXACT else np.float64
+        total = sums(a, centred(values[0], x, dtype), factors.astype(dtype, copy=False)).astype(np.int64) + bias
+        scales, signed = product_scales(values[0], values[1]), signed_weights(values[1])
+        if values[1].channel is None and (single or not signed):
+            scales = scales.astype(np.float32).astype(np.float64)
+        return stored(a, rescaled(total, scales / a.out.scale, halves_up(a, signed)))
+
+    return quantised(kernel, weighted(sums, channel))
+
+
+def in_whole_lanes(a: Bound) -> Array:
+    """The channels that are computed eight at a time, which rounds upwards; the rest is rounded away from zero."""
+    return in_lanes(a.depth_out)
+
+
+def signed_weights(weights: Value) -> bool:
+    """Whether a layer with these weights is computed in int8: for weights with zero points there is only uint8."""
+    return weights.channel is not None or (weights.type == Q8S and weights.zero_point == 0)
 
 
 def _greatest_sum(x: Value, factors: Array, bias: Array, channel: int) -> float:

@@ -31,11 +31,14 @@ from nnhal.base.records import Record, field, replace
 from nnhal.base.time import by
 from nnhal.hal.claims import Claims, considered_by
 from nnhal.hal.device import (
+    EXACT,
+    NUMERICS,
     Capabilities,
     Device,
     Hints,
     Prepared,
     Verdict,
+    can_be_exact,
     capabilities_by,
     identity_of,
     layout_of,
@@ -57,6 +60,7 @@ from nnhal.runtime.placement import Live, PlacedBranch, Placement, StepLayout
 from nnhal.runtime.strategies import Strategy, by_hand, tell_whole
 
 Fallback = Literal["allow", "warn", "forbid"]
+Numerics = Literal["fast", "exact"]
 CONTROL_FLOW = frozenset((OperationType.IF, OperationType.WHILE))
 GONE = DeviceUnavailable, DeadObject, ResourceExhausted  # says why nobody could ask the driver
 ROUNDS = 4  # of placing parts anew by single verdicts; then a refusal counts for the part that it is in
@@ -81,7 +85,8 @@ class Wishes(Record, frozen=True):
 
     deadline: point on the monotonic clock in nanoseconds by which compilation has to end, None for no limit.
     driver_options: by name of a device; a name that is given is that of exactly one of `devices`. interpreting: gives the
-    runtime itself as a candidate for control flow of a model, where it is one (`runtime.flow`).
+    runtime itself as a candidate for control flow of a model, where it is one (`runtime.flow`). numerics: "exact" is
+    an option of every driver.
     """
 
     devices: tuple[Device, ...]
@@ -94,11 +99,14 @@ class Wishes(Record, frozen=True):
     caching: Caching = Caching()
     strategy: Strategy = Strategy()
     interpreting: "Callable[..., list[Candidate]]" = lambda *_: []
+    numerics: Numerics = "fast"
 
     def hints(self, device: Device) -> Hints:
-        """What the driver of a device is told; one that only takes over has no options."""
+        """What the driver of a device is told; one that only takes over has no options of the application's."""
         chosen = any(each is device for each in self.devices)
-        options = self.driver_options.get(identity_of(device).name, {}) if chosen else {}
+        options = dict(self.driver_options.get(identity_of(device).name, {})) if chosen else {}
+        if self.numerics == EXACT:
+            options[NUMERICS] = EXACT
         return Hints(self.preference, self.priority, self.threads, self.deadline, options)
 
 
@@ -328,7 +336,8 @@ def judge_of(
 
     tune: it is going to be measured.
     """
-    asking = Asking(wishes.preference, wishes.threads, wishes.driver_options)
+    options = {identity_of(c.device).name: wishes.hints(c.device).options for c in candidates}
+    asking = Asking(wishes.preference, wishes.threads, {name: given for name, given in options.items() if given})
     keys = {c.offer.device: c.key for c in candidates}
     forgive = wishes.fallback == "forbid"
     shared = {*lost, *_shared(candidates, model, wishes.strategy, tune)}
@@ -380,6 +389,9 @@ def _asked(
     def ask() -> Claims:
         nonlocal stated
         stated = capabilities_by(device)
+        if wishes.numerics == EXACT and not can_be_exact(device):
+            why = "numerics are exact, which the device does not declare"
+            return Claims(model, [Verdict(False, why)] * len(model.main.operations))
         hints = wishes.hints(device)
         claims = kept.considered(device, hints, key.isolation, lambda: considered_by(device, model, hints))
         held.callback(claims.let_go)

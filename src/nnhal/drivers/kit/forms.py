@@ -24,21 +24,27 @@ class Forms:
     """What is known of an engine's forms on this processor.
 
     found: of an operation and its type `T`, what a proof found; what is not in it runs in its exact form. forced: "fast" or
-    "exact", for those who compare: the first form of each entry, or the last, whatever was found.
+    "exact", for those who compare: the first form of each entry, or the last, whatever was found. exact: whether the
+    numerics are: operations on 8 bits run only where the entry says that its results equal the reference's.
     """
 
     def __init__(
-        self, found: Mapping[tuple[str, int], Proved] = MappingProxyType({}), *, forced: str | None = None
+        self,
+        found: Mapping[tuple[str, int], Proved] = MappingProxyType({}),
+        *,
+        forced: str | None = None,
+        exact: bool = False,
     ) -> None:
-        self.found, self.forced = found, forced
+        self.found, self.forced, self.exact = found, forced, exact
 
     def choose(self, name: str, kind: int | None, known: tuple[str, ...]) -> tuple[str, str]:
         """The form for an operation of the type `kind` of which these are known, and why not a faster one; Refused where
         none may run.
         """
-        if self.forced is not None and known:
-            return known[0] if self.forced == "fast" else known[-1], ""
         proved = None if kind is None else self.found.get((name, kind))
+        nowhere = proved is not None and proved.form is None
+        if self.forced is not None and known and not (self.exact and nowhere):
+            return known[0] if self.forced == "fast" else known[-1], ""
         exact = known[-1] if known else ""
         if proved is None:
             return exact, ""

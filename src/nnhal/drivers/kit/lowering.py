@@ -30,10 +30,11 @@ from nnhal.ops.schema import Bound, perhaps_omitted
 class LoweringTask:
     """One operation to lower: its decoded arguments `a`, where each of them lies, and the `form` that was chosen for it.
 
-    form: "" for an entry that has one form only.
+    form: "" for an entry that has one form only. exact: whether numerics are exact.
     """
 
     form = ""
+    exact = False
 
     def __init__(self, a: Bound, operation: Operation) -> None:
         self.a, self.operation = a, operation
@@ -47,6 +48,11 @@ class LoweringTask:
         """Refuse the operation unless the condition holds."""
         if not condition:
             raise Refused(reason)
+
+    def require_alike(self) -> None:
+        """Refuse quantised tensors of several scales where numerics are exact: each brought to another scale is rounded."""
+        kinds = {(value.scale, value.zero_point) for value in quantised_of(self.a)}
+        self.require(not self.exact or len(kinds) < 2, "scales differ, and numerics are exact")
 
     def places(self, name: str) -> tuple[int, ...]:
         """The operands of an argument: none where it is omitted, also for an input that is declared to be perhaps; several
@@ -103,12 +109,14 @@ def kept_graph(hints: Hints, kind: type[G]) -> G | None:
 
 class Entry(Record, Generic[T], frozen=True):
     """How to lower an operation. types: the operation types `T` that it takes, None for all. forms: of each type that has
-    several, the fastest first, the exact one last.
+    several, the fastest first, the exact one last. exact: whether its results of 8 bits are, bit for bit, those of the
+    reference under exact numerics.
     """
 
     lower: Callable[[T], None]
     types: frozenset[int] | None
     forms: Mapping[int, tuple[str, ...]]
+    exact: bool = False
 
 
 class LoweringTable(Generic[T]):
@@ -129,12 +137,13 @@ class LoweringTable(Generic[T]):
         *names: str,
         types: frozenset[int] | None = None,
         forms: Mapping[int, tuple[str, ...]] = MappingProxyType({}),
+        exact: bool = False,
     ) -> Callable[[Callable[[T], None]], Callable[[T], None]]:
         """Make a function the entry of the named operations."""
 
         def add(function: Callable[[T], None]) -> Callable[[T], None]:
             for name in names:
-                self.entries[name] = Entry(function, self._types if types is None else types, forms)
+                self.entries[name] = Entry(function, self._types if types is None else types, forms, exact)
             return function
 
         return add
@@ -161,7 +170,7 @@ class LoweringTable(Generic[T]):
     def _attempts(self, model: Model, task: Callable[[Bound, Operation], T], forms: Forms) -> Iterator[Verdict]:
         """Lower every operation."""
         bounds = validate(model).subgraphs[0].operations
-        wholes = gated_sequences(model) if self.gated else {}
+        wholes = gated_sequences(model) if self.gated and not forms.exact else {}
         for n, (a, operation) in enumerate(zip(bounds, model.main.operations, strict=True)):
             hidden = hidden_constant(model, operation)
             yield Verdict(False, hidden) if hidden else self._attempt(a, operation, task, forms)
@@ -178,8 +187,11 @@ class LoweringTable(Generic[T]):
             return Verdict(False, self._elsewhere.get(name, f"this driver does not lower {name}"))
         if a.T is not None and chosen.types is not None and a.T not in chosen.types:
             return Verdict(False, f"{self.engine}'s {a.op.name} does not take {type_name(a.T)}")
+        if forms.exact and not chosen.exact and quantised_of(a):
+            return Verdict(False, f"{self.engine}'s {a.op.name} of 8 bits may be a step off, and numerics are exact")
         try:
             made = task(a, operation)
+            made.exact = forms.exact
             known = () if a.T is None else chosen.forms.get(a.T, ())
             made.form, why_not_faster = forms.choose(a.op.name, a.T, known)
             chosen.lower(made)
@@ -190,3 +202,9 @@ class LoweringTable(Generic[T]):
             why = f"needs {str(error) or 'a shape'} when the model is prepared, and it is only known at execution"
             return Verdict(False, why)
         return Verdict(True, why_not_faster) if why_not_faster else YES
+
+
+def quantised_of(a: Bound) -> list[Value]:
+    """The quantised tensors that an operation reads and gives."""
+    given = (each for _, value in a.inputs for each in (value if isinstance(value, tuple) else (value,)))
+    return [value for value in (*given, *a.outs) if value is not None and value.quantised]

@@ -11,7 +11,7 @@ from nnhal.base.errors import InvalidArgument
 from nnhal.base.records import replace
 from nnhal.drivers.kit.forms import Forms, Refused
 from nnhal.hal.choices import FormChoice, Proofs, Proved
-from nnhal.hal.device import Device, Hints
+from nnhal.hal.device import NUMERICS, Device, Hints, wants_exact
 from nnhal.hal.proofs import identity_here, proved_of
 from nnhal.ops import OPS
 
@@ -25,7 +25,8 @@ class ProvedDevice(Device):
     """A device over a lowering table, with the forms that were proved on this processor: `nnhal prove` does that.
 
     Option: `forms` (proved): "proved", the fastest form of each operation that was found right on this processor, and the
-    exact one where nothing was proved; "fast" or "exact", the first or the last of each, whatever was found.
+    exact one where nothing was proved; "fast" or "exact", the first or the last of each, whatever was found. Of a device
+    that declares exact `numerics` also that, which goes before.
 
     forms: what was proved. What a compilation is by these forms is another one by others, so the version
     says which were found.
@@ -45,12 +46,13 @@ class ProvedDevice(Device):
 
     def asked(self, hints: Hints) -> tuple[Forms, Hints]:
         """The forms that a compilation with these hints has, and the hints with the driver's own options alone."""
-        if OPTION not in hints.options:
-            return self.forms, hints
         options = dict(hints.options)
-        way = options.pop(OPTION)
+        exact, way = wants_exact(options, self.name), options.pop(OPTION, WAYS[0])
+        options.pop(NUMERICS, None)
         if way not in WAYS:
             raise InvalidArgument(f"{self.name}: option {OPTION} is {shown(way)}, must be one of {', '.join(WAYS)}")
+        if exact:
+            return Forms(self.forms.found, forced=WAYS[-1], exact=True), replace(hints, options=options)
         forms = self.forms if way == WAYS[0] else Forms(self.forms.found, forced=way)
         return forms, replace(hints, options=options)
 

@@ -9,6 +9,7 @@
 | `sums.py` | what LiteRT's 32-bit sums of products hold |
 | `graph.py` | which tensor stands for which operand |
 | `flatbuffer.py`, `blocks.py`, `content.py` | the TFLite model, written in memory; weights that stay where they lie |
+| `own_kernels.py` | whether LiteRT's own kernels round here as the reference's integers do |
 | `greeting.py` | the line that LiteRT writes to stderr, kept off it |
 | `engine.py` | interpreters, their memory, executions |
 

@@ -1,6 +1,7 @@
 """The device: what it can run, how it is prepared, what it says of its speed."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nnhal.base.codes import DeviceType, OperandType
@@ -29,11 +30,13 @@ class Litert(ProvedDevice):
     `dynamic_range` (bool, false): a layer whose weights are the real values of a constant of 8 bits gets the 8 bits, as
     files of dynamic-range quantisation have them. LiteRT then quantises the layer's input at each run: faster, a quarter
     of the memory, and beyond NNAPI's tolerance, so it is for the application to ask for.
+    Under exact `numerics` a model with tensors of 8 bits runs on LiteRT's own kernels.
     Threads: as many as the hints say; by default one for each core that the process may use, 4 at most.
     """
 
     name = "litert"
     type = DeviceType.CPU
+    numerics = ("fast", "exact")
     relaxations = (
         "float16",
         "infinities",
@@ -58,23 +61,32 @@ class Litert(ProvedDevice):
         return self.consider(model, Hints()).verdicts
 
     def consider(self, model: Model, hints: Hints) -> Considered:
+        from nnhal.drivers.litert.graph import has_eight_bits
         from nnhal.drivers.litert.lowering import consider
 
         forms, own = self.asked(hints)
-        return consider(model, dynamic_range=_settings(own).dynamic_range, forms=forms)
+        settings = _settings(own)
+        if forms.exact and has_eight_bits(model):
+            from nnhal.drivers.litert.own_kernels import differs_here
+
+            if why := differs_here():
+                return Considered([Verdict(False, why)] * len(model.main.operations))
+        return consider(model, dynamic_range=settings.dynamic_range, forms=forms)
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
         from nnhal.drivers import reference
         from nnhal.drivers.kit.shapes import for_each_shape
         from nnhal.drivers.litert import lowering
 
-        settings = _settings(self.asked(hints)[1])
+        forms, own = self.asked(hints)
+        settings = _settings(own)
 
         def make(known: Model) -> LitertModel:
-            before = lowering.lowered_before(hints, dynamic_range=settings.dynamic_range) if known is model else None
-            return LitertModel(lowering.recipe_of(known, settings, before))
+            how = {"dynamic_range": settings.dynamic_range, "exact": forms.exact}
+            before = lowering.lowered_before(hints, **how) if known is model else None
+            return LitertModel(lowering.recipe_of(known, settings, forms, before))
 
-        return for_each_shape(model, make, reference.Interpreter)
+        return for_each_shape(model, make, partial(reference.Interpreter, exact=forms.exact))
 
     def number_of_cache_files(self) -> CacheFiles:
         return CacheFiles(model=1, data=1)

@@ -4,14 +4,15 @@ import math
 
 import numpy as np
 
-from nnhal.base.codes import Activation
-from nnhal.drivers.litert.common import ACTIVATIONS, activation, require_bound
+from nnhal.drivers.litert.common import activation, require_bound
 from nnhal.drivers.litert.graph import FLOATS, QUANTS, EngineTensor
-from nnhal.drivers.litert.task import BEYOND_XNNPACK, Task, entry
-from nnhal.ops.schema import B8, F16, F32, I32, Q8PC, Q8SYMM
+from nnhal.drivers.litert.task import BEYOND_XNNPACK, Task, entry, reach
+from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8PC, Q8SYMM
 
 NUMBERS = FLOATS | QUANTS | {I32}
 STEEPEST_SUM = 127  # LiteRT's own kernel of a sum has 16 bits for steps of the output, 255 of each scale
+FINEST_SWISH = 2.0**-20  # and input scale from which on it does
+FLATTEST_SWISH = 2.0**-7  # quotient of scales from which on LiteRT's quantised HARD_SWISH shifts by less than 15 bits
 COARSEST_SWISH = 128  # input scale of a quantised HARD_SWISH
 FAR = 1024.0  # beyond it LOGISTIC is 0 or 1
 GREAT = 2.0**125  # from about here on some of XNNPACK's functions fail
@@ -32,14 +33,20 @@ def pair(t: Task, first: str = "input1", second: str = "input2") -> list[EngineT
     return inputs
 
 
-@entry("ADD", "SUB", "MUL", types=NUMBERS)
+@entry("ADD", "SUB", "MUL", types=NUMBERS, exact=True)
 def arithmetic(t: Task) -> None:
     """Broadcasting, with a fused activation. LiteRT's difference has room for coarser inputs than its sum."""
     inputs = pair(t)
     scales = [x.value.scale for x in inputs]
     if t.a.T in QUANTS and t.name == "MUL":
-        t.product(*scales)
+        factor = t.product(*scales) / t.out.value.scale
+        most = reach(inputs[0].value) * reach(inputs[1].value) * factor + 255
+        t.require(not t.exact or most < 2**15, "LiteRT's own product has 16 bits for steps of the output")
     elif t.name == "ADD":
+        alike = inputs[0].value.dims == inputs[1].value.dims
+        t.require(
+            not (t.exact and t.a.T == Q8) or alike, "LiteRT's own sum of unsigned tensors cuts bits off, by shape"
+        )
         t.require_scale(sum(scales), t.out.value, STEEPEST_SUM)
     elif t.name == "SUB":
         t.require_scale(max(scales) / 1024, t.out.value)
@@ -57,7 +64,7 @@ def divide(t: Task) -> None:
     t.emit("FLOOR_DIV", pair(t), t.out)
 
 
-@entry("MAXIMUM", "MINIMUM", types=NUMBERS)
+@entry("MAXIMUM", "MINIMUM", types=NUMBERS, exact=True)
 def extreme(t: Task) -> None:
     """LiteRT compares stored values, so quantised inputs are brought to the output's scale first. Of a NaN and a number its
     kernels give the second: a first that is NaN is chosen afterwards.
@@ -95,26 +102,25 @@ def power(t: Task) -> None:
 
 @entry("PRELU")
 def prelu(t: Task) -> None:
-    """Alpha may be broadcast, the input may not. XNNPACK, which has constant ones, takes -0 for negative."""
+    """Alpha may be broadcast, the input may not. XNNPACK, which has constant ones, takes -0 for negative. Quantised by real
+    values: LiteRT's own kernel of those is slow, and rounds to one side.
+    """
     sizes, alphas = t.x("input").value.dims, t.x("alpha").value.dims
     behind = zip(reversed(sizes), reversed(alphas), strict=False)
     alone = sizes == t.out.value.dims and all(d is not None or a == 1 for d, a in behind)
     t.require(alone, "LiteRT broadcasts alpha alone, and the input is smaller")
-    scale, alpha = (t.x(name).value.scale for name in ("input", "alpha"))
-    if t.a.T in QUANTS:
-        t.require_scale(max(scale, t.product(scale, alpha)), t.out.value)
-    x, slope = pair(t, "input", "alpha")
+    x, slope = (t.dequantised(each) for each in pair(t, "input", "alpha"))
     slopes = t.a.alpha.data
     if t.a.T in FLOATS and slopes is not None and not np.isfinite(slopes).all():
         positive = t.temporary(x.value)
         t.emit("ADD", [x, t.constant(0, np.float32)], positive, "Add")
         x = positive
-    t.emit("PRELU", [x, slope], t.out)
+    t.emit("PRELU", [x, slope], t.dequantised_out(t.out))
 
 
 @entry("ABS", "NEG", types=FLOATS | {I32})
 @entry("FLOOR", types=FLOATS)
-@entry("RELU", "TANH")
+@entry("RELU", "TANH", exact=True)
 def unary(t: Task) -> None:
     """One input, no options."""
     t.emit(t.name, [t.x("input")], t.out)
@@ -138,35 +144,39 @@ def reciprocal_root(t: Task) -> None:
     t.emit("SELECT_V2", [near, infinite, found], out)
 
 
-@entry("LOGISTIC")
+@entry("LOGISTIC", exact=True)
 def logistic(t: Task) -> None:
     """XNNPACK's gives NaN beyond 1e26: numbers are clipped where the result has long been 0 or 1. A power of two changes no
     digit, and unlike MAXIMUM and MINIMUM this clipping keeps NaN.
     """
     x = t.x("input")
     if t.a.T == F32:
-        clipped, back = t.temporary(x.value), t.temporary(x.value)
-        down, up = t.constant(1 / FAR, np.float32), t.constant(FAR, np.float32)
-        t.emit("MUL", [x, down], clipped, "Mul", fusedActivationFunction=ACTIVATIONS[Activation.RELU1])
-        t.emit("MUL", [clipped, up], back, "Mul")
-        x = back
+        x = t.clipped(x, FAR)
     t.emit(t.name, [x], t.out)
 
 
-@entry("RELU1", "RELU6")
+@entry("RELU1", "RELU6", exact=True)
 def clipped(t: Task) -> None:
     """Clipped on both sides."""
     require_bound(t)
     t.emit("RELU6" if t.name == "RELU6" else "RELU_N1_TO_1", [t.x("input")], t.out)
 
 
-@entry("HARD_SWISH")
+@entry("HARD_SWISH", exact=True)
 def hard_swish(t: Task) -> None:
-    """LiteRT's quantised kernel has 16 bits for x / 3, and rescales downwards only."""
-    scale = t.x("input").value.scale
+    """Quantised by real values, as LiteRT's own kernel cuts off a fraction. Exact numerics are that kernel's: it has
+    16 bits for x / 3 and for the quotient of scales, and rescales downwards only.
+    """
+    x, out = t.x("input"), t.out
+    if not t.exact:
+        t.emit(t.name, [t.dequantised(x)], t.dequantised_out(out))
+        return
+    scale = x.value.scale
     t.require(scale < COARSEST_SWISH, f"input scale {scale:g} is too coarse for LiteRT, must be below {COARSEST_SWISH}")
-    t.require_scale(2 * scale, t.out.value)
-    t.emit(t.name, [t.x("input")], t.out)
+    t.require_scale(2 * scale, out.value)
+    flat = out.value.quantised and (scale / out.value.scale < FLATTEST_SWISH or scale < FINEST_SWISH)
+    t.require(not flat, "LiteRT's own kernel has 16 bits for the quotient of scales, and numerics are exact")
+    t.emit(t.name, [x], out)
 
 
 @entry("EXP", "SIN", types=FLOATS)
@@ -237,14 +247,14 @@ def logical_not(t: Task) -> None:
     t.emit(t.name, [t.x("input")], t.out)
 
 
-@entry("SELECT", types=NUMBERS)
+@entry("SELECT", types=NUMBERS, exact=True)
 def select(t: Task) -> None:
     """All three have one shape; quantised inputs are brought to the output's scale."""
     choices = [t.requantised(t.x(name), t.out.value) for name in ("input1", "input2")]
     t.emit("SELECT", [t.x("condition"), *choices], t.out)
 
 
-@entry("CAST", types=NUMBERS | {B8, Q8SYMM})
+@entry("CAST", types=NUMBERS | {B8, Q8SYMM}, exact=True)
 def cast(t: Task) -> None:
     """Stored values are converted, whatever scale they have; what does not fit into 8 bits is saturated."""
     x, kind = t.x("input"), t.a.out.type
@@ -268,12 +278,13 @@ def cast(t: Task) -> None:
     t.emit("CAST", [x], t.out)
 
 
-@entry("QUANTIZE", types=FLOATS)
-@entry("DEQUANTIZE", types=QUANTS | {Q8SYMM, Q8PC})
+@entry("QUANTIZE", types=FLOATS, exact=True)
+@entry("DEQUANTIZE", types=QUANTS | {Q8SYMM, Q8PC}, exact=True)
 def quantise(t: Task) -> None:
-    """From real values to stored ones, and back."""
+    """From real values to stored ones, NaN as 0, and back."""
     if t.name == "QUANTIZE":
-        t.quantise(t.x("input"), t.out)
+        x = t.x("input")
+        t.quantise(x if x.index in t.graph.numbers else without_nan(t, x, 0.0), t.out)
         return
     source = t.a.input
     kept = t.graph.dynamic_range and t.operation.outputs[0] not in t.graph.model.main.outputs
@@ -291,6 +302,7 @@ def dequantise(t: Task) -> None:
         t.reshape(t.dequantised(x), exact)
     else:
         t.emit(t.name, [x], exact)
+    t.graph.numbers.update((exact.index, t.out.index))
     if narrow:
         halved(t, exact, t.out)
 

@@ -7,7 +7,7 @@ float16 behind a DEQUANTIZE, which is what converters write and XNNPACK folds in
 from collections.abc import Callable, Iterator, Sequence
 
 from nnhal.base.codes import Lifetime, OperandType, type_name
-from nnhal.base.operands import Array, Shape, Value, fixed
+from nnhal.base.operands import Array, Shape, Value, fixed, quantised
 from nnhal.base.records import Record, replace
 from nnhal.drivers.kit.forms import Refused
 from nnhal.drivers.litert.flatbuffer import TENSOR_TYPES, FlatbufferWriter
@@ -41,11 +41,16 @@ def require_scales(low: float, high: float) -> None:
         raise Refused(f"scale {scale:g} is beyond LiteRT, must be from {FINEST:g} to {COARSEST:g}")
 
 
+def has_eight_bits(model: Model) -> bool:
+    """Whether any tensor of the model is quantised."""
+    return any(quantised(operand.type) for operand in model.main.operands)
+
+
 class Graph:
     """A main subgraph on its way to a TFLite model: which tensor stands for which operand."""
 
-    def __init__(self, model: Model, *, dynamic_range: bool = False) -> None:
-        self.model, self.dynamic_range = model, dynamic_range
+    def __init__(self, model: Model, *, dynamic_range: bool = False, exact: bool = False) -> None:
+        self.model, self.dynamic_range, self.exact = model, dynamic_range, exact
         self.integers: dict[int, EngineTensor] = {}  # constant weights by the operand that has their real values
         self._put_off: dict[int, Callable[[], None]] = {}
         self.writer = FlatbufferWriter()
@@ -60,6 +65,7 @@ class Graph:
         self.folded: set[int] = set()  # tensors that a DEQUANTIZE of a constant fills
         self._outputs: list[int] = []
         self._sources: dict[int, tuple[str, int]] = {}  # of a tensor: the operator that writes it, and what that reads
+        self.numbers: set[int] = set()  # tensors of real values, none of which is NaN
         self._kept: list[int] = []  # tensors that the optimiser leaves as they are, since they are outputs
 
     def finish(self) -> Lowered:

@@ -13,11 +13,12 @@ from nnhal.drivers.litert import sums
 from nnhal.drivers.litert.common import SAME, VALID, activation, pad, padded, scheme
 from nnhal.drivers.litert.graph import COARSEST, FLOATS, QUANTS, EngineTensor, require_scales
 from nnhal.drivers.litert.reductions import add_up
-from nnhal.drivers.litert.task import BEYOND_XNNPACK, Task, entry, require_32_bits
+from nnhal.drivers.litert.task import BEYOND_XNNPACK, Task, entry, reach, require_32_bits
 from nnhal.ops.common import lowest, out_size, padding
 from nnhal.ops.schema import B8, F32, Q8, Q8PC, Q8S, Bound
 from nnhal.ops.weighted import product_scales
 
+WINDOW = 1024  # twice the elements of a window, of whose means halves are told from other fractions
 SQUARED = 2.0**50  # numbers up to here are squared
 SMALL = 2.0**-80  # times this all can be
 WIDEST = 64  # radius of sums of shifted tensors
@@ -28,7 +29,7 @@ LANES = 16  # channels that XNNPACK computes at once
 TAPS = "for the places of its filter"
 
 
-@entry("AVERAGE_POOL_2D", "L2_POOL_2D", "MAX_POOL_2D")
+@entry("AVERAGE_POOL_2D", "L2_POOL_2D", "MAX_POOL_2D", exact=True)
 def pool(t: Task) -> None:
     """Padding that is no scheme's counts in LiteRT's means, and not in NNAPI's: the mean is scaled afterwards."""
     a, x, out, how = t.a, t.image("input"), t.image_out(), scheme(t.a)
@@ -48,12 +49,30 @@ def pool(t: Task) -> None:
     if how is not None:
         mean_pool(t, x, out, how, activation(t))
         return
+    t.require(
+        not (t.exact and t.a.T in QUANTS), "LiteRT's mean counts padding that is no scheme's, and numerics are exact"
+    )
     factor = t.constant(1 / shares(a), np.float32)
     x, how = padded(t, t.dequantised(x))
     out = t.dequantised_out(out)
     mean = t.temporary(out.value)
     mean_pool(t, x, mean, how)
-    t.emit("MUL", [mean, factor], out, "Mul", fusedActivationFunction=activation(t))
+    if t.a.T not in QUANTS:
+        t.emit("MUL", [mean, factor], out, "Mul", fusedActivationFunction=activation(t))
+        return
+    whole = t.temporary(out.value)
+    t.emit("MUL", [mean, factor], whole, "Mul")
+    t.emit("ADD", [whole, past_halves(t, whole)], out, "Add", fusedActivationFunction=activation(t))
+
+
+def past_halves(t: Task, mean: EngineTensor) -> EngineTensor:
+    """What moves means of stored values away from a stored 0, past a half of a step and no other multiple of 1 / WINDOW."""
+    value = t.a.out
+    above, moved = t.temporary(mean.value, type=B8), t.temporary(mean.value)
+    t.emit("GREATER_EQUAL", [mean, t.constant(-value.zero_point * value.scale, np.float32)], above)
+    ends = [t.constant(sign * value.scale / (2 * WINDOW), np.float32) for sign in (1, -1)]
+    t.emit("SELECT_V2", [above, *ends], moved)
+    return moved
 
 
 def mean_pool(t: Task, x: EngineTensor, out: EngineTensor, how: int, activation: int = 0) -> None:
@@ -198,7 +217,7 @@ def bias(t: Task, products: Array, per_channel: bool) -> EngineTensor:
     return t.constant(value.data, value=replace(value, scale=scales[0]))
 
 
-@entry("CONV_2D", "DEPTHWISE_CONV_2D", "GROUPED_CONV_2D")
+@entry("CONV_2D", "DEPTHWISE_CONV_2D", "GROUPED_CONV_2D", exact=True)
 def convolution(t: Task) -> None:
     """Groups need no option: LiteRT sees them by the depth of the filter."""
     depthwise = t.name == "DEPTHWISE_CONV_2D"
@@ -232,7 +251,7 @@ def covers(a: Bound) -> bool:
     return whole and all(before == 0 for before, _ in around) and any(after for _, after in around)
 
 
-@entry("TRANSPOSE_CONV_2D")
+@entry("TRANSPOSE_CONV_2D", exact=True)
 def transposed_convolution(t: Task) -> None:
     """Padding that is no scheme's is cut off afterwards."""
     a, w = t.a, weighted(t)
@@ -275,7 +294,7 @@ def fits(a: Bound, how: int, axis: str, shape: Array) -> bool:
     return bool(least <= size < least + stride and before == cut)
 
 
-@entry("FULLY_CONNECTED")
+@entry("FULLY_CONNECTED", exact=True)
 def fully_connected(t: Task) -> None:
     """The input is taken for rows of `input_size` elements, whatever its rank."""
     w = weighted(t, "weights")
@@ -283,7 +302,7 @@ def fully_connected(t: Task) -> None:
     t.emit(t.name, [w.x, w.weights, w.bias], w.out, "FullyConnected", **how)
 
 
-@entry("BATCH_MATMUL", types=FLOATS | {Q8S})
+@entry("BATCH_MATMUL", types=FLOATS | {Q8S}, exact=True)
 def batch_matmul(t: Task) -> None:
     """Either side may be transposed. A product that wraps around in 32 bits is refused by the longest sum there can be."""
     a, (x, y) = t.a, (t.a.x, t.a.y)
@@ -291,7 +310,7 @@ def batch_matmul(t: Task) -> None:
         ratio = t.product(x.scale, y.scale) / a.out.scale
         t.require_scale(x.scale * y.scale, a.out)
         inner = x.known[-2 if a.adj_x else -1]
-        fits = inner * sums.reach(x) * sums.reach(y) <= sums.capacity(ratio)
+        fits = inner * reach(x) * reach(y) <= sums.capacity(ratio)
         t.require(fits, f"a product of scale {x.scale * y.scale:g} may exceed the 32 bits that LiteRT has for it")
     t.graph.keep_transposed(t.x("x"), t.x("y"))
     t.emit(t.name, [t.x("x"), t.x("y")], t.out, "BatchMatMul", adjX=t.a.adj_x, adjY=t.a.adj_y)
@@ -310,7 +329,7 @@ def axis_last(t: Task) -> tuple[EngineTensor, EngineTensor]:
     return t.transposed(x, order), t.transposed_out([int(i) for i in np.argsort(order)])
 
 
-@entry("SOFTMAX")
+@entry("SOFTMAX", exact=True)
 def softmax(t: Task) -> None:
     """Along the last dimension."""
     x, out = axis_last(t)
@@ -398,7 +417,7 @@ def l2_normalisation(t: Task) -> None:
     if t.a.T in QUANTS:
         x, out = axis_last(t)
         if None not in x.value.dims:
-            t.require_sum(x.value.known[-1], sums.reach(x.value) ** 2)
+            t.require_sum(x.value.known[-1], reach(x.value) ** 2)
         t.emit(t.name, [x], out, "L2Norm")
         return
     x, axis, limits = t.x("input"), t.constant([t.a.axis % t.a.input.rank]), np.finfo(np.float32)
@@ -452,15 +471,20 @@ def instance_normalisation(t: Task) -> None:
 # ------------------------------------------------------------------------------------------------------------- resizing
 
 
-@entry("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR")
+@entry("RESIZE_BILINEAR")
+@entry("RESIZE_NEAREST_NEIGHBOR", exact=True)
 def resize(t: Task) -> None:
-    """By scale or by size: the output's shape says it."""
-    a, out = t.a, t.image_out()
+    """By scale or by size: the output's shape says it. Quantised means by real values, as LiteRT's and XNNPACK's own round
+    them to one side.
+    """
+    a, out, x = t.a, t.image_out(), t.image("input")
+    if t.name == "RESIZE_BILINEAR":
+        x, out = t.dequantised(x), t.dequantised_out(out)
     options = {"alignCorners": a.align_corners, "halfPixelCenters": a.half_pixel_centers}
     kind = "ResizeBilinear" if t.name == "RESIZE_BILINEAR" else "ResizeNearestNeighbor"
     t.emit(
         t.name,
-        [t.image("input"), t.constant(replace(out.value, shape=out.value.dims[1:3]).known)],
+        [x, t.constant(replace(out.value, shape=out.value.dims[1:3]).known)],
         out,
         kind,
         **options,

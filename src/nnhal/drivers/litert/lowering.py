@@ -8,10 +8,11 @@ from functools import partial
 
 from nnhal.base.errors import UnsupportedModel
 from nnhal.base.operands import dtype_of, fixed
+from nnhal.base.records import replace
 from nnhal.drivers.kit.forms import UNPROVED, Forms
 from nnhal.drivers.kit.lowering import kept_graph
 from nnhal.drivers.litert import elementwise, layers, recurrent, reductions, shapes
-from nnhal.drivers.litert.graph import Graph
+from nnhal.drivers.litert.graph import Graph, has_eight_bits
 from nnhal.drivers.litert.recipe import Lowered, Recipe, Settings
 from nnhal.drivers.litert.task import TABLE, Task
 from nnhal.hal.device import Considered, Hints
@@ -23,25 +24,28 @@ FAMILIES = (elementwise, layers, recurrent, reductions, shapes)  # importing the
 
 def consider(model: Model, *, dynamic_range: bool = False, forms: Forms = UNPROVED) -> Considered:
     """One verdict for each operation of the main subgraph; the graph is kept where all are good."""
-    return TABLE.consider(model, Graph(model, dynamic_range=dynamic_range), Task, forms)
+    return TABLE.consider(model, Graph(model, dynamic_range=dynamic_range, exact=forms.exact), Task, forms)
 
 
-def lowered_before(hints: Hints, *, dynamic_range: bool = False) -> Lowered | None:
+def lowered_before(hints: Hints, *, dynamic_range: bool = False, exact: bool = False) -> Lowered | None:
     """The whole model as TFLite, out of the graph that `consider` kept; None where there is none."""
     graph = kept_graph(hints, Graph)
-    return graph.finish() if graph is not None and graph.dynamic_range == dynamic_range else None
+    same = graph is not None and (graph.dynamic_range, graph.exact) == (dynamic_range, exact)
+    return graph.finish() if graph is not None and same else None
 
 
-def lower(model: Model, *, dynamic_range: bool = False) -> Lowered:
+def lower(model: Model, *, dynamic_range: bool = False, forms: Forms = UNPROVED) -> Lowered:
     """The whole model as TFLite; Refused, or Unmappable, with the first operation that cannot be lowered."""
-    graph = Graph(model, dynamic_range=dynamic_range)
-    TABLE.lower(model, partial(Task, graph))
+    graph = Graph(model, dynamic_range=dynamic_range, exact=forms.exact)
+    TABLE.lower(model, partial(Task, graph), forms)
     return graph.finish()
 
 
-def recipe_of(model: Model, settings: Settings, lowered: Lowered | None = None) -> Recipe:
+def recipe_of(model: Model, settings: Settings, forms: Forms = UNPROVED, lowered: Lowered | None = None) -> Recipe:
     """Lower a model whose input shapes are all known, unless it was."""
-    lowered = lowered or lower(model, dynamic_range=settings.dynamic_range)
+    lowered = lowered or lower(model, dynamic_range=settings.dynamic_range, forms=forms)
+    if forms.exact and has_eight_bits(model):
+        settings = replace(settings, xnnpack=False)
     outputs = []
     for index, value in zip(model.main.outputs, lowered.values, strict=True):
         shape = None if value is None else fixed(value.shape)

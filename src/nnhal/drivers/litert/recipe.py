@@ -8,7 +8,7 @@ import numpy as np
 from nnhal.base.errors import OperationFailed
 from nnhal.base.memory import aligned
 from nnhal.base.operands import Array, Value
-from nnhal.base.records import Record
+from nnhal.base.records import Record, replace
 from nnhal.drivers.litert.content import PAGE, Content
 from nnhal.hal.cache.files import CacheContent
 
@@ -71,6 +71,7 @@ def save(recipe: Recipe, files: CacheContent) -> bool:
             "windows": windows,
             "moves": packed.moves,
             "in_place": packed.in_place,
+            "xnnpack": recipe.settings.xnnpack,
             "inputs": lowered.inputs,
             "outputs": [(t, np.dtype(d).str, s) for t, (d, s) in zip(lowered.outputs, recipe.outputs, strict=True)],
             "resets": [(tensor, value.dtype.str, value.shape) for tensor, value in lowered.resets],
@@ -108,4 +109,5 @@ def restore(files: CacheContent, settings: Settings) -> Recipe:
     outputs = tuple((np.dtype(dtype), tuple(shape)) for _, dtype, shape in facts["outputs"])
     inputs = tuple((number, tensor) for number, tensor in facts["inputs"])
     tensors = tuple(tensor for tensor, _, _ in facts["outputs"])
+    settings = replace(settings, xnnpack=settings.xnnpack and facts["xnnpack"])
     return Recipe(Lowered(content, inputs, tensors, (), resets), outputs, settings)

@@ -17,7 +17,7 @@ IN_16_BITS = 8192  # int8 that XNNPACK's kernel for AVX2 adds up, 64 at a time i
 KINDS = {"REDUCE_SUM": "SUM", "ARGMAX": "ARG_MAX", "ARGMIN": "ARG_MIN"}  # the others are called what NNAPI calls them
 
 
-@entry("MEAN", "REDUCE_MAX", "REDUCE_MIN")
+@entry("MEAN", "REDUCE_MAX", "REDUCE_MIN", exact=True)
 @entry("REDUCE_PROD", "REDUCE_SUM", types=FLOATS)
 @entry("REDUCE_ALL", "REDUCE_ANY", types=frozenset((B8,)))
 def reduce(t: Task) -> None:
@@ -74,7 +74,7 @@ def add_up(t: Task, kind: str, x: EngineTensor, axes: Sequence[int], out: Engine
     t.reshape(found, out)
 
 
-@entry("ARGMAX", "ARGMIN", types=FLOATS | QUANTS | {I32})
+@entry("ARGMAX", "ARGMIN", types=FLOATS | QUANTS | {I32}, exact=True)
 def arg_extreme(t: Task) -> None:
     """The first among equals; NaN counts as the least, or the greatest."""
     kind, x = KINDS[t.name], t.x("input")

@@ -9,13 +9,13 @@ from nnhal.drivers.litert.elementwise import without_nan
 from nnhal.drivers.litert.graph import FLOATS, QUANTS
 from nnhal.drivers.litert.task import BEYOND_XNNPACK, Task, entry
 from nnhal.ops.common import axis_of
-from nnhal.ops.schema import B8, F16, I32, Q8
+from nnhal.ops.schema import B8, F16, I32
 from nnhal.ops.slice import strided
 
 NUMBERS = FLOATS | QUANTS | {I32}
 
 
-@entry("RESHAPE", "SQUEEZE", "EXPAND_DIMS", types=NUMBERS)
+@entry("RESHAPE", "SQUEEZE", "EXPAND_DIMS", types=NUMBERS, exact=True)
 def reshape(t: Task) -> None:
     """The output's shape says it all."""
     if t.name == "RESHAPE":
@@ -23,32 +23,28 @@ def reshape(t: Task) -> None:
     t.reshape(t.x("input"), t.out)
 
 
-@entry("TRANSPOSE")
+@entry("TRANSPOSE", exact=True)
 def transpose(t: Task) -> None:
     """Without an order the dimensions are reversed."""
     order = np.arange(t.a.input.rank)[::-1] if t.a.permutation is None else t.array("permutation")
     t.emit("TRANSPOSE", [t.x("input"), t.constant(order)], t.out)
 
 
-@entry("CONCATENATION")
+@entry("CONCATENATION", exact=True)
 def concatenation(t: Task) -> None:
-    """LiteRT's signed kernel wants one scale, so inputs are brought to the output's; the unsigned one does that itself."""
-    inputs = t.many("parts")
-    if t.a.T == Q8:
-        t.require_scale(max(x.value.scale for x in inputs), t.out.value)
-    else:
-        inputs = [t.requantised(x, t.out.value) for x in inputs]
+    """LiteRT's signed kernel wants one scale, and its unsigned one rounds otherwise: inputs are brought to the output's."""
+    inputs = [t.requantised(x, t.out.value) for x in t.many("parts")]
     t.emit(t.name, inputs, t.out, "Concatenation", axis=axis_of(t.a, "axis", t.out.value.rank))
 
 
-@entry("PACK", types=NUMBERS)
+@entry("PACK", types=NUMBERS, exact=True)
 def pack(t: Task) -> None:
     """As CONCATENATION, along a new dimension."""
     parts = t.many("parts")
     t.emit(t.name, parts, t.out, "Pack", valuesCount=len(parts), axis=axis_of(t.a, "axis", t.out.value.rank))
 
 
-@entry("SPLIT", types=NUMBERS)
+@entry("SPLIT", types=NUMBERS, exact=True)
 def split(t: Task) -> None:
     """TFLite takes the axis as a tensor."""
     rank = t.a.input.rank
@@ -57,34 +53,34 @@ def split(t: Task) -> None:
     t.emit(t.name, [axis, t.x("input")], t.outs, "Split", numSplits=len(t.outs))
 
 
-@entry("PAD")
+@entry("PAD", exact=True)
 def pad(t: Task) -> None:
     """With real zeros."""
     t.emit(t.name, [t.x("input"), t.constant(t.array("paddings"))], t.out)
 
 
-@entry("PAD_V2", types=NUMBERS)
+@entry("PAD_V2", types=NUMBERS, exact=True)
 def pad_with(t: Task) -> None:
     """With a value; a quantised one is given as it is stored."""
     x = t.x("input")
     t.emit("PADV2", [x, t.constant(t.array("paddings")), t.constant(t.a.value, value=x.value)], t.out)
 
 
-@entry("MIRROR_PAD", types=NUMBERS)
+@entry("MIRROR_PAD", types=NUMBERS, exact=True)
 def mirror_pad(t: Task) -> None:
     """With what lies on the other side of the border."""
     mode = 0 if t.a.mode == MirrorPad.REFLECT else 1
     t.emit(t.name, [t.x("input"), t.constant(t.array("paddings"))], t.out, "MirrorPad", mode=mode)
 
 
-@entry("SLICE", types=NUMBERS)
+@entry("SLICE", types=NUMBERS, exact=True)
 def slice_(t: Task) -> None:
     """A part in one piece."""
     t.require_shape_of_input("size")
     t.slice(t.x("input"), t.array("begin").tolist(), t.out)
 
 
-@entry("STRIDED_SLICE")
+@entry("STRIDED_SLICE", exact=True)
 def strided_slice(t: Task) -> None:
     """A part in steps, from the first element that is picked to one behind the last: LiteRT counts other bounds that lie
     outside of the dimension otherwise.
@@ -103,32 +99,32 @@ def strided_slice(t: Task) -> None:
     t.emit(t.name, [t.x("input"), *bounds], t.out_of_rank(left), "StridedSlice", **masks)
 
 
-@entry("GATHER", types=NUMBERS)
+@entry("GATHER", types=NUMBERS, exact=True)
 def gather(t: Task) -> None:
     """An index outside ends the execution."""
     t.emit(t.name, [t.x("input"), t.x("indices")], t.out, "Gather", axis=axis_of(t.a, "axis", t.a.input.rank))
 
 
-@entry("TILE", types=NUMBERS)
+@entry("TILE", types=NUMBERS, exact=True)
 def tile(t: Task) -> None:
     """Repeated along each dimension."""
     t.emit(t.name, [t.x("input"), t.constant(t.array("multiples"))], t.out)
 
 
-@entry("DEPTH_TO_SPACE", "SPACE_TO_DEPTH")
+@entry("DEPTH_TO_SPACE", "SPACE_TO_DEPTH", exact=True)
 def depth_and_space(t: Task) -> None:
     """Blocks of pictures."""
     kind = "DepthToSpace" if t.name == "DEPTH_TO_SPACE" else "SpaceToDepth"
     t.emit(t.name, [t.image("input")], t.image_out(), kind, blockSize=t.a.block)
 
 
-@entry("REVERSE", types=NUMBERS)
+@entry("REVERSE", types=NUMBERS, exact=True)
 def reverse(t: Task) -> None:
     """Along one dimension."""
     t.emit("REVERSE_V2", [t.x("input"), t.constant(t.array("axis"))], t.out)
 
 
-@entry("TOPK_V2", types=NUMBERS)
+@entry("TOPK_V2", types=NUMBERS, exact=True)
 def top(t: Task) -> None:
     """Among equals NNAPI takes the last first and LiteRT the first: so it is given the elements in reverse. NaN counts as
     the least, which LiteRT's order of comparisons does not say.
@@ -145,21 +141,21 @@ def top(t: Task) -> None:
         t.emit("GATHER", [turned, places], values, "Gather", axis=last, batchDims=last)
 
 
-@entry("SPACE_TO_BATCH_ND")
+@entry("SPACE_TO_BATCH_ND", exact=True)
 def space_to_batch(t: Task) -> None:
     """Padding is with real zeros."""
     sizes = [t.constant(t.array(name)) for name in ("blocks", "paddings")]
     t.emit(t.name, [t.image("input"), *sizes], t.image_out())
 
 
-@entry("BATCH_TO_SPACE_ND")
+@entry("BATCH_TO_SPACE_ND", exact=True)
 def batch_to_space(t: Task) -> None:
     """TFLite can crop the result, NNAPI does not."""
     sizes = t.constant(t.array("blocks")), t.constant([[0, 0], [0, 0]])
     t.emit(t.name, [t.image("input"), *sizes], t.image_out())
 
 
-@entry("CHANNEL_SHUFFLE")
+@entry("CHANNEL_SHUFFLE", exact=True)
 def channel_shuffle(t: Task) -> None:
     """The transpose of groups and members."""
     x, groups = t.x("input"), t.a.groups
@@ -178,13 +174,13 @@ def fill(t: Task) -> None:
     t.emit(t.name, [t.constant(t.array("shape")), value], t.out)
 
 
-@entry("RANK", types=NUMBERS | {B8})
+@entry("RANK", types=NUMBERS | {B8}, exact=True)
 def rank(t: Task) -> None:
     """A scalar."""
     t.emit(t.name, [t.x("input")], t.out)
 
 
-@entry("EMBEDDING_LOOKUP", types=NUMBERS)
+@entry("EMBEDDING_LOOKUP", types=NUMBERS, exact=True)
 def embedding_lookup(t: Task) -> None:
     """GATHER by another name; an index outside ends the execution."""
     t.emit("GATHER", [t.x("values"), t.x("lookups")], t.out, "Gather", axis=0)

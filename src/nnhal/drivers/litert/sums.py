@@ -11,16 +11,10 @@ import numpy as np
 
 from nnhal.base.operands import Array, Value
 from nnhal.drivers.litert.graph import MOST, EngineTensor
-from nnhal.drivers.litert.task import Task
-from nnhal.ops.common import type_range
+from nnhal.drivers.litert.task import Task, reach
 
 SATURATED = 256  # steps from the zero point, whatever that is
 SLACK = 1 + 2.0**-20  # LiteRT rounds products and quotients of scales before it looks for the shift
-
-
-def reach(value: Value) -> int:
-    """The greatest |q - zero_point| that the elements of a quantised tensor can have."""
-    return max(abs(limit - value.zero_point) for limit in type_range(value.type))
 
 
 def capacity(ratio: float) -> int:

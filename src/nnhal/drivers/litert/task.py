@@ -13,12 +13,14 @@ from nnhal.drivers.kit.forms import Refused
 from nnhal.drivers.kit.lowering import LoweringTable, LoweringTask
 from nnhal.drivers.litert.graph import FLOATS, MOST, QUANTS, SIGN, EngineTensor, Graph, require_scales
 from nnhal.model.graph import Operation
-from nnhal.ops.common import decode, encode
+from nnhal.ops.common import decode, encode, type_range
 from nnhal.ops.schema import B8, F32, I32, Q8S, Bound
 
 ROOM = 2**28  # bytes that an operation may always hold besides its operands
 PROPORTION = 8  # how many times its largest operand it may
 BEYOND_XNNPACK = 6  # the most dimensions of its tensors
+AWAY = 1 + 2.0**-22  # times halves of a step, which XNNPACK rounds to even
+WITHIN_1 = 2  # TFLite's ActivationFunctionType of RELU1
 STEEPEST = 256  # from here on XNNPACK refuses a quotient of scales, and LiteRT's own integers overflow
 
 
@@ -223,12 +225,13 @@ class Task(LoweringTask):
         """
         if not x.value.quantised or (x.value.scale, x.value.zero_point) == (like.scale, like.zero_point):
             return x
+        self.require_alike()
         self.require_scale(x.value.scale, like)
         value = replace(x.value, scale=like.scale, zero_point=like.zero_point)
         if x.value.data is not None:
             return self.constant(encode(value, decode(x.value, x.value.array)), value=value)
         y = self.temporary(value)
-        self.emit("QUANTIZE", [self.dequantised(x)], y)
+        self.quantise(self.dequantised(x), y)
         return y
 
     def dequantised(self, x: EngineTensor) -> EngineTensor:
@@ -251,8 +254,15 @@ class Task(LoweringTask):
 
     def quantise(self, x: EngineTensor, out: EngineTensor) -> None:
         """Write real values as the quantised `out`, flat where they have too many dimensions for XNNPACK: LiteRT's own
-        kernel does not saturate what is 2**31 steps away.
+        kernel does not saturate what is 2**31 steps away. Where that runs, they are clipped before. XNNPACK rounds halves
+        to even, the definition away from 0: elsewhere they are moved past the half.
         """
+        if self.exact:
+            x = self.clipped(x, 2.0 ** math.ceil(math.log2(256 * out.value.scale)))
+        else:
+            y = self.temporary(x.value)
+            self.emit("MUL", [x, self.constant(AWAY, np.float32)], y, "Mul")
+            x = y
         if len(x.value.shape or ()) <= BEYOND_XNNPACK:
             self.emit("QUANTIZE", [x], out)
             return
@@ -261,6 +271,14 @@ class Task(LoweringTask):
         self.reshape(x, flat)
         self.emit("QUANTIZE", [flat], steps)
         self.reshape(steps, out)
+
+    def clipped(self, x: EngineTensor, bound: float) -> EngineTensor:
+        """Real values clipped at a power of two and its negative; NaN stays. No digit changes, unless it is far below."""
+        scaled, back = self.temporary(x.value), self.temporary(x.value)
+        down, up = self.constant(1 / bound, np.float32), self.constant(bound, np.float32)
+        self.emit("MUL", [x, down], scaled, "Mul", fusedActivationFunction=WITHIN_1)
+        self.emit("MUL", [scaled, up], back, "Mul")
+        return back
 
     def cast(self, x: EngineTensor, type: OperandType) -> EngineTensor:
         """A tensor's stored values in another type."""
@@ -324,3 +342,8 @@ def other_sign(value: Value, type: OperandType) -> Value:
     """The same real values in the other asymmetric 8-bit type."""
     shift = -SIGN if type == Q8S else SIGN
     return replace(value, type=type, zero_point=value.zero_point + shift, data=None)
+
+
+def reach(value: Value) -> int:
+    """The greatest |q - zero_point| that the elements of a quantised tensor can have."""
+    return max(abs(limit - value.zero_point) for limit in type_range(value.type))

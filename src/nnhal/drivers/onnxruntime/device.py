@@ -29,6 +29,7 @@ class OnnxRuntime(ProvedDevice):
 
     name = "onnxruntime"
     type = DeviceType.CPU
+    numerics = ("fast", "exact")
     relaxations = ("float16", "infinities", "long_sums")  # by `kit.onnx`; as MaxPool begins at the least finite number
     preferred_layout = "nchw"
     table = TABLE
@@ -57,7 +58,7 @@ class OnnxRuntime(ProvedDevice):
                 TABLE.lower(known, partial(OnnxTask, graph), forms)
             return OnnxSession(graph.finish(), *settings)
 
-        return for_each_shape(model, make, reference.Interpreter)
+        return for_each_shape(model, make, partial(reference.Interpreter, exact=forms.exact))
 
     def number_of_cache_files(self) -> CacheFiles:
         return CacheFiles(model=1, data=1)
@@ -68,7 +69,7 @@ class OnnxRuntime(ProvedDevice):
     def chosen(self, hints: Hints) -> tuple[Forms, Hints]:
         """The forms, those proved for the CPU alone, and the hints with the driver's own options."""
         forms, own = self.asked(hints)
-        return (forms if _provider(own) == CPU else UNPROVED), own
+        return (forms if forms.exact or _provider(own) == CPU else UNPROVED), own
 
 
 def _threads(hints: Hints) -> int:

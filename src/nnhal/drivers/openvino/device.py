@@ -35,8 +35,9 @@ class OpenVINO(ProvedDevice):
 
     name = "openvino"
     type = DeviceType.CPU
+    numerics = ("fast", "exact")
     preferred_layout = "nchw"
-    relaxations = ("float16", "infinities", "long_sums", "subnormals")
+    relaxations = ("clipped_nan", "float16", "infinities", "long_sums", "subnormals")
     processor_matters = True
     table = TABLE
 
@@ -70,7 +71,7 @@ class OpenVINO(ProvedDevice):
             made, kept = compiled(graph.inputs, graph.outputs(), graph.engine.constants, how)
             return OpenVINOModel(made, kept, len(graph.checks), time.monotonic() - start)
 
-        return for_each_shape(model, make, reference.Interpreter)
+        return for_each_shape(model, make, partial(reference.Interpreter, exact=forms.exact))
 
     def number_of_cache_files(self) -> CacheFiles:
         return CacheFiles(model=1)

@@ -13,6 +13,8 @@ from nnhal.base.records import replace
 from nnhal.hal.cache.files import Cache, CacheFiles
 from nnhal.hal.code import CodeIdentity
 from nnhal.hal.device import (
+    FAST,
+    NUMERICS_PREFIX,
     Capabilities,
     Considered,
     Device,
@@ -66,6 +68,7 @@ class Statement(NamedTuple):
     level: Level
     extensions: frozenset[str]
     relaxations: frozenset[str]
+    numerics: frozenset[str]
     preferred_layout: str | None
     capabilities: Capabilities
 
@@ -102,7 +105,9 @@ class RemoteDevice(Device):
             kind = self._query(wire.GetType(), wire.Word).value
             self.type = DeviceType(kind) if kind in DeviceType.__members__.values() else DeviceType.OTHER
             self.extensions = self._query(wire.GetSupportedExtensions(), wire.Names).names
-        self.relaxations = self._query(wire.GetRelaxations(), wire.Names).names
+        said = self._query(wire.GetRelaxations(), wire.Names).names
+        self.relaxations = [each for each in said if not each.startswith(NUMERICS_PREFIX)]
+        self.numerics = [FAST, *(each[len(NUMERICS_PREFIX) :] for each in said if each.startswith(NUMERICS_PREFIX))]
         form = self._form(wire.GetCapabilities)
         self._capabilities = capabilities_from_wire(self._query(wire.GetCapabilities(form), wire.Stated), form)
 
@@ -110,9 +115,9 @@ class RemoteDevice(Device):
     def statement(self) -> Statement:
         """What its process said of itself when the session began."""
         origin, layout = self.session.welcome.origin, self.session.welcome.layout
-        extensions, relaxations = frozenset(self.extensions), frozenset(self.relaxations)
-        facts = self.name, origin, self.version, self.type, self.level, extensions, relaxations, layout or None
-        return Statement(*facts, self._capabilities)
+        said = frozenset(self.extensions), frozenset(self.relaxations), frozenset(self.numerics)
+        facts = self.name, origin, self.version, self.type, self.level
+        return Statement(*facts, *said, layout or None, self._capabilities)
 
     def _form(self, call: type[wire.ClientCall]) -> Level:
         form = wire.form_for(call, self.session.methods)

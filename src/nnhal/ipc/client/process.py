@@ -148,7 +148,7 @@ class Resilient(Device):
         self.restarts = 0
         remote = self._remote
         self.version, self.type, self.level = remote.version, remote.type, remote.level
-        self.extensions, self.relaxations = remote.extensions, remote.relaxations
+        self.extensions, self.relaxations, self.numerics = remote.extensions, remote.relaxations, remote.numerics
         self.preferred_layout = remote.preferred_layout
         self.confinement = remote.confinement
         _resilient.add(self)

@@ -24,7 +24,9 @@ from nnhal.hal.binding import Place, bind_request
 from nnhal.hal.cache.files import Cache
 from nnhal.hal.claims import considered_by, verdicts_by
 from nnhal.hal.device import (
+    FAST,
     MOST_THREADS,
+    NUMERICS_PREFIX,
     Device,
     Hints,
     Prepared,
@@ -160,7 +162,8 @@ class CallHandler:
         return wire.Word(int(self._own.type)), ()
 
     def _relaxations(self, _: wire.GetRelaxations, __: Descriptors) -> Answer:
-        return wire.Names(self._own.relaxations), ()
+        more = (NUMERICS_PREFIX + each for each in self._own.numerics if each != FAST)
+        return wire.Names((*self._own.relaxations, *more)), ()
 
     def _extensions(self, _: wire.GetSupportedExtensions, __: Descriptors) -> Answer:
         return wire.Names(self._own.extensions), ()

@@ -11,16 +11,20 @@ from nnhal.ops.schema import B8, F16, I32, Q8PC, Q8SYMM
 PLAIN = {"ADD": "Add", "SUB": "Sub", "MUL": "Mul", "POW": "Pow", "MAXIMUM": "Max", "MINIMUM": "Min", "SELECT": "Where"}
 PLAIN |= {"ABS": "Abs", "NEG": "Neg", "FLOOR": "Floor", "EXP": "Exp", "SIN": "Sin", "LOG": "Log", "SQRT": "Sqrt"}
 PLAIN |= {"TANH": "Tanh", "HARD_SWISH": "HardSwish"}
+CHOICES = ("MAXIMUM", "MINIMUM", "SELECT")  # which give elements as they are
 COMPARED = {"EQUAL": "Equal", "NOT_EQUAL": "Equal", "LESS": "Less", "LESS_EQUAL": "LessOrEqual", "GREATER": "Greater"}
 COMPARED |= {"GREATER_EQUAL": "GreaterOrEqual"}
 
 
-@entry(*PLAIN, types=MOVED)
+@entry(*(name for name in PLAIN if name not in CHOICES), types=MOVED)
+@entry(*CHOICES, types=MOVED, exact=True)
 def plain(t: OnnxTask) -> None:
     """Of a tensor of one value, its value does, where another operand has the shape of the result.
 
     x * LOGISTIC(x) by the sigmoid of the engine, one kernel, as the engine itself has it: off by 2e-6 at most, 0 below -18.
     """
+    if t.name in CHOICES:
+        t.require_alike()
     given, filled, shape = t.reals(), t.graph.filled, fixed(t.a.shapes[0])
     values = [t.graph.values[place] for argument, _ in t.a.inputs for place in t.places(argument.name)]
     whole = [x not in filled and v is not None and fixed(v.shape) == shape for x, v in zip(given, values, strict=True)]
@@ -86,7 +90,8 @@ def reciprocal_root(t: OnnxTask) -> None:
     t.give(t.o.Reciprocal(t.o.Sqrt(t.o.Relu(x) if t.a.T in QUANTS else x)))
 
 
-@entry("RELU", "RELU1", "RELU6")
+@entry("RELU", exact=True)
+@entry("RELU1", "RELU6")
 def limited(t: OnnxTask) -> None:
     t.give(t.real("input"), ACTIVATION_RANGE[Activation[t.name]])
 
@@ -111,7 +116,7 @@ def logical(t: OnnxTask) -> None:
     t.put(t.graph.node(t.name[8:].title(), *t.reals()))
 
 
-@entry("CAST", types=MOVED | {B8, Q8SYMM})
+@entry("CAST", types=MOVED | {B8, Q8SYMM}, exact=True)
 def cast(t: OnnxTask) -> None:
     """Stored values, whatever scale they have: truncated and saturated, NaN as 0. Float64 holds them all."""
     x, source, out = t.x("input"), t.a.input.type, t.a.out
@@ -129,7 +134,7 @@ def cast(t: OnnxTask) -> None:
 def converted(t: OnnxTask) -> None:
     if not (t.name == "DEQUANTIZE" and folded(t)):
         y = t.real("input")
-        t.give(halved(t, y) if t.name == "DEQUANTIZE" else y)
+        t.give(halved(t, y) if t.name == "DEQUANTIZE" else t.o.Where(t.o.IsNaN(y), 0.0, y))
 
 
 def folded(t: OnnxTask) -> bool:

@@ -54,7 +54,7 @@ def new_sizes(t: OnnxTask) -> tuple[int, ...]:
     return found[2:] if t.a.nchw else found[1:3]
 
 
-@entry("AVERAGE_POOL_2D", "MAX_POOL_2D")
+@entry("AVERAGE_POOL_2D", "MAX_POOL_2D", exact=True)
 def pool(t: OnnxTask) -> None:
     """Padding does not count. The greatest of quantised elements are those of the greatest stored values."""
     how = sliding(t)
@@ -299,7 +299,7 @@ def instance_normalisation(t: OnnxTask) -> None:
 # ------------------------------------------------------------------------------------------------------------- resizing
 
 
-@entry("RESIZE_NEAREST_NEIGHBOR")
+@entry("RESIZE_NEAREST_NEIGHBOR", exact=True)
 def pick_nearest(t: OnnxTask) -> None:
     """The very elements of the definition; where each is repeated as often, by ONNX's own operator, which is much faster."""
     y, first, times = t.x("input"), 2 if t.a.nchw else 1, repeats(t.a)

@@ -11,22 +11,23 @@ from nnhal.drivers.kit.sums import Stage, stages, summed, unpadded
 from nnhal.ops.schema import B8, Q8S
 
 
-@entry("RESHAPE", "EXPAND_DIMS", "SQUEEZE", types=MOVED)
+@entry("RESHAPE", "EXPAND_DIMS", "SQUEEZE", types=MOVED, exact=True)
 def reshape(t: OnnxTask) -> None:
     if t.a.shapes[0] is None or None in t.a.shapes[0]:
         t.array("shape" if t.name == "RESHAPE" else "input")
     t.put(t.reshaped(t.x("input"), t.shape()))
 
 
-@entry("TRANSPOSE", types=MOVED)
+@entry("TRANSPOSE", types=MOVED, exact=True)
 def transpose(t: OnnxTask) -> None:
     order = t.array("permutation").tolist() if t.places("permutation") else range(t.a.input.rank)[::-1]
     t.put(t.o.Transpose(t.x("input"), perm=list(order)))
 
 
-@entry("CONCATENATION", types=MOVED)
+@entry("CONCATENATION", types=MOVED, exact=True)
 def concatenation(t: OnnxTask) -> None:
     """Parts of other scales by their real values."""
+    t.require_alike()
     same = all((v.scale, v.zero_point) == (t.a.out.scale, t.a.out.zero_point) for v in t.a.parts)
     if same:
         t.put(t.o.Concat(*map(t.graph.operand, t.places("parts")), axis=t.a.axis))
@@ -34,27 +35,27 @@ def concatenation(t: OnnxTask) -> None:
         t.give(t.o.Concat(*t.reals(), axis=t.a.axis))
 
 
-@entry("PACK", types=MOVED)
+@entry("PACK", types=MOVED, exact=True)
 def pack(t: OnnxTask) -> None:
     parts = [t.o.Unsqueeze(t.graph.operand(place), [t.a.axis]) for place in t.places("parts")]
     t.put(t.o.Concat(*parts, axis=t.a.axis))
 
 
-@entry("SPLIT", types=MOVED)
+@entry("SPLIT", types=MOVED, exact=True)
 def split(t: OnnxTask) -> None:
     size, count = t.a.input.known[t.a.axis], t.a.pieces
     for number, y in enumerate(t.nodes("Split", [t.x("input"), [size // count] * count], count, axis=t.a.axis)):
         t.put(y, number)
 
 
-@entry("SLICE", types=MOVED)
+@entry("SLICE", types=MOVED, exact=True)
 def block(t: OnnxTask) -> None:
     begins, sizes = t.array("begin").tolist(), t.array("size").tolist()
     ends = [FAR if size < 0 else begin + size for begin, size in zip(begins, sizes, strict=True)]
     t.put(t.o.Slice(t.x("input"), begins, ends))
 
 
-@entry("STRIDED_SLICE", types=MOVED)
+@entry("STRIDED_SLICE", types=MOVED, exact=True)
 def strided(t: OnnxTask) -> None:
     for name in ("begin", "end", "strides"):
         t.array(name)
@@ -68,17 +69,17 @@ def backwards(t: OnnxTask, x: str, axis: int) -> str:
     return t.o.Slice(x, [-1], [-FAR], [axis], [-1])
 
 
-@entry("REVERSE", types=MOVED)
+@entry("REVERSE", types=MOVED, exact=True)
 def reverse(t: OnnxTask) -> None:
     t.put(backwards(t, t.x("input"), int(t.array("axis")[0])))
 
 
-@entry("TILE", types=MOVED)
+@entry("TILE", types=MOVED, exact=True)
 def tile(t: OnnxTask) -> None:
     t.put(t.o.Tile(t.x("input"), t.array("multiples").tolist()))
 
 
-@entry("GATHER", "EMBEDDING_LOOKUP", types=MOVED)
+@entry("GATHER", "EMBEDDING_LOOKUP", types=MOVED, exact=True)
 def gather(t: OnnxTask) -> None:
     """What NNAPI fails on, ONNX counts from the end: indices below 0 become some that ONNX Runtime fails on."""
     source, name, axis = ("input", "indices", t.a.axis) if t.name == "GATHER" else ("values", "lookups", 0)
@@ -104,7 +105,7 @@ def without_nan(t: OnnxTask, x: str, instead: float) -> str:
     return t.o.Where(t.o.IsNaN(x), instead, x) if t.a.T in FLOATS else t.cast(x, np.int32)
 
 
-@entry("TOPK_V2", types=MOVED)
+@entry("TOPK_V2", types=MOVED, exact=True)
 def top(t: OnnxTask) -> None:
     """Of equals the last comes first, and ONNX's the first: so it sees them turned round. NaN counts as minus infinity."""
     x, last = t.x("input"), t.a.input.rank - 1
@@ -115,7 +116,7 @@ def top(t: OnnxTask) -> None:
     t.put(t.cast(place, np.int32), 1)
 
 
-@entry("ARGMAX", "ARGMIN", types=MOVED)
+@entry("ARGMAX", "ARGMIN", types=MOVED, exact=True)
 def extreme(t: OnnxTask) -> None:
     """The first among equals; NaN never wins."""
     kind, worst = ("ArgMax", -np.inf) if t.name == "ARGMAX" else ("ArgMin", np.inf)
@@ -123,7 +124,7 @@ def extreme(t: OnnxTask) -> None:
     t.put(t.reshaped(t.cast(y, np.int32), t.shape()))
 
 
-@entry("PAD", "PAD_V2", types=MOVED)
+@entry("PAD", "PAD_V2", types=MOVED, exact=True)
 def pad(t: OnnxTask) -> None:
     fill = zero_point(t.a.input)
     if t.name == "PAD_V2":
@@ -136,7 +137,7 @@ def padded(t: OnnxTask, x: str, rows: object, fill: object) -> str:
     return t.o.Pad(x, np.asarray(rows, np.int64).T.ravel().tolist(), fill)
 
 
-@entry("MIRROR_PAD", types=MOVED)
+@entry("MIRROR_PAD", types=MOVED, exact=True)
 def mirror(t: OnnxTask) -> None:
     y = t.x("input")
     t.array("paddings")
@@ -153,12 +154,12 @@ def fill(t: OnnxTask) -> None:
     t.put(whole)
 
 
-@entry("RANK", types=MOVED | {B8})
+@entry("RANK", types=MOVED | {B8}, exact=True)
 def rank(t: OnnxTask) -> None:
     t.put(t.graph.constant(np.int32(t.a.input.rank)))
 
 
-@entry("DEPTH_TO_SPACE", "SPACE_TO_DEPTH", "SPACE_TO_BATCH_ND", "BATCH_TO_SPACE_ND", "CHANNEL_SHUFFLE")
+@entry("DEPTH_TO_SPACE", "SPACE_TO_DEPTH", "SPACE_TO_BATCH_ND", "BATCH_TO_SPACE_ND", "CHANNEL_SHUFFLE", exact=True)
 def blocks(t: OnnxTask) -> None:
     """Of pictures with their channels first."""
     picture, x = t.name != "CHANNEL_SHUFFLE", t.x("input")
@@ -177,7 +178,8 @@ REDUCED = {"REDUCE_SUM": "ReduceSum", "REDUCE_PROD": "ReduceProd", "REDUCE_MAX":
 REDUCED |= {"MEAN": "ReduceMean", "REDUCE_ANY": "ReduceMax", "REDUCE_ALL": "ReduceMin"}
 
 
-@entry(*REDUCED, types=FLOATS | MOVED | {B8})
+@entry("MEAN", types=MOVED)
+@entry(*(name for name in REDUCED if name != "MEAN"), types=MOVED | {B8}, exact=True)
 def reduce(t: OnnxTask) -> None:
     """Truth values as numbers. The greatest and least of a NaN are NaN."""
     x, axes = t.real("input"), sorted({int(axis) % t.a.input.rank for axis in t.array("axes")})

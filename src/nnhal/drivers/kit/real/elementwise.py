@@ -46,9 +46,10 @@ def exponential(t: RealTask) -> None:
     t.give(t.op("select", t.missing(x), x, t.op("exp", x)))
 
 
-@entry("MAXIMUM", "MINIMUM", types=NUMBERS)
+@entry("MAXIMUM", "MINIMUM", types=NUMBERS, exact=True)
 def extreme(t: RealTask) -> None:
     """Of a NaN and a number engines give either, NNAPI the NaN."""
+    t.require_alike()
     x, y = t.xs()
     found = t.op(t.name.lower(), x, y)
     if t.a.T in FLOATS:
@@ -68,7 +69,7 @@ def prelu(t: RealTask) -> None:
     t.give(t.op("select", t.op("less", x, t.f32(0)), t.op("multiply", alpha, x), x))
 
 
-@entry("RELU", "RELU1", "RELU6", forms=FORMS)
+@entry("RELU", "RELU1", "RELU6", forms=FORMS, exact=True)
 def limited(t: RealTask) -> None:
     """The fused activation of the same name."""
     t.give(t.x("input"), within=ACTIVATION_RANGE[Activation[t.name]])
@@ -124,13 +125,14 @@ def power(t: RealTask) -> None:
     t.give(t.op("power", base, exponent))
 
 
-@entry("SELECT", types=NUMBERS)
+@entry("SELECT", types=NUMBERS, exact=True)
 def select(t: RealTask) -> None:
     """All three have one shape."""
+    t.require_alike()
     t.give(t.op("select", t.x("condition"), t.x("input1"), t.x("input2")))
 
 
-@entry("CAST", types=EVERY | {Q8SYMM, Q16A, Q16S})
+@entry("CAST", types=EVERY | {Q8SYMM, Q16A, Q16S}, exact=True)
 def cast(t: RealTask) -> None:
     """Stored values are converted, whatever scale they have; what does not fit is saturated, NaN is 0."""
     x, kind, source = t.stored("input"), t.value().type, t.a.input.type
@@ -165,8 +167,8 @@ def integers(t: RealTask, x: Node) -> Node:
 
 @entry("QUANTIZE", types=FLOATS)
 def quantise(t: RealTask) -> None:
-    """From real values to stored ones."""
-    t.give(t.x("input"))
+    """From real values to stored ones, NaN as 0."""
+    t.give(numbers(t, t.x("input")))
 
 
 @entry("DEQUANTIZE", types=QUANTS | {Q8SYMM, Q8PC})

@@ -316,16 +316,19 @@ class RealTask(LoweringTask):
 
 Lower = Callable[[RealTask], None]
 Whole = Callable[[RealTask, GatedSequence], None]
-_entries: list[tuple[tuple[str, ...], frozenset[int], Mapping[int, tuple[str, ...]], Lower]] = []
+_entries: list[tuple[tuple[str, ...], frozenset[int], Mapping[int, tuple[str, ...]], bool, Lower]] = []
 
 
 def entry(
-    *names: str, types: frozenset[int] = FLOATS | QUANTS, forms: Mapping[int, tuple[str, ...]] | None = None
+    *names: str,
+    types: frozenset[int] = FLOATS | QUANTS,
+    forms: Mapping[int, tuple[str, ...]] | None = None,
+    exact: bool = False,
 ) -> Callable[[Lower], Lower]:
-    """Make a function the entry of operations, in all tables that are made of these."""
+    """Make a function the entry of operations, in all tables that are made of these. exact: as of `Entry`."""
 
     def add(function: Lower) -> Lower:
-        _entries.append((names, types, forms or {}, function))
+        _entries.append((names, types, forms or {}, exact, function))
         return function
 
     return add
@@ -348,8 +351,8 @@ def table_for(
     eight_bits: whether there are forms for kernels of 8 bits, for an engine that has `levels` and `scaled`.
     """
     table: LoweringTable[RealTask] = LoweringTable(engine, FLOATS | QUANTS, elsewhere)
-    for names, types, forms, function in _entries:
+    for names, types, forms, exact, function in _entries:
         known = forms if eight_bits else {}
-        table.entry(*(name for name in names if name not in without), types=types, forms=known)(function)
+        table.entry(*(name for name in names if name not in without), types=types, forms=known, exact=exact)(function)
     (table.gated,) = _gated
     return table

@@ -232,8 +232,8 @@ def batch_matmul(t: RealTask) -> None:
 # -------------------------------------------------------------------------------------------------------------- pooling
 
 
-@entry("MAX_POOL_2D", forms=FORMS)
-@entry("AVERAGE_POOL_2D", "L2_POOL_2D")
+@entry("MAX_POOL_2D", forms=FORMS, exact=True)
+@entry("AVERAGE_POOL_2D", "L2_POOL_2D", exact=True)
 def pool(t: RealTask) -> None:
     """Means are over the real elements; a quantised one is of stored values. Kernels of 8 bits round halves of means to
     even, so that a mean has no form for them.
@@ -336,7 +336,7 @@ def resize(t: RealTask) -> None:
     t.give(t.layout(t.o.interpolate(t.image(t.x("input")), sizes, how)))
 
 
-@entry("RESIZE_NEAREST_NEIGHBOR")
+@entry("RESIZE_NEAREST_NEIGHBOR", exact=True)
 def resize_nearest(t: RealTask) -> None:
     """Elements are picked by their number, as engines' own kernels round places otherwise, or each repeated as often."""
     a, x = t.a, t.stored("input")

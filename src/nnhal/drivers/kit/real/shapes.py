@@ -18,7 +18,7 @@ WHOLE = 2**24  # up to here float32 holds every integer
 REDUCTIONS = {"REDUCE_ALL": "logical_and", "REDUCE_ANY": "logical_or"}
 
 
-@entry("RESHAPE", "SQUEEZE", "EXPAND_DIMS", types=NUMBERS)
+@entry("RESHAPE", "SQUEEZE", "EXPAND_DIMS", types=NUMBERS, exact=True)
 def reshape(t: RealTask) -> None:
     """The output's shape says it all; one dimension of it may be open. What an execution says would go unchecked."""
     for name in ("shape", "axes"):
@@ -29,17 +29,18 @@ def reshape(t: RealTask) -> None:
     t.hold(t.o.reshape(t.stored("input"), shape))
 
 
-@entry("TRANSPOSE")
+@entry("TRANSPOSE", exact=True)
 def transpose(t: RealTask) -> None:
     """Without an order the dimensions are reversed."""
     order = range(t.a.input.rank)[::-1] if t.a.permutation is None else t.array("permutation").tolist()
     t.hold(t.o.transpose(t.stored("input"), order))
 
 
-@entry("CONCATENATION", types=NUMBERS, forms=FORMS)
-@entry("PACK", types=NUMBERS)
+@entry("CONCATENATION", types=NUMBERS, forms=FORMS, exact=True)
+@entry("PACK", types=NUMBERS, exact=True)
 def join(t: RealTask) -> None:
     """Along an axis, or a new one."""
+    t.require_alike()
     places, value = t.places("parts"), t.value()
     axis = axis_of(t.a, "axis", value.rank)
     t.form = "float" if t.halves() else t.form
@@ -52,7 +53,7 @@ def join(t: RealTask) -> None:
     (t.hold if alike else t.give)(t.o.concat(parts, axis))
 
 
-@entry("SPLIT", types=NUMBERS)
+@entry("SPLIT", types=NUMBERS, exact=True)
 def split(t: RealTask) -> None:
     """In equal parts."""
     axis, count = axis_of(t.a, "axis", t.a.input.rank), len(t.operation.outputs)
@@ -61,7 +62,7 @@ def split(t: RealTask) -> None:
         t.hold(t.part(t.stored("input"), axis, number * size, (number + 1) * size), number)
 
 
-@entry("PAD", "PAD_V2", "MIRROR_PAD", types=NUMBERS)
+@entry("PAD", "PAD_V2", "MIRROR_PAD", types=NUMBERS, exact=True)
 def pad(t: RealTask) -> None:
     """With real zeros, with a value, or with what lies on the other side of the border."""
     x, (before, after) = t.stored("input"), t.array("paddings").T.tolist()
@@ -76,7 +77,7 @@ def padded(t: RealTask, x: Node, before: Sequence[int], after: Sequence[int], st
     return t.o.pad(x, before, after, "constant", t.constant(stored, t.o.dtype(x)))
 
 
-@entry("SLICE", types=NUMBERS)
+@entry("SLICE", types=NUMBERS, exact=True)
 def slice_(t: RealTask) -> None:
     """A part in one piece."""
     begin, sizes = t.array("begin"), t.array("size")
@@ -84,7 +85,7 @@ def slice_(t: RealTask) -> None:
     t.hold(t.o.slice(t.stored("input"), begin.tolist(), end.tolist(), [1] * len(axes), axes))
 
 
-@entry("STRIDED_SLICE")
+@entry("STRIDED_SLICE", exact=True)
 def strided_slice(t: RealTask) -> None:
     """A part in steps; dimensions that are left out are of 1 element."""
     for name in ("begin", "end", "strides"):
@@ -99,7 +100,7 @@ def strided_slice(t: RealTask) -> None:
     t.hold(t.o.reshape(x, t.value().known))
 
 
-@entry("GATHER", "EMBEDDING_LOOKUP", types=NUMBERS)
+@entry("GATHER", "EMBEDDING_LOOKUP", types=NUMBERS, exact=True)
 def gather(t: RealTask) -> None:
     """An index outside ends the execution: the engine says whether there was one."""
     source, indices, axis = "values", "lookups", 0
@@ -117,20 +118,20 @@ def gather(t: RealTask) -> None:
     t.hold(t.o.gather(t.stored(source), found, axis))
 
 
-@entry("TILE", types=NUMBERS)
+@entry("TILE", types=NUMBERS, exact=True)
 def tile(t: RealTask) -> None:
     """Repeated along each dimension."""
     t.hold(t.o.tile(t.stored("input"), t.array("multiples").tolist()))
 
 
-@entry("DEPTH_TO_SPACE", "SPACE_TO_DEPTH")
+@entry("DEPTH_TO_SPACE", "SPACE_TO_DEPTH", exact=True)
 def depth_and_space(t: RealTask) -> None:
     """Blocks of pictures."""
     kind = "depth_to_space" if t.name == "DEPTH_TO_SPACE" else "space_to_depth"
     t.hold(t.layout(t.o.blocks(kind, t.image(t.stored("input")), t.a.block)))
 
 
-@entry("SPACE_TO_BATCH_ND", "BATCH_TO_SPACE_ND")
+@entry("SPACE_TO_BATCH_ND", "BATCH_TO_SPACE_ND", exact=True)
 def batch_and_space(t: RealTask) -> None:
     """By moving dimensions."""
     (h, w), x = t.array("blocks").tolist(), t.image(t.stored("input"))
@@ -148,14 +149,14 @@ def batch_and_space(t: RealTask) -> None:
     t.hold(t.layout(x))
 
 
-@entry("REVERSE", types=NUMBERS)
+@entry("REVERSE", types=NUMBERS, exact=True)
 def reverse(t: RealTask) -> None:
     """Along one dimension."""
     axis = int(t.array("axis").item()) % t.a.input.rank
     t.hold(t.part(t.stored("input"), axis, -1, -1, -1))
 
 
-@entry("CHANNEL_SHUFFLE")
+@entry("CHANNEL_SHUFFLE", exact=True)
 def channel_shuffle(t: RealTask) -> None:
     """The transpose of groups and members."""
     shape, groups = t.a.input.known, t.a.groups
@@ -171,7 +172,7 @@ def fill(t: RealTask) -> None:
     t.hold(t.o.broadcast(t.constant(t.a.value, kind), t.array("shape").tolist()))
 
 
-@entry("RANK", types=NUMBERS | {B8})
+@entry("RANK", types=NUMBERS | {B8}, exact=True)
 def rank(t: RealTask) -> None:
     """Known when the model is prepared."""
     t.hold(t.constant(t.a.input.rank, np.int32))
@@ -181,7 +182,7 @@ def rank(t: RealTask) -> None:
 
 
 @entry("MEAN", forms=FORMS)
-@entry("REDUCE_MAX", "REDUCE_MIN")
+@entry("REDUCE_MAX", "REDUCE_MIN", exact=True)
 @entry("REDUCE_PROD", "REDUCE_SUM", types=FLOATS)
 @entry("REDUCE_ALL", "REDUCE_ANY", types=frozenset((B8,)))
 def reduce(t: RealTask) -> None:
@@ -215,7 +216,7 @@ def comparable(t: RealTask, x: Node, instead: float) -> Node:
     return t.op("select", t.missing(x), t.f32(instead), x) if t.a.T in FLOATS else x
 
 
-@entry("ARGMAX", "ARGMIN", types=FLOATS | QUANTS | {I32})
+@entry("ARGMAX", "ARGMIN", types=FLOATS | QUANTS | {I32}, exact=True)
 def arg_extreme(t: RealTask) -> None:
     """The first among equals; NaN counts as the least, or the greatest."""
     most, axis = t.name == "ARGMAX", axis_of(t.a, "axis", t.a.input.rank)
@@ -223,7 +224,7 @@ def arg_extreme(t: RealTask) -> None:
     t.hold(found if t.a.input.rank == 1 else t.o.squeeze(found, axis))
 
 
-@entry("TOPK_V2", types=NUMBERS)
+@entry("TOPK_V2", types=NUMBERS, exact=True)
 def top(t: RealTask) -> None:
     """Among equals NNAPI takes the last first: the engine is given the elements in reverse. NaN counts as the least."""
     x, last, size = t.stored("input"), t.a.input.rank - 1, t.a.input.known[-1]
