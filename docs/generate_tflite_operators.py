@@ -35,6 +35,8 @@ of which somebody has said what it is made of, by `nnhal.register_custom_operato
 
 Where NNAPI and TFLite differ:
 
+- Loops of recurrent layers fill a list: they join the rows before a row, the new row, and the rows behind it. nnhal writes
+  that as one DYNAMIC_UPDATE_SLICE, since the sizes of the parts are known only at execution.
 - Integer weights beside float inputs (dynamic-range quantisation) stay integers in the model, behind DEQUANTIZE, so that
   every device computes with their real values. LiteRT's kernels for such files quantise the activations as well, which is
   faster and less exact: `driver_options={{"litert": {{"dynamic_range": True}}}}` asks for that, bit by bit, of CONV_2D,

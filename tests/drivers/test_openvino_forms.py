@@ -389,6 +389,21 @@ def test_scales_that_openvino_would_take_for_0_are_computed_exactly(kind: str, s
     assert steps(run(FAST, model, [data])[0], expected(model, [data])[0]) <= 1
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_difference_of_equal_numbers_is_0_beside_kernels_of_8_bits(kind: str) -> None:
+    """Converters write the logarithm of a sum of exponentials so: the output that is always 0 has a scale of 1e-8."""
+    b, q, rng = nnhal.Builder(), {"scale": 0.0102, "zero_point": 45}, np.random.default_rng(0)
+    x, most = b.input((1, 5, 4, 1), kind, **q), b.input((1, 1, 4, 1), kind, **q)
+    nothing = b.sub(most, most, scale=7.8e-9, zero_point=0)
+    zero = b.constant(np.zeros(1, KINDS[kind]), kind, scale=3.9e-9, zero_point=0)
+    other = b.constant(np.full((1, 1, 4, 1), 45, KINDS[kind]), kind, **q)
+    chosen = b.select(b.equal(nothing, zero), most, other, **q)
+    model = b.finish([x, most], [b.sub(x, chosen, scale=0.0156, zero_point=120), nothing])
+    data = [rng.integers(0, 256, (1, n, 4, 1)).astype(np.uint8).view(KINDS[kind]) for n in (5, 1)]
+    for found, wanted in zip(run(FAST, model, data), expected(model, data), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
 @pytest.mark.parametrize("name", ["add", "sub", "mul"])
 def test_a_constant_of_one_element_is_not_made_one_with_the_rounding_before_it(name: str) -> None:
     """OpenVINO makes 174 of 130 of such products."""

@@ -20,6 +20,7 @@ from nnhal.frontends.common.terms import (
     constant,
 )
 from nnhal.frontends.tflite.file import DTYPES, File, FileSubgraph, FileTensor
+from nnhal.frontends.tflite.lists import with_updates
 from nnhal.frontends.tflite.sparse import densify
 from nnhal.model.graph import EdgeForm
 from nnhal.model.validate import MAX_DEPTH
@@ -81,6 +82,8 @@ class ImportContext(Struct, eq=False):
         if len(self._open) >= MAX_DEPTH:  # this one would be deeper
             raise BadFile(f"{self.file.label}: {where}: subgraphs are nested deeper than {MAX_DEPTH}")
         source = self.file.subgraphs[number]
+        if not self.reshaped:  # the file's shapes are those of its tensors
+            source = with_updates(source, self.file)
         if len(source.inputs) != count:
             must = f"must be {len(source.inputs)}"
             raise BadFile(f"{self.file.label}: {where}: gives subgraph {number} {count} inputs, {must}")

@@ -5,7 +5,7 @@ import numpy as np
 from nnhal.base.codes import Activation
 from nnhal.base.operands import Value
 from nnhal.drivers.kit.real.engine import Node
-from nnhal.drivers.kit.real.graph import FLOATS, FORMS, NUMBERS, QUANTS, RealTask, entry
+from nnhal.drivers.kit.real.graph import FLOATS, FORMS, NUMBERS, QUANTS, RealTask, entry, scales_of
 from nnhal.ops.common import ACTIVATION_RANGE, type_range
 from nnhal.ops.schema import B8, F32, I32, Q8PC, Q8SYMM, Q16A, Q16S
 
@@ -33,10 +33,18 @@ KINDS |= {"HARD_SWISH": "hswish"}  # the others are called what NNAPI calls them
 def simple(t: RealTask) -> None:
     """One primitive. Not by levels with a constant: a rounding and what is added behind it become one that is steps off. Nor
     where halves are many, which kernels of 8 bits round to even.
+
+    Inputs of one scale are added up as integers. The difference of equal ones is then 0: an engine that joins the scaling of
+    one with the subtraction leaves a rounding error, which is several steps of a fine output.
     """
     constant = any(value.data is not None for _, value in t.a.inputs if isinstance(value, Value))
     t.form = "float" if constant or (t.name in ("ADD", "SUB", "MUL") and t.halves()) else t.form
-    t.give(t.op(KINDS.get(t.name, t.name.lower()), *t.xs()))
+    kind = KINDS.get(t.name, t.name.lower())
+    if t.name in ("ADD", "SUB") and t.a.T in QUANTS and not t.eight and t.a.input1.scale == t.a.input2.scale:
+        total = t.op(kind, *(t.graph.steps(t.place(name)) for name in ("input1", "input2")))
+        t.give(t.op("multiply", t.graph.apart(total), t.constant(scales_of(t.a.input1))))
+        return
+    t.give(t.op(kind, *t.xs()))
 
 
 @entry("EXP", types=FLOATS)
