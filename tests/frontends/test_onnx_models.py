@@ -62,8 +62,7 @@ def test_a_model_with_a_branch_for_each_rate_runs_at_one_that_is_fixed(rate):
     for device, most in MOST.items():
         with nnhal.compile(model, devices=[device, "reference"], threads=1) as compiled:
             for mine, theirs in zip(compiled(*given.values()), expected, strict=True):
-                allowed = 0.02 if name in REQUANTISED else most
-                assert np.abs(mine - theirs).max() <= allowed * np.abs(theirs).max(), device
+                assert np.abs(mine - theirs).max() <= most * np.abs(theirs).max(), device
 
 
 @pytest.mark.parametrize("name", REFUSED)
