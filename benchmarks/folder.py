@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnxruntime
 from ai_edge_litert.interpreter import Interpreter
@@ -48,6 +49,7 @@ class Listed:
     values: dict[str, Any] | None = None
     range: tuple[float, float] | None = None
     integers: tuple[int, int] | None = None
+    inputs: int | None = None  # the most random inputs, of a model that takes long
 
     def input(self, spec: Any, rng: np.random.Generator) -> Any:
         """Random numbers for one input."""
@@ -111,7 +113,7 @@ def look(listed: Listed, count: int) -> Row:
     except nnhal.NnhalError as error:
         row.refused = str(error).partition(": ")[2]
         return row
-    row.operations = len(model.main.operations)
+    row.operations, count = len(model.main.operations), min(count, listed.inputs or count)
     own = given = None
     for device in DEVICES:
         devices = None if device == "default" else list(dict.fromkeys([device, "reference"]))
@@ -216,7 +218,7 @@ def main() -> int:
 
 
 def _plain(row: Row) -> dict[str, Any]:
-    return {device: [each._asdict() for each in found] for device, found in row.off.items()}
+    return {device: [msgspec.structs.asdict(each) for each in found] for device, found in row.off.items()}
 
 
 if __name__ == "__main__":
