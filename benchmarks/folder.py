@@ -107,7 +107,7 @@ class OwnEngine:
 
 
 def look(listed: Listed, count: int) -> Row:
-    row = Row(listed.path.stem, listed.package, listed.kind)
+    row = Row(listed.path.name.rpartition("__")[2], listed.package, listed.kind)
     try:
         model = nnhal.load(listed.path, shapes=listed.shapes, values=listed.values, cache_dir=False)
     except nnhal.NnhalError as error:
@@ -124,7 +124,9 @@ def look(listed: Listed, count: int) -> Row:
                     rng = np.random.default_rng(0)
                     given = [{s.name: listed.input(s, rng) for s in compiled.inputs} for _ in range(count)]
                     expected = [own(each) for each in given]
-                row.ran[device] = sum(device in ("default", choice.device) for choice in compiled.placement.choices)
+                row.ran[device] = sum(
+                    device == "default" or choice.device in (device, "") for choice in compiled.placement.choices
+                )
                 found = [compiled(*each.values()) for each in given]
                 pairs = [(list(f) if isinstance(f, tuple) else [f], e) for f, e in zip(found, expected, strict=True)]
                 row.off[device] = list(drifts(model, pairs, [spec.name for spec in compiled.outputs]))
