@@ -23,6 +23,9 @@ from nnhal.bench.onnx_inputs import inputs_of
 from nnhal.model.validate import validate
 
 MOST = {"reference": 5e-4, "litert": 5e-4, "openvino": 5e-4, "onnxruntime": 1e-4}  # of the greatest magnitude
+REQUANTISED = {
+    "captcha_read_old": 0.02
+}  # layers quantised over ranges found at execution: one rounding moves many steps
 INPUTS = 5
 
 
@@ -42,7 +45,9 @@ class Row:
     @property
     def agrees(self) -> bool:
         """Whether it was imported, and every device is near enough."""
-        return not self.refused and all(self.off[device] <= most for device, most in MOST.items())
+        return not self.refused and all(
+            self.off[device] <= REQUANTISED.get(self.name, most) for device, most in MOST.items()
+        )
 
 
 def look(name: str) -> Row:

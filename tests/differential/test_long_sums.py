@@ -155,3 +155,22 @@ def test_many_products_lose_what_the_device_says_and_little_on_the_reference(dev
         for number in NUMBERS:
             result = np.asarray(compiled(np.full(x.value.known, number)), np.float64)
             assert np.abs(result / (COUNT * float(number)) - 1).max() <= room, (number, result)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape, axis", [((1, 1_000_000), 1), ((10_007, 3), 0), ((60_000, 2), 0)], ids=str)
+@pytest.mark.parametrize("logarithm", [False, True])
+def test_a_softmax_of_many_adds_up_its_exponentials_in_stages(
+    device: str, shape: tuple[int, ...], axis: int, logarithm: bool
+) -> None:
+    """Beside a few 0s all are equal, so that each addition rounds to the same side."""
+    x = np.full(shape, -0.3, np.float32)
+    x.flat[:8] = 0
+    b = nnhal.Builder()
+    given = b.input(shape)
+    make = b.log_softmax if logarithm else b.softmax
+    exact = 1.3 * (x.astype(np.float64) - x.max(axis, keepdims=True))
+    exact -= np.log(np.exp(exact).sum(axis, keepdims=True))
+    with nnhal.compile(b.finish([given], [make(given, beta=1.3, axis=axis)]), devices=[device]) as compiled:
+        found = np.asarray(compiled(x), np.float64)
+    assert np.abs(found / (exact if logarithm else np.exp(exact)) - 1).max() <= ROOM

@@ -43,6 +43,14 @@ def test_an_if_takes_the_branch_of_its_condition_and_what_it_reads_of_the_graph_
 
 
 @pytest.mark.parametrize("condition", [True, False])
+def test_the_condition_of_an_if_may_be_one_element_of_a_matrix(condition):
+    """As of a comparison of a score, [1, 1], as wake-word models have it."""
+    inputs = {"s": np.float32([[condition]]), "x": real(2, 3), "z": real(2, 3)}
+    made = model([node("Greater", "s half", "c"), node("If", "c", **BRANCHES)], inputs, {"half": np.float32(0.5)})
+    check(made, inputs)
+
+
+@pytest.mark.parametrize("condition", [True, False])
 def test_of_an_if_with_a_constant_condition_only_the_branch_is_left(condition):
     inputs = {"x": real(2, 3), "z": real(2, 3)}
     made = model([node("If", "c", **BRANCHES)], inputs, {"c": np.array(condition)})

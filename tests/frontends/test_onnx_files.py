@@ -3,6 +3,7 @@
 import gc
 import os
 import struct
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
 import nnhal
+from nnhal import UnsupportedModel
 from nnhal.frontends.onnx.reader import read
 from nnhal.frontends.onnx.wire import numbers
 from nnhal.frontends.source import opened
@@ -412,3 +414,20 @@ def test_adding_one_row_eight_times_as_often_is_about_eight_times_as_much_work()
         made.doc_string = "-" * 800_000  # so that it may have as many operations
         work.append(lines(partial(nnhal.load, made.SerializeToString())))
     assert work[1] < 10 * work[0]
+
+
+@pytest.mark.parametrize("device", ["reference", "litert", "onnxruntime", "openvino"])
+def test_a_size_of_0_in_the_file_is_an_empty_dimension(device):
+    """As ONNX Runtime has it, which takes no other size: a cache before its first step."""
+    inputs = {"past": np.zeros((1, 0, 2), np.float32), "x": np.ones((1, 4, 2), np.float32)}
+    made = model([node("Concat", "past x", axis=1)], inputs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing is taken as anything
+        check(made, inputs, device=device)
+
+
+def test_where_an_empty_dimension_stands_in_the_way_the_error_names_the_constant_that_helps():
+    inputs = {"past": np.zeros((1, 0, 2), np.float32)}
+    made = model([node("Einsum", "past past", equation="abc,abd->acd")], inputs)
+    with pytest.raises(UnsupportedModel, match=r"'past' is empty in the file; values={'past': array} makes it a con"):
+        nnhal.load(made.SerializeToString())

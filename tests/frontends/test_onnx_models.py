@@ -13,8 +13,8 @@ pytestmark = pytest.mark.models
 MOST = {"reference": 5e-4, "litert": 5e-4, "openvino": 5e-4, "onnxruntime": 1e-4}  # of the greatest magnitude
 REFUSED = {
     "silero_vad": {"LSTM"},
-    "captcha_read_old": {"com.microsoft.DynamicQuantizeLSTM"},
 }
+REQUANTISED = {"captcha_read_old"}  # layers quantised over ranges found at execution: one rounding moves many steps
 ALIKE = "dnsmos_personal", "dnsmos_signal"  # the graphs of dnsmos and dnsmos_background with other weights
 
 
@@ -47,7 +47,8 @@ def test_a_model_computes_what_onnx_runtime_does(name):
                     found if isinstance(found, tuple) else (found,), session.run(None, given), strict=True
                 ):
                     assert (np.shape(mine), np.asarray(mine).dtype) == (theirs.shape, theirs.dtype)
-                    assert np.abs(mine - theirs).max() <= most * np.abs(theirs).max(), device
+                    allowed = 0.02 if name in REQUANTISED else most
+                    assert np.abs(mine - theirs).max() <= allowed * np.abs(theirs).max(), device
 
 
 @pytest.mark.parametrize("rate", [16000, 8000])

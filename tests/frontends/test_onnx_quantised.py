@@ -456,3 +456,41 @@ def test_integers_that_no_type_has_are_no_outputs():
     with pytest.raises(UnsupportedModel, match=r"Relu #1.*is UINT8, which NNAPI has no type for"):
         nodes = [node("DynamicQuantizeLinear", "x", "q s z"), node("Relu", "q", "y")]
         load(model(nodes, inputs, infer=False).SerializeToString())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+def test_an_lstm_quantises_its_state_at_each_step(device, direction):
+    """Against ONNX Runtime. Scales and zero points for a direction; the tests below have those for each column."""
+    made, inputs = quantised_lstm(direction)
+    check(made, inputs, device=device, tolerance=5e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_lstm_has_scales_for_columns_peepholes_and_states(device):
+    made, inputs = quantised_lstm("bidirectional", columns=True, states=True, peepholes=True)
+    check(made, inputs, device=device, tolerance=5e-6)
+
+
+def quantised_lstm(direction, *, columns=False, states=False, peepholes=False):
+    """A model of one DynamicQuantizeLSTM: three steps, two sequences, and its inputs."""
+    count, size, units = 1 + (direction == "bidirectional"), 6, 5
+    rng = np.random.default_rng(7)
+    inputs = {"x": rng.standard_normal((3, 2, size)).astype(np.float32)}
+    if states:
+        inputs |= {name: rng.uniform(-1, 1, (count, 2, units)).astype(np.float32) for name in ("h", "c")}
+    shape = (count, 4 * units) if columns else (count,)
+    kind = np.int8 if columns else np.uint8
+    constants = {
+        "w": rng.integers(0, 100, (count, size, 4 * units)).astype(kind),
+        "r": rng.integers(0, 100, (count, units, 4 * units)).astype(kind),
+        "b": rng.standard_normal((count, 8 * units)).astype(np.float32) / 4,
+        "ws": rng.uniform(0.005, 0.02, shape).astype(np.float32), "wz": np.full(shape, 0 if columns else 47, kind),
+        "rs": rng.uniform(0.005, 0.02, shape).astype(np.float32), "rz": np.full(shape, 0 if columns else 53, kind),
+    }  # fmt: skip
+    if peepholes:
+        constants["p"] = rng.standard_normal((count, 3 * units)).astype(np.float32)
+    given = f"x w r b - {'h c' if states else '- -'} {'p' if peepholes else '-'} ws wz rs rz"
+    attributes = {"hidden_size": units, "direction": direction}
+    lstm = node("DynamicQuantizeLSTM", given, "y yh yc", domain="com.microsoft", **attributes)
+    return model([lstm], inputs, constants, "y yh yc", infer=False), inputs

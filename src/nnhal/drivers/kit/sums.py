@@ -20,6 +20,7 @@ EXACT = 2**24  # integers up to here are float32
 SLIGHT = 2.0**-4  # of a step of the output, by which sums may be off for each of them that is rounded
 
 LANES = 4  # partial sums that engines hold side by side, at least, where rows of the last dimension are summed
+EXPONENTIALS = 8192  # that an engine's own SOFTMAX adds up, whose kernel is far faster
 X = TypeVar("X")
 
 

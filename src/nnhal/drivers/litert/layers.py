@@ -8,7 +8,7 @@ import numpy as np
 from nnhal.base.codes import Padding as Scheme
 from nnhal.base.operands import Array, ChannelQuant, Shape, Unknown, Value
 from nnhal.base.records import replace
-from nnhal.drivers.kit.sums import mean_windows
+from nnhal.drivers.kit.sums import EXPONENTIALS, mean_windows
 from nnhal.drivers.litert import sums
 from nnhal.drivers.litert.common import SAME, VALID, activation, pad, padded, scheme
 from nnhal.drivers.litert.graph import COARSEST, FLOATS, QUANTS, EngineTensor, require_scales
@@ -335,7 +335,34 @@ def softmax(t: Task) -> None:
     x, out = axis_last(t)
     steep = t.a.beta * x.value.scale
     t.require(steep <= COARSEST, f"beta times the scale is {steep:g}, must be at most {COARSEST:g}")
+    if t.a.T in FLOATS and x.value.known[-1] > EXPONENTIALS:
+        by_stages(t, distances(t, x), out)
+        return
     t.emit(t.name, [x], out, "Softmax", beta=t.a.beta)
+
+
+def distances(t: Task, x: EngineTensor) -> EngineTensor:
+    """Those of elements from the greatest in their row, times beta; halved, so that they cannot overflow."""
+    half, distance, scaled = (t.temporary(x.value) for _ in range(3))
+    greatest = t.along(x.value, [-1])
+    t.emit("MUL", [x, t.constant(0.5, np.float32)], half, "Mul")
+    t.emit("REDUCE_MAX", [half, t.constant([x.value.rank - 1])], greatest, "Reducer", keepDims=True)
+    t.emit("SUB", [half, greatest], distance, "Sub")
+    t.emit("MUL", [distance, t.constant(2 * t.a.beta, np.float32)], scaled, "Mul")
+    return scaled
+
+
+def by_stages(t: Task, below: EngineTensor, out: EngineTensor) -> None:
+    """The (logarithm of a) softmax along the last dimension, whose sum of exponentials is long."""
+    powers, whole = t.temporary(below.value), t.along(below.value, [-1])
+    t.emit("EXP", [below], powers)
+    add_up(t, "SUM", powers, [below.value.rank - 1], whole)
+    if t.name == "SOFTMAX":
+        t.emit("DIV", [powers, whole], out, "Div")
+        return
+    logarithm = t.along(below.value, [-1])
+    t.emit("LOG", [whole], logarithm)
+    t.emit("SUB", [below, logarithm], out, "Sub")
 
 
 def flattened(t: Task, x: EngineTensor, out: EngineTensor) -> tuple[EngineTensor, EngineTensor]:
@@ -353,15 +380,13 @@ def log_softmax(t: Task) -> None:
     x, out = axis_last(t)
     if x.value.rank > BEYOND_XNNPACK:
         x, out = flattened(t, x, out)
-    if t.a.beta != 1:
-        half, distance, scaled = (t.temporary(x.value) for _ in range(3))
-        greatest = t.along(x.value, [-1])
-        t.emit("MUL", [x, t.constant(0.5, np.float32)], half, "Mul")
-        t.emit("REDUCE_MAX", [half, t.constant([x.value.rank - 1])], greatest, "Reducer", keepDims=True)
-        t.emit("SUB", [half, greatest], distance, "Sub")
-        t.emit("MUL", [distance, t.constant(2 * t.a.beta, np.float32)], scaled, "Mul")
-        x = scaled
-    t.emit(t.name, [x], out)
+    long = x.value.known[-1] > EXPONENTIALS
+    if t.a.beta != 1 or long:
+        x = distances(t, x)
+    if long:
+        by_stages(t, x, out)
+    else:
+        t.emit(t.name, [x], out)
 
 
 @entry("LOCAL_RESPONSE_NORMALIZATION", types=FLOATS)

@@ -68,7 +68,11 @@ def load_opened(
         look_for_the_cause(context, file, wanted, left)
     if context.problems:
         branch = any("(If) attribute" in place for places in context.problems.values() for place in places)
-        raise unsupported(file.label, context.problems, ONE_BRANCH if branch else "")
+        empty = [edge.name for edge in file.graph.inputs if edge.shape and 0 in edge.shape]
+        emptied = (
+            f"{empty[0]!r} is empty in the file; values={{{empty[0]!r}: array}} makes it a constant" if empty else ""
+        )
+        raise unsupported(file.label, context.problems, ONE_BRANCH if branch else emptied)
     for term, edge in zip(graph.outputs, file.graph.outputs, strict=True):
         term.value = replace(term.value, name=edge.name)
     notes = [
@@ -183,6 +187,8 @@ def with_constants(file: OnnxFile, values: Mapping[str, Array]) -> tuple[OnnxFil
 def settled(file: OnnxFile, shapes: Shapes | None, sizes: dict[str, int]) -> tuple[list[tuple[int | None, ...]], Left]:
     """The shape of each input: the caller's, else the file's; a name that several dimensions share is one size.
 
+    A size of 0 in the file is an empty dimension. NNAPI has no fixed one, so it is left for the execution.
+
     sizes: of names that are known.
     """
     edges = file.graph.inputs
@@ -204,12 +210,12 @@ def settled(file: OnnxFile, shapes: Shapes | None, sizes: dict[str, int]) -> tup
         open_dims = False
         for dim in edge.shape:
             taken: int | None = dim if isinstance(dim, int) else sizes.get(dim) if isinstance(dim, str) else None
-            if taken is None or (taken == 0 and isinstance(dim, int)):
+            if taken is None:
                 open_dims, taken = True, 1
             found.append(None if taken in OPEN else taken)
         if open_dims:
-            dims = ", ".join("?" if d is None or d == 0 else str(d) for d in edge.shape)
-            left.append((edge.name, tuple(d or 1 for d in found), f"input {edge.name!r} [{dims}]"))
+            dims = ", ".join("?" if d is None else str(d) for d in edge.shape)
+            left.append((edge.name, tuple(d or 0 for d in found), f"input {edge.name!r} [{dims}]"))
         wanted.append(tuple(found))
     return wanted, left
 

@@ -81,7 +81,9 @@ def branch(t: NodeTask) -> None:
             t.same(term, number)
         return
     condition = t.x(0)
-    t.require(condition.value.shape == (1,), f"the condition has shape {condition.value.shape}, must be one element")
+    sizes = t.known(condition)
+    t.require(math.prod(sizes) == 1, f"the condition has shape {list(sizes)}, must be one element")
+    condition = t.reshaped(condition, (1,))
     graphs = [inside(t, t.inner(name), []) for name in ("then_branch", "else_branch")]
     counts = {len(graph.outputs) for graph in graphs}
     t.require(

@@ -29,19 +29,29 @@ def dynamically_quantised(t: NodeTask) -> None:
     x, r = t.x(0), Reals(t)
     t.require(x.value.type == F32, f"of {x.kind}, must be FLOAT")
     shape = t.known(x)
-    flat, first = t.reshaped(x, (math.prod(shape),)), t.integers([0])
-    low = r("MINIMUM", t.make("REDUCE_MIN", flat, first, True), 0.0)
-    extent = r("SUB", r("MAXIMUM", t.make("REDUCE_MAX", flat, first, True), 0.0), low)
+    steps, scale, zero = in_steps(t, t.reshaped(x, (math.prod(shape),)))
+    hold(t, 0, "UINT8", t.reshaped(r("ADD", steps, zero), shape), scalar=x.scalar)
+    t.result(1, scale, "FLOAT", scalar=True)
+    hold(t, 2, "UINT8", zero, scalar=True)
+
+
+def in_steps(t: NodeTask, x: Term) -> tuple[Term, Term, Term]:
+    """Quantise a tensor over its own range.
+
+    Returns:
+        The integers above their zero point, of the shape of x; scale and zero point, [1]. All are reals.
+    """
+    r, every = Reals(t), t.integers(list(range(len(t.known(x)))))
+    low = r("MINIMUM", t.reshaped(t.make("REDUCE_MIN", x, every, True), (1,)), 0.0)
+    high = r("MAXIMUM", t.reshaped(t.make("REDUCE_MAX", x, every, True), (1,)), 0.0)
+    extent = r("SUB", high, low)
     one = t.filled((1,), 1, F32)
     scale = r.choose(
         r.test("EQUAL", extent, 0.0), one, r("DIV", extent, MOST)
     )  # 1 where all is 0, as ONNX Runtime has it
     zero = rounded(t, r("MINIMUM", t.make("NEG", r("DIV", low, scale)), MOST))
-    steps = r("MAXIMUM", r("DIV", flat, scale), t.make("NEG", zero))
-    steps = rounded(t, r("MINIMUM", steps, r.less(MOST, zero)))
-    hold(t, 0, "UINT8", t.reshaped(r("ADD", steps, zero), shape), scalar=x.scalar)
-    t.result(1, scale, "FLOAT", scalar=True)
-    hold(t, 2, "UINT8", zero, scalar=True)
+    steps = r("MAXIMUM", r("DIV", x, scale), t.make("NEG", zero))
+    return rounded(t, r("MINIMUM", steps, r.less(MOST, zero))), scale, zero
 
 
 def hold(t: NodeTask, number: int, kind: str, reals: Term, *, scalar: bool) -> None:

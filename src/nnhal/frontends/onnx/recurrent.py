@@ -1,12 +1,17 @@
-"""Entries of recurrent nodes: NNAPI has sequences of LSTM and RNN cells; GRU is made of products, step by step."""
+"""Entries of recurrent nodes.
+
+NNAPI has sequences of LSTM and RNN cells. A GRU, and an LSTM that quantises its state, are made of products, step by step.
+"""
 
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from nnhal.base.operands import Array, Value
+from nnhal.frontends.common.budget import Cost
 from nnhal.frontends.common.reals import Reals
 from nnhal.frontends.common.terms import Blob, Term, constant
+from nnhal.frontends.onnx.dynamic import in_steps
 from nnhal.frontends.onnx.elementwise import floats
 from nnhal.frontends.onnx.indexing import reversed_along
 from nnhal.frontends.onnx.movement import equal_parts, part_of
@@ -17,6 +22,7 @@ MOST_STEPS = 1024  # of a GRU, whose steps are written one behind the other
 ACTIVATIONS = {"Relu": 1, "Tanh": 4, "Sigmoid": 6}
 IOFC = ("input", "output", "forget", "cell")  # the order of ONNX's gates
 NNAPI = ("input", "forget", "cell", "output")
+WEIGHT_SCALES = {1: 8, 2: 10}  # of a DynamicQuantizeLSTM: where the scale of weights stands, before their zero point
 
 
 class Sequences:
@@ -33,7 +39,7 @@ class Sequences:
         shape = t.known(x)
         t.require(len(shape) == 3, f"input has shape {list(shape)}, must have three dimensions")
         self.steps, self.batch, self.size = shape
-        self.weights, self.recurrent = (np.asarray(t.data(n, "weights")) for n in (1, 2))
+        self.weights, self.recurrent = (self.matrices(n) for n in (1, 2))
         ok = self.weights.ndim == self.recurrent.ndim == 3
         t.require(ok, "weights must have three dimensions")
         self.units = self.recurrent.shape[2]
@@ -52,6 +58,10 @@ class Sequences:
             full = all(n == self.steps for n in t.ints(4, "sequence_lens"))
             t.require(full, "has sequences of their own lengths, which NNAPI does not have")
         t.require("clip" not in t.node.attributes, "clips its gates, which NNAPI does not")
+
+    def matrices(self, place: int) -> Array:
+        """The weights at an input, [directions, rows, columns]."""
+        return np.asarray(self.t.data(place, "weights"))
 
     def activations(self, default: Sequence[str]) -> list[list[str]]:
         """The names for each direction."""
@@ -153,6 +163,86 @@ def lstm(t: NodeTask) -> None:
         for into, term in zip((outputs, lasts, cells), made, strict=True):
             into.append(term)
     s.finish(outputs, lasts, cells)
+
+
+class QuantisedSequences(Sequences):
+    """A DynamicQuantizeLSTM: its weights are integers of 8 bits, one column for each row of an LSTM's."""
+
+    def matrices(self, place: int) -> Array:
+        """The weights above their zero points, as an LSTM has them; their scales are `self.scales[place]`."""
+        t = self.t
+        whole = np.asarray(t.data(place, "weights"))
+        t.require(whole.dtype.kind in "iu" and whole.itemsize == 1, f"has weights of {whole.dtype}, must be of 8 bits")
+        t.require(whole.ndim == 3, "weights must have three dimensions")
+        t.budget.spend(Cost.MEMORY, 4 * whole.size, t.label)
+        scale = np.asarray(t.data(WEIGHT_SCALES[place], "the scale of weights"))
+        zero = np.asarray(t.data(WEIGHT_SCALES[place] + 1, "the zero point of weights"))
+        for each in (scale, zero):
+            fits = each.shape in ((whole.shape[0],), (whole.shape[0], whole.shape[2]))
+            t.require(
+                fits, f"has scales or zero points of shape {each.shape}, must be one for each direction or column"
+            )
+        self.scales = {**getattr(self, "scales", {}), place: scale.reshape(whole.shape[0], -1)}
+        centred = whole.astype(np.float32) - zero.reshape(whole.shape[0], 1, -1).astype(np.float32)
+        return centred.transpose(0, 2, 1)
+
+    def layer(self, place: int, direction: int) -> Callable[[Term], Term]:
+        """The sums of a matrix with rows, which are quantised over their range at each call."""
+        t, r = self.t, Reals(self.t)
+        weights = (self.weights, self.recurrent)[place - 1][direction]
+        held = constant(Value(F32), np.ascontiguousarray(weights))
+        none = constant(Value(F32), np.zeros(len(weights), np.float32))
+        by = constant(Value(F32), np.ascontiguousarray(self.scales[place][direction]))
+
+        def sums(x: Term) -> Term:
+            steps, scale, _ = in_steps(t, x)
+            return r("MUL", t.make("FULLY_CONNECTED", steps, held, none, like=x, activation=0), r("MUL", scale, by))
+
+        return sums
+
+
+@node(
+    "com.microsoft.DynamicQuantizeLSTM",
+    inputs=12,
+    outputs=(0, 3),
+    becomes="input and state quantised as DynamicQuantizeLinear; FULLY_CONNECTED, LOGISTIC, TANH, MUL, step by step",
+)
+def dynamically_quantised_lstm(t: NodeTask) -> None:
+    """The input is quantised once over all steps, the state at each step."""
+    s = QuantisedSequences(t, 4)
+    t.require(s.steps <= MOST_STEPS, f"has {s.steps} steps, must have {MOST_STEPS} at most")
+    t.require(not t.attr("input_forget", 0), "couples its gates (input_forget), which has no form here")
+    outputs, lasts, cells = [], [], []
+    for n, names in enumerate(s.activations(("Sigmoid", "Tanh", "Tanh"))):
+        t.require(names == ["Sigmoid", "Tanh", "Tanh"], f"has activations {names}, must be Sigmoid, Tanh, Tanh")
+        made, cell = quantised_lstm_steps(t, s, n)
+        rows = [t.reshaped(h, (1, s.batch, s.units)) for h in made]
+        outputs.append(rows[0] if len(rows) == 1 else t.make("CONCATENATION", *rows, 0, like=rows[0]))
+        lasts.append(made[-1])
+        cells.append(cell)
+    s.finish(outputs, lasts, cells)
+
+
+def quantised_lstm_steps(t: NodeTask, s: QuantisedSequences, n: int) -> tuple[list[Term], Term]:
+    """The states after each step of a direction, and the last cell state."""
+    r = Reals(t)
+    flat = t.reshaped(s.over(n), (s.steps * s.batch, s.size))
+    bias = np.split(s.bias[n], 2)
+    given = r("ADD", s.layer(1, n)(flat), constant(Value(F32), bias[0] + bias[1]))
+    of_state = s.layer(2, n)
+    peep = np.asarray(t.data(7, "peepholes"))[n].reshape(3, s.units) if t.given(7) else np.zeros((3, 1), np.float32)
+
+    def gate(sums: Term, peephole: int, cell: Term) -> Term:
+        seen = constant(Value(F32), peep[peephole].copy())
+        return t.make("LOGISTIC", r("ADD", sums, r("MUL", cell, seen)) if peep[peephole].any() else sums)
+
+    h, c, made = s.state(5, n), s.state(6, n), []
+    for own in equal_parts(t, given, 0, s.steps):
+        i, o, f, g = equal_parts(t, r("ADD", own, of_state(h)), 1, 4)
+        c = r("ADD", r("MUL", gate(f, 2, c), c), r("MUL", gate(i, 0, c), t.make("TANH", g)))
+        h = r("MUL", gate(o, 1, c), t.make("TANH", c))
+        made.append(h)
+    return made, c
 
 
 @node("RNN", inputs=(3, 6), outputs=(0, 2), becomes="UNIDIRECTIONAL_SEQUENCE_RNN for each direction; GATHER backwards")

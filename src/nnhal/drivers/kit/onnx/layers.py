@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from nnhal.base.codes import Activation
-from nnhal.base.operands import Value
+from nnhal.base.operands import Value, fixed
 from nnhal.drivers.kit import bounds, product_scales, stored_bounds, window
 from nnhal.drivers.kit.movement import interpolation, nearest, repeats
 from nnhal.drivers.kit.onnx.graph import (
@@ -20,6 +20,7 @@ from nnhal.drivers.kit.onnx.graph import (
 )
 from nnhal.drivers.kit.onnx.shapes import add_up, padded
 from nnhal.drivers.kit.sums import (
+    EXPONENTIALS,
     greatest_of,
     greatest_sum,
     mean_windows,
@@ -250,11 +251,22 @@ def batch_matmul(t: OnnxTask) -> None:
 @entry("SOFTMAX")
 @entry("LOG_SOFTMAX", types=FLOATS)
 def softmax(t: OnnxTask) -> None:
-    """Beta is put to the distance from the greatest element, halved so that it cannot overflow."""
+    """Beta is put to the distance from the greatest element, halved so that it cannot overflow.
+
+    A long sum of exponentials is made in stages.
+    """
     x, axis = t.real("input"), t.a.axis % t.a.input.rank
     if t.a.beta != 1:
         half = t.o.Mul(x, 0.5)
         x = t.o.Mul(t.o.Sub(half, t.o.ReduceMax(half, [axis])), 2.0 * t.a.beta)
+    shape = fixed(t.a.input.shape)
+    if shape is not None and shape[axis] > EXPONENTIALS:
+        below = t.o.Sub(x, t.o.ReduceMax(x, [axis]))
+        powers = t.o.Exp(below)
+        kept = [1 if n == axis else size for n, size in enumerate(shape)]
+        whole = t.reshaped(add_up(t, "ReduceSum", powers, shape, [axis]), kept)
+        t.give(t.o.Sub(below, t.o.Log(whole)) if t.name == "LOG_SOFTMAX" else t.o.Div(powers, whole))
+        return
     t.give((t.o.LogSoftmax if t.name == "LOG_SOFTMAX" else t.o.Softmax)(x, axis=axis))
 
 

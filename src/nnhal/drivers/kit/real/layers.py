@@ -12,12 +12,12 @@ from functools import partial, reduce
 import numpy as np
 
 from nnhal.base.codes import Padding as Scheme
-from nnhal.base.operands import Unknown
+from nnhal.base.operands import Unknown, fixed
 from nnhal.drivers.kit.movement import nearest, repeats
 from nnhal.drivers.kit.numbers import stored_bounds, window
 from nnhal.drivers.kit.real.engine import Node, Sliding
 from nnhal.drivers.kit.real.graph import FAR, FLOATS, FORMS, RealTask, entry, scales_of
-from nnhal.drivers.kit.sums import greatest_sum, mean_windows, reach
+from nnhal.drivers.kit.sums import EXPONENTIALS, greatest_sum, mean_windows, reach
 from nnhal.ops.common import axis_of
 from nnhal.ops.resize import new_size
 from nnhal.ops.schema import Q8S
@@ -269,10 +269,20 @@ def pool(t: RealTask) -> None:
 @entry("LOG_SOFTMAX", types=FLOATS)
 @entry("SOFTMAX")
 def softmax(t: RealTask) -> None:
-    """Of the distances from the greatest element, so that beta overflows nowhere. Engines forget NaN, as in maxima."""
+    """Of the distances from the greatest element, so that beta overflows nowhere. Engines forget NaN, as in maxima.
+
+    A long sum of exponentials is made in stages.
+    """
     x, axis = t.x("input"), t.a.axis % t.a.input.rank
     below = t.op("subtract", x, t.o.reduce("max", x, [axis], True))
-    found = t.o.softmax(t.op("multiply", below, t.f32(t.a.beta)), axis, t.name == "LOG_SOFTMAX")
+    below, logarithm = t.op("multiply", below, t.f32(t.a.beta)), t.name == "LOG_SOFTMAX"
+    shape = fixed(t.o.shape(x))
+    if shape is None or shape[axis] <= EXPONENTIALS:
+        found = t.o.softmax(below, axis, logarithm)
+    else:
+        powers = t.op("exp", below)
+        whole = t.add_up("sum", powers, [axis])
+        found = t.op("subtract", below, t.op("log", whole)) if logarithm else t.op("divide", powers, whole)
     t.give(t.spoilt(found, x, [axis]))
 
 
