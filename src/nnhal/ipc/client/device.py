@@ -68,6 +68,7 @@ class Statement(NamedTuple):
     relaxations: frozenset[str]
     preferred_layout: str | None
     capabilities: Capabilities
+    code: bytes
 
     def difference(self, before: "Statement") -> str:
         """What differs from an earlier statement, for a message; "" where nothing does."""
@@ -76,7 +77,7 @@ class Statement(NamedTuple):
 
 
 def _changed(what: str, now: object, then: object) -> str:
-    return f"other {what}" if isinstance(now, Capabilities) else f"{what} is {_told(now)}, was {_told(then)}"
+    return f"other {what}" if isinstance(now, Capabilities | bytes) else f"{what} is {_told(now)}, was {_told(then)}"
 
 
 def _told(value: object) -> str:
@@ -109,10 +110,10 @@ class RemoteDevice(Device):
     @property
     def statement(self) -> Statement:
         """What its process said of itself when the session began."""
-        origin, layout = self.session.welcome.origin, self.session.welcome.layout
+        welcome = self.session.welcome
         extensions, relaxations = frozenset(self.extensions), frozenset(self.relaxations)
-        facts = self.name, origin, self.version, self.type, self.level, extensions, relaxations, layout or None
-        return Statement(*facts, self._capabilities)
+        facts = self.name, welcome.origin, self.version, self.type, self.level, extensions, relaxations
+        return Statement(*facts, welcome.layout or None, self._capabilities, welcome.code)
 
     def _form(self, call: type[wire.ClientCall]) -> Level:
         form = wire.form_for(call, self.session.methods)
