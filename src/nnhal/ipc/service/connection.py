@@ -30,7 +30,7 @@ from nnhal.ipc.protocol.convert import error_to_wire
 from nnhal.ipc.service.binding import Answer
 from nnhal.ipc.service.calls import CallHandler, Work
 from nnhal.ipc.service.metrics import Metrics
-from nnhal.ipc.service.quota import DECODED, ENDS, WORKERS, Claim, Quotas, QuotaTable, Share
+from nnhal.ipc.service.quota import DECODED, ENDS, LONGEST, WORKERS, Claim, Quotas, QuotaTable, Share
 from nnhal.ipc.service.scope import Ends, Wanted, Workers
 from nnhal.ipc.transport import _native
 from nnhal.ipc.transport.channel import Channel, Descriptors, pair
@@ -65,6 +65,11 @@ class _LongMessage:
         self._claim: Claim | None = None
 
     def __call__(self, length: int) -> None:
+        if self._shared and length > LONGEST:
+            raise ResourceExhausted(
+                f"message has {length} bytes, must be at most {LONGEST} in a shared service, as others wait while it is "
+                "decoded; give the driver a process of its own (isolation='process')"
+            )
         self._claim = self._share.take(memory=DECODED * length)
         pause = self._share.long.pause(length) if self._shared else 0
         if pause and self._gone.wait(pause):
