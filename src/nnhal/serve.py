@@ -124,6 +124,8 @@ def run(  # noqa: PLR0915  # one order, that matters
     driver, folders = located(driver)
     readable = [Path(p).resolve() for p in read] + folders
     asked = _asked_at(metrics, alone=fd is not None) if metrics is not None else None
+    if fd is None and not names.handed_over():
+        names.removed_at_end(name)  # from before there is a socket
     sock = names.listen(name) if fd is None else socket.socket(fileno=fd)
     os.chdir("/")
     if confined:
