@@ -408,13 +408,25 @@ def test_a_deadline_that_has_passed_is_missed_at_once(device: RemoteDevice) -> N
         run(prepare(device), numbers(), Control(deadline=time.monotonic_ns() - 1))
 
 
-def test_a_deadline_ends_a_preparation() -> None:
+def given_back(device: RemoteDevice) -> None:
+    """Wait until the driver has prepared all that it began, and nobody has any of it."""
+
+    def done() -> bool:
+        gc.collect()
+        now = inside(device)
+        return now["begun"] == now["came"] and now["prepared"] == 0
+
+    wait_until(done, "what comes too late is given back")
+
+
+def test_a_deadline_ends_a_preparation(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
     with own_process() as device:
         with pytest.raises(MissedDeadline, match="by the deadline"):
-            device.prepare(doubling(), Hints(options={"busy": 0.5}, deadline=time.monotonic_ns() + 50_000_000))
-        later = prepare(device, busy=0.5)  # begins later, so ends later
-        wait_until(lambda: inside(device)["prepared"] == 1, "what comes too late is given back")
-        assert np.array_equal(run(later, numbers()), 2 * numbers())
+            device.prepare(doubling(), Hints(options={"gate": str(gate)}, deadline=time.monotonic_ns() + 50_000_000))
+        gate.touch()
+        given_back(device)
+        assert np.array_equal(run(prepare(device), numbers()), 2 * numbers())
 
 
 def test_a_cancelled_execution_ends_and_its_lane_serves_again(device: RemoteDevice) -> None:
@@ -476,13 +488,14 @@ def test_an_interrupted_wait_for_a_notification_ends_the_execution_in_the_driver
         assert np.array_equal(run(prepare(device), numbers()), 2 * numbers())
 
 
-def test_an_interrupted_preparation_is_given_back(interrupts: Interrupts) -> None:
+def test_an_interrupted_preparation_is_given_back(interrupts: Interrupts, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
     with own_process() as device:
         with interrupts.expected(0.1):
-            device.prepare(doubling(), Hints(options={"busy": 0.5}))
-        later = prepare(device, busy=0.5)  # begins later, so ends later
-        wait_until(lambda: gc.collect() >= 0 and inside(device)["prepared"] == 1, "what comes too late is given back")
-        assert np.array_equal(run(later, numbers()), 2 * numbers())
+            device.prepare(doubling(), Hints(options={"gate": str(gate)}))
+        gate.touch()
+        given_back(device)
+        assert np.array_equal(run(prepare(device), numbers()), 2 * numbers())
 
 
 def test_a_number_that_is_held_already_is_refused(device: RemoteDevice) -> None:
