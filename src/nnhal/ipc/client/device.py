@@ -45,15 +45,12 @@ class KeptElsewhere:
     last reference.
     """
 
-    __slots__ = ("hints", "number", "session")
+    __slots__ = ("_lease", "hints", "number", "session")
 
     def __init__(self, session: Session, hints: Hints) -> None:
         self.session, self.hints = session, hints
-        self.number = session.number()
-
-    def __del__(self) -> None:
-        if hasattr(self, "number"):
-            self.session.release(self.number)
+        self._lease = session.lease()
+        self.number = self._lease.number
 
 
 class Statement(NamedTuple):
@@ -219,13 +216,13 @@ class RemoteDevice(Device):
         if cache is None:
             yield 0
             return
-        number = self.session.number()
+        lease = self.session.lease()
         try:
-            message = wire.HoldFiles(number, cache.token, len(cache.model_files), len(cache.data_files))
+            message = wire.HoldFiles(lease.number, cache.token, len(cache.model_files), len(cache.data_files))
             self.session.call(message, wire.Acknowledged, control, fds=cache.files)
-            yield number
+            yield lease.number
         finally:
-            self.session.release(number)
+            lease.release()
 
     def _considered(self, hints: Hints) -> int:
         """The number of what the driver's process keeps for these hints; 0 for nothing."""

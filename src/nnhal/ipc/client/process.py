@@ -123,7 +123,7 @@ def start(driver: str, *, level: str = "", options: Sequence[str] = ()) -> Sessi
             if level:
                 command += ["--level", level]
             given = None if "--unconfined" in options else allowed(os.environ)
-            process = DriverProcess(driver, command, passed.fds, given)
+            process = DriverProcess(driver, command, tuple(passed.fds), given)
         except OSError as error:
             ours.close()
             raise _not_started(driver, error) from None
