@@ -124,6 +124,8 @@ def run(  # noqa: PLR0915  # one order, that matters
     driver, folders = located(driver)
     readable = [Path(p).resolve() for p in read] + folders
     asked = _asked_at(metrics, alone=fd is not None) if metrics is not None else None
+    if fd is None and not names.handed_over():
+        names.removed_at_end(name)  # from before there is a socket
     sock = names.listen(name) if fd is None else socket.socket(fileno=fd)
     os.chdir("/")
     if confined:
@@ -143,12 +145,13 @@ def run(  # noqa: PLR0915  # one order, that matters
         report = {"confinement": "not applied: the service was started with --unconfined"}
     if fd is not None:
         _native.end_with(watch_peer(sock), ORPHAN_NS)
-    from nnhal.ipc.service.connection import refuse, serve_clients, serve_one
+    from nnhal.ipc.service.connection import Loaded, refuse, serve_clients, serve_one
 
     if fd is not None and sys.stdout is not None:
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a pipe to the client
     try:
         device = load(driver, level)
+        loaded = Loaded.now(driver, device)
     except BaseException as error:  # also what ends a program: here it can only be the driver's
         if fd is not None:
             refuse(sock, error)
@@ -163,8 +166,8 @@ def run(  # noqa: PLR0915  # one order, that matters
             print(f"serving {driver} as {name} at {where}; stop with Ctrl-C", file=sys.stderr)
         watched = None if asked is None else partial(_watched, asked, device)
         sys.setswitchinterval(SWITCH_SECONDS)
-        return serve_clients(device, sock, report, quota.QuotaTable(capacity, shared=True), watched, driver)
-    serve_one(device, sock, report, quota.QuotaTable(capacity, shared=False), driver)
+        return serve_clients(device, sock, report, quota.QuotaTable(capacity, shared=True), watched, loaded)
+    serve_one(device, sock, report, quota.QuotaTable(capacity, shared=False), loaded)
     with contextlib.suppress(OSError):  # nobody listens any more
         sys.stdout.flush()
         sys.stderr.flush()

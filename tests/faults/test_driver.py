@@ -481,7 +481,9 @@ def test_a_driver_upgraded_under_a_live_client_fails_cleanly(tmp_path: Path) -> 
         os.kill(device.pid, signal.SIGKILL)
         wait_until(lambda: device.health.total == 1, "news of the death")
         for _ in range(2):
-            with pytest.raises(DeviceUnavailable, match=r"upgraded: another .* version is .2., was .1.; compile again"):
+            with pytest.raises(
+                DeviceUnavailable, match=r"upgraded: another .* version is .2., was .1.; other code; compile again"
+            ):
                 compiled(X)
     device.close()
     fresh = Resilient("upgraded", lambda: start(str(file)))

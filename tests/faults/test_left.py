@@ -1,11 +1,13 @@
 """What clients leave behind: work, objects, memory and lanes end with them, and one object's end is nobody else's matter."""
 
 import gc
+import json
 import os
 import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -79,14 +81,17 @@ def test_clients_of_a_driver_whose_close_raises_leave_nothing():
 # ------------------------------------------------------------------------------------- objects that come after their client
 
 
-def _leaves_while_it_prepares() -> None:
+def _leaves_while_it_prepares(gate: Path) -> None:
+    gate.unlink(missing_ok=True)
     with Hostile("probe") as client:
         whole = model_to_wire(doubling(64), lambda _: wire.Pool("ashmem", 1, 0, True))
-        reply = client.call(wire.PrepareModel(1, V1_3, whole, options=b'{"busy": 0.3}'))
+        options = json.dumps({"gate": str(gate)}).encode()
+        reply = client.call(wire.PrepareModel(1, V1_3, whole, options=options))
         assert isinstance(reply, wire.Acknowledged), reply
+    gate.touch()
 
 
-def _leaves_without_a_word_after_much() -> None:
+def _leaves_without_a_word_after_much(gate: Path) -> None:
     with Hostile("probe") as client:
         number = client.prepare()
         client.send(wire.Allocate(number + 1, (64,), ((number, 0, False, 1.0),)))
@@ -99,11 +104,12 @@ def _leaves_without_a_word_after_much() -> None:
 
 
 @pytest.mark.parametrize("leave", [_leaves_while_it_prepares, _leaves_without_a_word_after_much])
-def test_objects_that_are_made_when_their_client_has_gone_are_ended_all_the_same(leave):
+def test_objects_that_are_made_when_their_client_has_gone_are_ended_all_the_same(leave, tmp_path):
     with service(PROBE, "probe"), client_of("probe") as watcher:
         before = inside(watcher)
         for _ in range(5):
-            leave()
+            leave(tmp_path / "gate")
+        wait_until(lambda: inside(watcher)["begun"] == inside(watcher)["came"], "what was begun is prepared")
         wait_until(lambda: inside(watcher)["threads"] <= before["threads"], "threads of those that left")
         for what in ("prepared", "buffers", "bursts", "memories"):
             wait_until(lambda what=what: inside(watcher).get(what, 0) <= before.get(what, 0), what)

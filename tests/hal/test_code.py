@@ -227,6 +227,18 @@ def test_an_environment_that_changes_after_the_driver_was_loaded_leaves_its_code
     known(code_by(device))
 
 
+def test_a_variable_that_a_driver_sets_as_it_loads_is_known_with_what_it_was_before(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two starts in the same environment are alike; the code may have read another value before it set its own."""
+    put(folder / "drv.py", DRIVER.format(more="import os\nos.environ['MY_ENGINE_FACTOR'] = '1'"))
+    found = []
+    for before in ("2", "2", "3"):
+        monkeypatch.setenv("MY_ENGINE_FACTOR", before)
+        found.append(known(loaded(folder / "drv.py")))
+    assert found[0] == found[1] != found[2]
+
+
 # ------------------------------------------------------------------------------------- classes, and what they are made with
 
 

@@ -84,9 +84,9 @@ REPLIES: list[tuple[Any, str]] = [
     (wire.Acknowledged(), "91 00"),
     (_FAILED, _FAILED_HEX),
     (
-        wire.Welcome(2, 8, "reference", 300, 3, False, {"seccomp": "applied"}, "nchw", "npu.py"),
-        "9a 02 02 08 a9 7265666572656e6365 cd 012c 03 c2 81 a7 736563636f6d70 a7 6170706c696564 a4 6e636877"
-        " a6 6e70752e7079",
+        wire.Welcome(2, 8, "reference", 300, 3, False, {"seccomp": "applied"}, "nchw", "npu.py", b"\x07"),
+        "9b 02 02 08 a9 7265666572656e6365 cd 012c 03 c2 81 a7 736563636f6d70 a7 6170706c696564 a4 6e636877"
+        " a6 6e70752e7079 c4 01 07",
     ),
     (
         wire.Stated({3: wire.WirePerformance(0.5, 1.0)}, (wire.WirePerformance(1.0, 2.0),)),

@@ -28,6 +28,7 @@ from nnhal.ipc.client.session import Session
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import model_to_wire
 from nnhal.ipc.service import connection as subject
+from nnhal.ipc.service import quota
 from nnhal.ipc.service.connection import Connection, refuse, serve_clients
 from nnhal.ipc.service.quota import Quotas, Share
 from nnhal.ipc.service.scope import Ends
@@ -286,6 +287,22 @@ def test_a_long_message_waits_for_its_turn_in_a_shared_service_and_no_longer_tha
     assert paused == [wire.INLINE + 1] * shared
     lane.close()
     wait_until(lambda: client.used() == client.first, "all is given back")
+
+
+@pytest.mark.parametrize(
+    ("shared", "more", "refused"), [(True, 0, False), (True, 1, True), (False, 1, False)], ids=["most", "over", "alone"]
+)
+def test_a_message_that_others_would_wait_for_is_refused_by_a_shared_service_alone(
+    shared: bool, more: int, refused: bool
+) -> None:
+    client = Client(shared=shared)
+    client.ask(HELLO)
+    # No message, so nothing of it is decoded where it is admitted.
+    reply = wire.decode_reply(client.lane.call(b"\xc1" + bytes(quota.LONGEST - 1 + more), (), int(LIMIT * SECONDS))[0])
+    assert isinstance(reply, wire.Failed)
+    assert (reply.kind == "ResourceExhausted" and f"must be at most {quota.LONGEST} in" in reply.message) == refused
+    assert client.ask(wire.GetVersionString()) == wire.Word("1")
+    client.close()
 
 
 def test_a_call_on_a_lane_is_cancelled_by_the_number_of_the_lane_and_the_others_go_on(client: Client) -> None:

@@ -100,24 +100,35 @@ def test_a_name_that_is_taken_is_refused_and_the_first_service_lives(runtime: Pa
             assert np.array_equal(run(prepare(device), numbers()), 2 * numbers())
 
 
-def test_the_socket_of_a_killed_service_is_swept_and_the_name_is_free(runtime: Path) -> None:
-    with service() as process:
-        process.send_signal(signal.SIGKILL)
-        process.wait(LIMIT)
-        assert names.path_of("probe").exists()
-    assert names.running() == [] and not names.path_of("probe").exists()
-    with service() as process:
-        process.send_signal(signal.SIGKILL)
-        process.wait(LIMIT)
+def leave_a_socket() -> Path:
+    """What a service leaves that is killed together with the process that would remove it."""
+    path = names.path_of("probe")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
+        dead.bind(str(path))
+    return path
+
+
+def test_the_socket_of_a_service_that_was_killed_with_all_of_its_group_is_swept_and_the_name_is_free(
+    runtime: Path,
+) -> None:
+    path = leave_a_socket()
+    assert names.running() == [] and not path.exists()
+    leave_a_socket()
     with service(), connected() as device:  # also swept by the next service itself
         assert device.name == "probe"
 
 
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_service_that_ends_leaves_no_socket(runtime: Path, how: signal.Signals) -> None:
+    with service() as process:
+        process.send_signal(how)
+        process.wait(LIMIT)
+        wait_until(lambda: not (runtime / "probe.sock").exists(), "the socket is removed")
+
+
 def test_a_sweep_never_takes_the_socket_of_a_service_that_has_just_been_started(runtime: Path) -> None:
     """The sweeper is held between its look at a dead service's socket and the removal."""
-    path = names.path_of("probe")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
-        dead.bind(str(path))
+    path = leave_a_socket()
     looked, go = threading.Event(), threading.Event()
 
     class Held(type(path)):  # type: ignore[misc]

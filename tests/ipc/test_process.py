@@ -3,10 +3,13 @@
 import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -46,7 +49,46 @@ def kill(device: Resilient, how: signal.Signals = signal.SIGKILL) -> None:
     wait_until(lambda: device.health.total > deaths, "the death is noticed")
 
 
+# --------------------------------------------------------------------------------------------------------------- start
+
+WITHOUT_STDIO = """
+import os, sys
+os.closerange(0, 3)
+from nnhal.base.errors import NnhalError
+from nnhal.ipc.client.process import start
+try:
+    start(sys.argv[1]).close()
+    said = "started"
+except NnhalError as error:
+    said = str(error)
+with open(sys.argv[2], "w") as file:
+    file.write(said)
+"""
+
+
+def test_a_program_without_input_output_and_errors_starts_a_process(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    subprocess.run([sys.executable, "-c", WITHOUT_STDIO, PROBE, str(said)], timeout=LIMIT, check=True)
+    assert said.read_text() == "started"
+
+
 # ------------------------------------------------------------------------------------------------------------- restart
+
+
+def test_a_process_that_loads_other_code_than_the_one_that_died_is_another_device(tmp_path: Path) -> None:
+    driver = tmp_path / "mine.py"
+    text = Path(PROBE).read_text(encoding="utf-8")
+    driver.write_text(text, encoding="utf-8")
+    device = Resilient("mine", lambda: start(str(driver)))
+    device.health.clock = Clock()
+    prepared = prepare(device)
+    kill(device)
+    assert np.array_equal(run(prepared, numbers()), 2 * numbers())
+    driver.write_text(text + "# changed\n", encoding="utf-8")
+    kill(device)
+    with pytest.raises(DeviceUnavailable, match="another device came back in its place: other code; compile again"):
+        run(prepared, numbers())
+    device.close()
 
 
 def test_the_next_use_starts_the_process_again(device: Resilient) -> None:

@@ -29,7 +29,7 @@ from nnhal.ipc.client import process as subject
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.process import Health, Resilient, ResilientPrepared, start
 from nnhal.ipc.client.session import Session
-from nnhal.ipc.service.connection import serve_one
+from nnhal.ipc.service.connection import Loaded, serve_one
 from nnhal.ipc.transport.channel import NoProtocol
 from tests.ipc.alone import Watched
 from tests.ipc.support import LIMIT, a_table, doubling, numbers, request_for, run, wait_until
@@ -188,13 +188,13 @@ class Connect:
         self.sessions: list[Session] = []
         self.threads: list[threading.Thread] = []
         self.refuses: NnhalError | None = None
-        self.origin = "/here/npu.py"
+        self.loaded = Loaded("/here/npu.py", b"1")
 
     def __call__(self) -> Session:
         if self.refuses is not None:
             raise self.refuses
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        given = self.driver, theirs, {"seccomp": "applied"}, a_table(), self.origin
+        given = self.driver, theirs, {"seccomp": "applied"}, a_table(), self.loaded
         self.threads.append(threading.Thread(target=serve_one, args=given))
         self.threads[-1].start()
         self.sessions.append(Session(ours, f"here {len(self.sessions)}"))
@@ -326,6 +326,7 @@ def test_a_driver_that_answers_nonsense_leaves_no_session(connect: Connect, monk
         ("capabilities", lambda _: Capabilities.uniform(0.5), "other capabilities"),
         ("number_of_cache_files", lambda _: CacheFiles(2, 1), r"its cache files are \(2, 1\), were \(0, 0\)"),
         ("origin", "/elsewhere/npu.py", "origin is '/elsewhere/npu.py', was '/here/npu.py'"),
+        ("code", b"2", "other code"),
     ],
 )
 def test_another_device_in_the_place_of_one_that_died_is_refused_for_good(
@@ -334,8 +335,8 @@ def test_another_device_in_the_place_of_one_that_died_is_refused_for_good(
     """Whatever it says otherwise; a model that was prepared before is not prepared on it."""
     prepared = prepared_by(device, doubling(), Hints())
     assert device.number_of_cache_files() == CacheFiles()
-    if what == "origin":
-        connect.origin = other
+    if what in Loaded._fields:
+        connect.loaded = connect.loaded._replace(**{what: other})
     connect.driver = type("Other", (Watched,), {what: other})()
     connect.kill()
     ready(device)

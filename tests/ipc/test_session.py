@@ -9,6 +9,7 @@ import random
 import signal
 import socket
 import struct
+import sys
 import threading
 import time
 from collections import Counter
@@ -42,6 +43,7 @@ from nnhal.hal.fence import fence_pair
 from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import UNLIMITED, Control, Timing
 from nnhal.ipc.client.device import RemoteDevice
+from nnhal.ipc.client.frames import Frames
 from nnhal.ipc.client.prepared import RemotePrepared
 from nnhal.ipc.client.process import start
 from nnhal.ipc.client.session import KEPT_LANES, MAX_LANES, Session
@@ -408,13 +410,25 @@ def test_a_deadline_that_has_passed_is_missed_at_once(device: RemoteDevice) -> N
         run(prepare(device), numbers(), Control(deadline=time.monotonic_ns() - 1))
 
 
-def test_a_deadline_ends_a_preparation() -> None:
+def given_back(device: RemoteDevice) -> None:
+    """Wait until the driver has prepared all that it began, and nobody has any of it."""
+
+    def done() -> bool:
+        gc.collect()
+        now = inside(device)
+        return now["begun"] == now["came"] and now["prepared"] == 0
+
+    wait_until(done, "what comes too late is given back")
+
+
+def test_a_deadline_ends_a_preparation(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
     with own_process() as device:
         with pytest.raises(MissedDeadline, match="by the deadline"):
-            device.prepare(doubling(), Hints(options={"busy": 0.5}, deadline=time.monotonic_ns() + 50_000_000))
-        later = prepare(device, busy=0.5)  # begins later, so ends later
-        wait_until(lambda: inside(device)["prepared"] == 1, "what comes too late is given back")
-        assert np.array_equal(run(later, numbers()), 2 * numbers())
+            device.prepare(doubling(), Hints(options={"gate": str(gate)}, deadline=time.monotonic_ns() + 50_000_000))
+        gate.touch()
+        given_back(device)
+        assert np.array_equal(run(prepare(device), numbers()), 2 * numbers())
 
 
 def test_a_cancelled_execution_ends_and_its_lane_serves_again(device: RemoteDevice) -> None:
@@ -476,13 +490,14 @@ def test_an_interrupted_wait_for_a_notification_ends_the_execution_in_the_driver
         assert np.array_equal(run(prepare(device), numbers()), 2 * numbers())
 
 
-def test_an_interrupted_preparation_is_given_back(interrupts: Interrupts) -> None:
+def test_an_interrupted_preparation_is_given_back(interrupts: Interrupts, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
     with own_process() as device:
         with interrupts.expected(0.1):
-            device.prepare(doubling(), Hints(options={"busy": 0.5}))
-        later = prepare(device, busy=0.5)  # begins later, so ends later
-        wait_until(lambda: gc.collect() >= 0 and inside(device)["prepared"] == 1, "what comes too late is given back")
-        assert np.array_equal(run(later, numbers()), 2 * numbers())
+            device.prepare(doubling(), Hints(options={"gate": str(gate)}))
+        gate.touch()
+        given_back(device)
+        assert np.array_equal(run(prepare(device), numbers()), 2 * numbers())
 
 
 def test_a_number_that_is_held_already_is_refused(device: RemoteDevice) -> None:
@@ -525,6 +540,60 @@ def test_wherever_the_interrupt_comes_nothing_is_left_in_the_service(what: str) 
         wait_until(settles, f"all that was made goes: {before}")
         assert np.array_equal(run(prepare(device), numbers()), 2 * numbers())
         assert device.session.dead is None
+
+
+def executed(device: RemoteDevice, prepared: RemotePrepared) -> object:
+    """The frames of an execution, which have its binding and its memories."""
+    run(prepared, numbers())
+    frames, prepared.frames = prepared.frames, Frames()
+    return frames
+
+
+def launched(prepared: RemotePrepared) -> object:
+    execution = prepared.execute_fenced(request_for(prepared, numbers()), UNLIMITED)
+    execution.get_execution_info()
+    return execution
+
+
+DROPPED: dict[str, Callable[[RemoteDevice, RemotePrepared], object]] = {
+    "considered": lambda device, prepared: device.consider(doubling(), Hints()),
+    "prepared": lambda device, prepared: device.prepare(doubling(), Hints()),
+    "binding": executed,
+    "buffer": lambda device, prepared: device.allocate(BufferDesc((4,)), [BufferRole(prepared, 0, False, 1.0)]),
+    "burst": lambda device, prepared: prepared.burst(),
+    "fenced": lambda device, prepared: launched(prepared),
+}
+
+
+@pytest.mark.parametrize("what", DROPPED)
+def test_what_is_dropped_while_a_signal_handler_raises_is_given_back(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python looks for signals as it begins a finalizer, and loses what its handler raises there, and the finalizer."""
+
+    def strike(frame: Any, event: str, argument: Any) -> None:
+        if frame.f_code.co_name == "__del__":
+            raise KeyboardInterrupt
+
+    def held() -> dict[str, int]:
+        usage = device.session.call(wire.GetUsage(), wire.Usage, UNLIMITED)[0]
+        used = {quota.name: used for quota, used in zip(usage.quotas, usage.clients[0].used, strict=True)}
+        return {name: used[name] for name in ("considered", "prepared", "bindings", "buffers", "bursts", "memories")}
+
+    with own_process() as device:
+        prepared = device.prepare(doubling(), Hints())
+        assert isinstance(prepared, RemotePrepared)
+        before = held()
+        made = [DROPPED[what](device, prepared)]
+        prepared.frames.close()
+        monkeypatch.setattr(sys, "unraisablehook", lambda what: None)
+        sys.setprofile(strike)
+        try:
+            made.clear()
+        finally:
+            sys.setprofile(None)
+        monkeypatch.undo()
+        wait_until(lambda: gc.collect() >= 0 and held() == before, "it is given back")
 
 
 def finalizing(frame: Any) -> bool:

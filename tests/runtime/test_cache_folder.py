@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from nnhal.hal.cache.files import CacheFiles
-from nnhal.runtime.cache import folder as subject
-from nnhal.runtime.cache.folder import MAKING, CacheFolder, Manifest, Missing, NewEntry, NothingSaved
+from nnhal.hal.cache.files import CacheFiles, give_up
+from nnhal.runtime.cache import manifest
+from nnhal.runtime.cache.folder import MAKING, CacheFolder
+from nnhal.runtime.cache.making import NewEntry, NothingSaved, UnwrittenEntry
+from nnhal.runtime.cache.manifest import Manifest, Missing
 
 pytestmark = pytest.mark.cache
 
@@ -82,6 +84,18 @@ def test_an_entry_in_which_nothing_was_written_is_none(folder):
     with pytest.raises(NothingSaved, match="the device kept nothing of it"):
         publish(folder, data=b"")
     assert folder.entries() == [] and left(folder) == []
+
+
+def test_an_entry_stays_unwritten_where_its_driver_cannot_keep_what_it_was_to_write(folder):
+    entry = NewEntry(folder, ONE, PAIR)
+    entry.publish(TOKEN, {}, unwritten=True)
+    entry.close()
+    again = UnwrittenEntry(folder.entry(ONE, PAIR))
+    give_up(again.files.cache(TOKEN), "no room")
+    with pytest.raises(NothingSaved, match="the device did not keep it: no room"):
+        again.publish(TOKEN, {}, unwritten=True)
+    again.close()
+    assert read(folder) == [b"", b""]
 
 
 def test_what_is_given_up_leaves_nothing_and_the_old_entry(folder):
@@ -192,9 +206,8 @@ def test_an_entry_under_another_key_is_a_miss(folder):
 
 
 def test_an_entry_of_another_format_is_a_miss(folder, monkeypatch):
-    monkeypatch.setattr(subject, "FORMAT", 2)
     publish(folder)
-    monkeypatch.undo()
+    monkeypatch.setattr(manifest, "FORMAT", 2)
     with pytest.raises(Missing, match="the entry is of another format"):
         folder.entry(ONE, PAIR)
 
@@ -353,6 +366,17 @@ def test_what_a_driver_writes_to_published_files_counts(tmp_path):
     assert [entry.key for entry in folder.entries()] == [THREE, TWO]
 
 
+def test_the_next_use_of_an_entry_tidies_up_where_a_driver_wrote_more_than_the_quota(tmp_path):
+    folder = CacheFolder(tmp_path / "cache", 1 << 20)
+    for key in (ONE, TWO):
+        publish(folder, key)
+    files = folder.entry(TWO, PAIR)
+    os.pwrite(files.cache(TOKEN).files[0], bytes((1 << 20) - 8), 0)
+    files.close()
+    assert read(folder, ONE)
+    assert [entry.key for entry in folder.entries()] == [ONE]
+
+
 def test_counting_makes_room_for_more_than_the_last_entry(tmp_path):
     folder = CacheFolder(tmp_path / "cache", 160)
     for n in range(21):
@@ -436,7 +460,9 @@ WRITING = """
 import os, sys
 from pathlib import Path
 from nnhal.hal.cache.files import CacheFiles
-from nnhal.runtime.cache.folder import CacheFolder, Missing, NewEntry
+from nnhal.runtime.cache.folder import CacheFolder
+from nnhal.runtime.cache.making import NewEntry
+from nnhal.runtime.cache.manifest import Missing
 
 folder, own = CacheFolder(Path(sys.argv[1]), 64), sys.argv[2].encode() * 8
 for n in range(int(sys.argv[3])):

@@ -93,14 +93,19 @@ def device(): return {kind}()
 """
 
 
-def start(tmp_path: Path, kind: str, place: Any, *, runs: bool = True) -> str:
-    """What becomes of the entry when an application starts and executes once, whose result is right."""
+def compiled_by(tmp_path: Path, kind: str, place: Any) -> nnhal.Compiled:
+    """What an application compiles when it starts."""
     (tmp_path / "drv.py").write_text(textwrap.dedent(DEVICE).replace("{kind}", kind))
     nnhal.load_driver(tmp_path / "drv.py")
     b = nnhal.Builder("doubled")
     x = b.input((2,))
     model = b.finish([x], [b.mul(x, np.float32([2, 2]))])
-    with nnhal.compile(model, devices=["later"], isolation=place, cache_dir=tmp_path / "c") as compiled:
+    return nnhal.compile(model, devices=["later"], isolation=place, cache_dir=tmp_path / "c")
+
+
+def start(tmp_path: Path, kind: str, place: Any, *, runs: bool = True) -> str:
+    """What becomes of the entry when an application starts and executes once, whose result is right."""
+    with compiled_by(tmp_path, kind, place) as compiled:
         if runs:
             np.testing.assert_array_equal(compiled(X), 2 * X)
         (outcome,) = compiled.cache
@@ -124,6 +129,21 @@ def test_an_entry_that_was_never_written_is_a_miss(tmp_path: Path, place: str) -
     assert start(tmp_path, "D", place, runs=False) == UNWRITTEN
     again = "miss: its driver has not written the entry; its driver may write the entry later"
     assert start(tmp_path, "D", place, runs=False) == again
+
+
+@ISOLATIONS
+@pytest.mark.parametrize("kind", ["D", "Hal"])
+def test_what_one_start_writes_is_kept_where_another_one_began_before_that(
+    tmp_path: Path, kind: str, place: str
+) -> None:
+    with compiled_by(tmp_path, kind, place) as compiled:
+        (entry,) = CacheFolder(tmp_path / "c", 1 << 20).entries()
+        with compiled_by(tmp_path, kind, place) as second:
+            assert second.cache[0].reason.startswith("its driver has not written the entry")
+        (same,) = CacheFolder(tmp_path / "c", 1 << 20).entries()
+        assert entry.manifest == same.manifest
+        np.testing.assert_array_equal(compiled(X), 2 * X)
+    assert start(tmp_path, kind, place) == "hit"
 
 
 @ISOLATIONS

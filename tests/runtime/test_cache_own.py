@@ -24,7 +24,8 @@ from nnhal.model.graph import Model
 from nnhal.model.kept import kept, unkept
 from nnhal.model.validate import known_of, level_needed, optional_inputs, validate
 from nnhal.runtime.cache import own
-from nnhal.runtime.cache.folder import CacheFolder, NewEntry
+from nnhal.runtime.cache.folder import CacheFolder
+from nnhal.runtime.cache.making import NewEntry
 from nnhal.runtime.cache.own import OwnEntries
 from nnhal.zoo.by_name import path
 from tests.waiting import Opened

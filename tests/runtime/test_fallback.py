@@ -24,6 +24,7 @@ from nnhal.runtime.placement import WHOLE
 from tests.runtime.devices import Fake, failing, for_nothing
 from tests.runtime.graphs import FLOATS, SHAPE, sums
 from tests.runtime.test_execution import LONG, Own, relued, two_outputs, wait_until
+from tests.waiting import LIMIT
 
 X, B = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
 PAGE = 1 << 16
@@ -122,7 +123,7 @@ def test_what_is_the_callers_to_hear_is_never_tried_again(compiled, error, monke
 def test_a_deadline_that_passes_in_a_driver_is_missed_and_nothing_is_tried_again(compiled, monkeypatch):
     for_nothing(monkeypatch)
     gate = threading.Event()
-    model = compiled(lambda: gate.wait(0.2))
+    model = compiled(lambda: gate.wait(LIMIT))
     with pytest.raises(nnhal.MissedDeadline):
         model.run(X, B, deadline=0.05)
     gate.set()

@@ -11,7 +11,8 @@ from nnhal.base.records import replace
 from nnhal.cli import common
 from nnhal.hal.cache.files import CacheFiles
 from nnhal.hal.cache.keeper import is_whole
-from nnhal.runtime.cache.folder import CacheFolder, Listed, Missing
+from nnhal.runtime.cache.folder import CacheFolder
+from nnhal.runtime.cache.manifest import Listed, Missing
 from nnhal.runtime.cache.wanted import Caching
 
 SHORT = 12  # characters of a key that tell it from others, for people

@@ -93,7 +93,9 @@ class Unit:
     def __init__(self, folder: str, first: Iterable[str], since_ns: int, *, beside: bool = True) -> None:
         """since_ns: what changed later may not be what was loaded. beside: whether files in the folder are the unit's."""
         self.folder, self._first, self._since, self._beside = folder, list(first), since_ns, beside
-        self.environment: dict[str, str] | None = None  # that it was loaded in, where that is known
+        # That it was loaded in, where that is known, and what its own code had made of that when it had loaded.
+        self.environment: dict[str, str] | None = None
+        self._left: dict[str, str] | None = None
         self._ran: dict[str, bytes] = {}  # the text of what the loader ran, until the unit is settled
         self._files: dict[str, _CodeFile] = {}
         self._words: frozenset[str] = frozenset()
@@ -117,6 +119,8 @@ class Unit:
         """Read what the unit names. To be called when it has loaded."""
         if self._digest:
             return
+        if self.environment is not None:
+            self._left = dict(os.environ)
         found = {path: _CodeFile(_digest(source), None) for path, source in self._ran.items()}
         texts, queue = list(self._ran.values()), [path for path in self._first if path not in found]
         words: set[str] = set()
@@ -161,12 +165,16 @@ class Unit:
             seen = ((path, file.signature) for path, file in self._files.items() if file.signature is not None)
             changed = (path for path, signature in seen if _signature(path) != signature)
             self.unknown = next(map(_changed, map(self._name, changed)), "")
-        loaded: Mapping[str, str] = os.environ if self.environment is None else self.environment
-        named = sorted(self._words.intersection([*loaded, *os.environ]))
-        then, now = ([(name, each.get(name)) for name in named] for each in (loaded, os.environ))
-        other = next((name for (name, _), one, two in zip(then, then, now, strict=True) if one != two), None)
+        before = self._of_environment(self.environment)
+        left, now = self._of_environment(self._left), self._of_environment(None)
+        other = next((name for name in sorted(left.keys() | now.keys()) if left.get(name) != now.get(name)), None)
         unknown = self.unknown or ("" if other is None else _changed(f"environment variable {other}"))
-        return _digest(self._digest + repr(now).encode()), unknown
+        return _digest(self._digest + repr((before, now)).encode()), unknown
+
+    def _of_environment(self, values: Mapping[str, str] | None) -> dict[str, str]:
+        """What the code names of an environment, None for that of this moment."""
+        known = os.environ if values is None else values
+        return {name: known[name] for name in sorted(self._words.intersection(known))}
 
 
 _units: dict[str, Unit] = {}  # by the top name of a driver's modules, or by the path of the unit

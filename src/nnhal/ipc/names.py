@@ -7,6 +7,8 @@ imported here but where an error is about to be raised.
 import contextlib
 import os
 import re
+import select
+import signal
 import socket
 import stat
 import struct
@@ -68,7 +70,7 @@ def listen(name: str) -> socket.socket:
 
     A socket that a dead service left behind is swept; DeviceUnavailable where a living one has the name.
     """
-    if os.environ.get("LISTEN_PID") == str(os.getpid()) and int(os.environ.get("LISTEN_FDS", "0")) >= 1:
+    if handed_over():
         return socket.socket(fileno=_FIRST_LISTEN_FD)
     path = path_of(name)
     if path.exists() and not sweep(path):
@@ -92,10 +94,48 @@ def listen(name: str) -> socket.socket:
     return listener
 
 
+def handed_over() -> bool:
+    """Whether systemd hands a listening socket over to this process. It is systemd's to remove."""
+    return os.environ.get("LISTEN_PID") == str(os.getpid()) and int(os.environ.get("LISTEN_FDS", "0")) >= 1
+
+
 def address(listener: socket.socket, name: str) -> str:
     """Where clients reach what `listen` returned: systemd's own path, or the one of the name."""
     bound = str(listener.getsockname())
     return bound if os.path.exists(bound) else str(path_of(name))
+
+
+def removed_at_end(name: str) -> None:
+    """Have the socket of a service removed when this process has ended, in whichever way.
+
+    This process is going to be confined and removes nothing then, so a small one waits for its end. Where that cannot be
+    started, whoever next looks for services removes the socket.
+    """
+    path, watch = path_of(name), Owner()
+    try:
+        watch.fds.extend(map(os.pidfd_open, (os.getpid(),)))
+        if os.fork() == 0:
+            _await_end(watch.fds[0], path)
+    except OSError as error:
+        from nnhal.base.log import logger
+
+        logger("manager").info("service %s: its socket will stay: %s", name, error.strerror)
+    finally:
+        watch.close()
+
+
+def _await_end(watch: int, path: Path) -> None:
+    """In the small process: it holds nothing of the service's, and no signal to both of them ends it early."""
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        os.closerange(0, watch)
+        os.closerange(watch + 1, os.sysconf("SC_OPEN_MAX"))
+        end = select.poll()
+        end.register(watch, select.POLLIN)
+        end.poll()  # a process has closed its files when it has ended
+        sweep(path)
+    finally:
+        os._exit(0)
 
 
 def sweep(path: Path) -> bool:

@@ -1,12 +1,13 @@
 """A driver that tells what was done to it: the reason of a verdict is its counters, as JSON. On the reference kernels.
 
 Options of `prepare`: {"meet": 8} lets a run end only when 8 runs are inside at once, {"sleep": 0.5} makes each run take that
-long, {"busy": 1} makes preparation take that many seconds, {"fail": 1} makes every run fail, {"pool": 1} tells the
+long, {"gate": PATH} has preparation wait for such a file, {"fail": 1} makes every run fail, {"pool": 1} tells the
 addresses of a run's arrays by their pools, {"waits": 1} has each run wait while the first number of its input is below 0.
 """
 
 import gc
 import json
+import os
 import threading
 import time
 import weakref
@@ -128,9 +129,12 @@ class Probe(Reference):
         return [Verdict(v.ok, text) for v in super().supports(model)]
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
-        time.sleep(hints.options.get("busy", 0))
-        inner = super().prepare(model, hints)
-        return ProbePrepared(inner, self._counters, dict(hints.options))
+        self._counters.add("begun")
+        while "gate" in hints.options and not os.path.exists(hints.options["gate"]):
+            time.sleep(0.005)
+        prepared = ProbePrepared(super().prepare(model, hints), self._counters, dict(hints.options))
+        self._counters.add("came")
+        return prepared
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
         return ProbeBuffer(desc, roles, self._counters)

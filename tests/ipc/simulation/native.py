@@ -3,13 +3,24 @@
 import errno
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 from nnhal.ipc.transport import _native as real
-from tests.ipc.simulation.kernel import POLLIN, POLLOUT, File, SocketFile, _process_of, close, file_of, given, here
+from tests.ipc.simulation.kernel import (
+    POLLIN,
+    POLLOUT,
+    File,
+    SocketFile,
+    _process_of,
+    close,
+    file_of,
+    given,
+    here,
+    wake,
+)
 from tests.ipc.simulation.threads import world
 from tests.ipc.simulation.world import SECOND, Source, Task
 
@@ -35,6 +46,25 @@ class Descriptors:
 
     def __del__(self) -> None:
         self.close()
+
+
+class Lease:
+    """A number that is given back once; nothing comes between."""
+
+    def __init__(self, number: int, into: Callable[[int], object], wakes: Any) -> None:
+        self.number, self._into, self._wakes = number, [into], wakes
+
+    def release(self) -> None:
+        while self._into:
+            self._into.pop()(self.number)
+            for fd in self._wakes.fds[-1:]:
+                wake(fd)
+
+    def keep(self) -> None:
+        self._into.clear()
+
+    def __del__(self) -> None:
+        self.release()
 
 
 class _Nothing(Descriptors):
@@ -394,6 +424,7 @@ native = SimpleNamespace(
     Descriptors=Descriptors,
     NONE=NONE,
     Lane=Lane,
+    Lease=Lease,
     Queues=Queues,
     create_queues=create_queues,
     cpus=lambda: 3,

@@ -30,7 +30,8 @@ class RemoteBuffer(Buffer):
             if getattr(prepared, "session", None) is not session:
                 raise InvalidArgument(f"buffer: {role} is of a model that another device prepared, must be this one's")
             inner.append((prepared.number, role.index, role.output, role.frequency))
-        self._number = session.number()
+        self._lease = session.lease()
+        self._number = self._lease.number
         session.call(wire.Allocate(self._number, desc.dimensions, tuple(inner)), wire.Acknowledged, UNLIMITED)
         session.holders.add(self)
 
@@ -82,14 +83,9 @@ class RemoteBuffer(Buffer):
 
     def close(self) -> None:
         """Let go of it."""
-        number, self._number = self._number, -1
-        if number >= 0:
-            self._session.holders.discard(self)
-            self._session.release(number)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_number"):
-            self.close()
+        self._number = -1
+        self._lease.release()
+        self._session.holders.discard(self)
 
 
 class RemoteContents:

@@ -29,7 +29,8 @@ class RemoteBurst(Burst):
         """control: of the execution that it is opened for, `UNLIMITED` where that is to come."""
         self.of = self._prepared = prepared
         self._session, self._frames = prepared.session, prepared.frames
-        self._number = self._session.number()
+        self._lease = self._session.lease()
+        self._number = self._lease.number
         made = Owner()
         try:
             try:
@@ -155,7 +156,7 @@ class RemoteBurst(Burst):
         if not self._closed:
             self._closed = True
             self._queues.close()
-            self._session.release(self._number)
+            self._lease.release()
 
     def __del__(self) -> None:
         if hasattr(self, "_closed"):

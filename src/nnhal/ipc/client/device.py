@@ -47,15 +47,12 @@ class KeptElsewhere:
     last reference.
     """
 
-    __slots__ = ("hints", "number", "session")
+    __slots__ = ("_lease", "hints", "number", "session")
 
     def __init__(self, session: Session, hints: Hints) -> None:
         self.session, self.hints = session, hints
-        self.number = session.number()
-
-    def __del__(self) -> None:
-        if hasattr(self, "number"):
-            self.session.release(self.number)
+        self._lease = session.lease()
+        self.number = self._lease.number
 
 
 class Statement(NamedTuple):
@@ -71,6 +68,7 @@ class Statement(NamedTuple):
     numerics: frozenset[str]
     preferred_layout: str | None
     capabilities: Capabilities
+    code: bytes
 
     def difference(self, before: "Statement") -> str:
         """What differs from an earlier statement, for a message; "" where nothing does."""
@@ -79,7 +77,7 @@ class Statement(NamedTuple):
 
 
 def _changed(what: str, now: object, then: object) -> str:
-    return f"other {what}" if isinstance(now, Capabilities) else f"{what} is {_told(now)}, was {_told(then)}"
+    return f"other {what}" if isinstance(now, Capabilities | bytes) else f"{what} is {_told(now)}, was {_told(then)}"
 
 
 def _told(value: object) -> str:
@@ -114,10 +112,10 @@ class RemoteDevice(Device):
     @property
     def statement(self) -> Statement:
         """What its process said of itself when the session began."""
-        origin, layout = self.session.welcome.origin, self.session.welcome.layout
+        welcome = self.session.welcome
         said = frozenset(self.extensions), frozenset(self.relaxations), frozenset(self.numerics)
-        facts = self.name, origin, self.version, self.type, self.level
-        return Statement(*facts, *said, layout or None, self._capabilities)
+        facts = self.name, welcome.origin, self.version, self.type, self.level
+        return Statement(*facts, *said, welcome.layout or None, self._capabilities, welcome.code)
 
     def _form(self, call: type[wire.ClientCall]) -> Level:
         form = wire.form_for(call, self.session.methods)
@@ -223,13 +221,13 @@ class RemoteDevice(Device):
         if cache is None:
             yield 0
             return
-        number = self.session.number()
+        lease = self.session.lease()
         try:
-            message = wire.HoldFiles(number, cache.token, len(cache.model_files), len(cache.data_files))
+            message = wire.HoldFiles(lease.number, cache.token, len(cache.model_files), len(cache.data_files))
             self.session.call(message, wire.Acknowledged, control, fds=cache.files)
-            yield number
+            yield lease.number
         finally:
-            self.session.release(number)
+            lease.release()
 
     def _considered(self, hints: Hints) -> int:
         """The number of what the driver's process keeps for these hints; 0 for nothing."""

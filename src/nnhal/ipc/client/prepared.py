@@ -62,29 +62,25 @@ class RemotePrepared(Prepared):
     timely = True
 
     def __init__(self, session: Session, model: Model, priority: Priority = Priority.MEDIUM) -> None:
-        self.session, self.number, self.model = session, session.number(), model
+        self.session, self.model, self._lease = session, model, session.lease()
+        self.number = self._lease.number
         self._lanes = MAX_LANES - KEPT_LANES * (Priority.HIGH - priority)
         self.signature = Signature.of(model, session.where)
         self.frames = Frames()
         self.form = wire.form_for(wire.ExecuteSynchronously, session.methods)
         self._method = "" if self.form is None else wire.hal_name(wire.ExecuteSynchronously(self.form, 0))
-        self._released = False
-
-    def __del__(self) -> None:
-        if hasattr(self, "_released"):
-            self.close()
+        self._ended = False
 
     def close(self) -> None:
         """Let go of it; the service closes it when no execution uses it any more."""
-        if not self._released:
-            self._released = True
-            self.frames.close()
-            self.session.release(self.number)
+        self.frames.close()
+        self._lease.release()
 
     def end(self) -> None:
         """As `close`; comes back when the driver's own `close` has. DeadObject where its process ends with that."""
-        if not self._released:
-            self._released = True
+        if not self._ended:
+            self._ended = True
+            self._lease.keep()
             self.frames.close()
             self.session.end_object(self.number)
 
@@ -294,10 +290,11 @@ def answered(request: Request, frame: Frame) -> None:
 class RemoteBinding:
     """A request that the service has bound, by its number; let go of with the last reference."""
 
-    __slots__ = ("_calls", "number", "packets", "session")
+    __slots__ = ("_calls", "_lease", "number", "packets")
 
     def __init__(self, session: Session) -> None:
-        self.session, self.number = session, session.number()
+        self._lease = session.lease()
+        self.number = self._lease.number
         self._calls: dict[bool, bytes] = {}
         self.packets: dict[bool, bytes] = {}  # of bursts, by whether they measure
 
@@ -313,10 +310,6 @@ class RemoteBinding:
             call = self._calls[control.measure] = wire.encode(message)
         return call
 
-    def __del__(self) -> None:
-        if hasattr(self, "number"):
-            self.session.release(self.number)
-
 
 class RemoteExecution(FencedExecution):
     """A fenced execution in the driver's process."""
@@ -330,7 +323,8 @@ class RemoteExecution(FencedExecution):
         self._prepared, self._session = prepared, prepared.session
         self._request, self._control, self._frame, self._home = request, control, frame, home
         self._asking = threading.Lock()
-        self._number = self._session.number()
+        self._lease = self._session.lease()
+        self._number = self._lease.number
 
     def launch(self, binding: RemoteBinding, wait_for: Sequence[Fence], after: int) -> None:
         """Have it begin."""
@@ -396,7 +390,6 @@ class RemoteExecution(FencedExecution):
     def __del__(self) -> None:
         if hasattr(self, "_number"):
             self._session.forget_wish(self._number)
-            self._session.release(self._number)
 
 
 def _loop(control: Control) -> int:

@@ -14,11 +14,13 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from fcntl import F_DUPFD_CLOEXEC, fcntl
 from typing import Any
 
 from nnhal.base import trace
 from nnhal.base.answers import raise_own
 from nnhal.base.codes import DeviceStatus
+from nnhal.base.descriptors import Owner
 from nnhal.base.errors import Closed, DeviceUnavailable, NnhalError, ResourceExhausted, again, ran_short
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
@@ -44,6 +46,7 @@ from nnhal.model.graph import Model
 
 DEATHS, WINDOW_NS = 3, 60_000_000_000  # so many that a process caused itself within this time are a crash loop
 FIRST_PAUSE_NS, LONGEST_PAUSE_NS = 20_000_000, 1_000_000_000
+FIRST_PASSED = 3  # the lowest descriptor after those of input, output and errors
 _log = logger("driver")
 
 
@@ -111,16 +114,21 @@ def start(driver: str, *, level: str = "", options: Sequence[str] = ()) -> Sessi
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     except OSError as error:
         raise _not_started(driver, error) from None
-    command = [sys.executable, "-P", "-m", "nnhal.serve", driver, "--fd", str(theirs.fileno()), *options]
-    if level:
-        command += ["--level", level]
+    passed = Owner()
     with theirs:
         try:
+            # This program may have closed its input, output or errors: what the process has there is its own.
+            passed.fds.extend(map(fcntl, (theirs.fileno(),), (F_DUPFD_CLOEXEC,), (FIRST_PASSED,)))
+            command = [sys.executable, "-P", "-m", "nnhal.serve", driver, "--fd", str(passed.fds[0]), *options]
+            if level:
+                command += ["--level", level]
             given = None if "--unconfined" in options else allowed(os.environ)
-            process = DriverProcess(driver, command, (theirs.fileno(),), given)
+            process = DriverProcess(driver, command, tuple(passed.fds), given)
         except OSError as error:
             ours.close()
             raise _not_started(driver, error) from None
+        finally:
+            passed.close()
     return Session(ours, f"device {driver}", process)
 
 

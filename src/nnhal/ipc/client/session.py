@@ -222,8 +222,12 @@ class Session:
     # --------------------------------------------------------------------------------------------------------- calls
 
     def number(self) -> int:
-        """A number for what is to be made. Its owner exists before the call, and releases it whatever comes of that."""
+        """A number for what ends by itself. What has an owner, who exists before the call, has a `lease`."""
         return next(self._numbers)
+
+    def lease(self) -> _native.Lease:
+        """A number that is given back with what holds the lease, whatever a signal handler does meanwhile."""
+        return _native.Lease(self.number(), self._released.append, self._own)
 
     def packing(self, held: "dict[Memory, tuple[int, int]] | None" = None) -> Packing:
         """For the memories of one message. held: those that were sent ahead, by object and place."""
@@ -233,20 +237,21 @@ class Session:
     def carrying(self, memories: Sequence[Memory], control: Control) -> Iterator[Packing]:
         """For a message with these memories; where they are more than go with one message, they are sent ahead."""
         held: dict[Memory, tuple[int, int]] = {}
-        numbers: list[int] = []
+        leases: list[_native.Lease] = []
         try:
             if len(memories) > _PLACED:
                 apart = list(dict.fromkeys(map(self.pools.shareable, memories)))
                 for start in range(0, len(apart), _PLACED):
                     some, packing = apart[start : start + _PLACED], self.packing()
-                    numbers.append(self.number())
-                    message = wire.Hold(numbers[-1], tuple(packing.pool(memory) for memory in some))
+                    leases.append(self.lease())
+                    number = leases[-1].number
+                    message = wire.Hold(number, tuple(packing.pool(memory) for memory in some))
                     self.call(message, wire.Acknowledged, control, packing)
-                    held.update({memory: (numbers[-1], place) for place, memory in enumerate(some)})
+                    held.update({memory: (number, place) for place, memory in enumerate(some)})
             yield self.packing(held)
         finally:
-            for number in numbers:
-                self.release(number)
+            for lease in leases:
+                lease.release()
 
     def call(
         self,

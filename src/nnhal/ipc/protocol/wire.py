@@ -514,7 +514,8 @@ class Failed(Reply, tag=1, frozen=True):
 class Welcome(Reply, tag=2, frozen=True):
     """The answer to Hello. confinement: what of it was applied, and why not. layout: what models are to have, or "".
 
-    origin: what the process loaded as its driver, a name or a whole path; "" where it does not say.
+    origin: what the process loaded as its driver, a name or a whole path; "" where it does not say. code: a digest of the
+    code that it loaded.
     """
 
     version: U32
@@ -526,6 +527,7 @@ class Welcome(Reply, tag=2, frozen=True):
     confinement: Annotated[dict[Text, Text], Meta(max_length=64)]
     layout: Text = ""
     origin: Text = ""
+    code: Annotated[bytes, Meta(max_length=32)] = b""
 
 
 class Stated(Reply, tag=3, frozen=True):

@@ -14,21 +14,23 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from logging import DEBUG
+from typing import NamedTuple
 
 from nnhal.base import trace
 from nnhal.base.codes import Priority
 from nnhal.base.descriptors import Owner
+from nnhal.base.digests import blake2b
 from nnhal.base.errors import DeadObject, InvalidArgument, NnhalError, OperationFailed, ResourceExhausted, clipped
 from nnhal.base.levels import V1_3
 from nnhal.base.log import logger
-from nnhal.hal.device import Device, identity_of
+from nnhal.hal.device import Device, code_by, identity_of
 from nnhal.hal.request import Control
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import error_to_wire
 from nnhal.ipc.service.binding import Answer
 from nnhal.ipc.service.calls import CallHandler, Work
 from nnhal.ipc.service.metrics import Metrics
-from nnhal.ipc.service.quota import DECODED, ENDS, WORKERS, Claim, Quotas, QuotaTable, Share
+from nnhal.ipc.service.quota import DECODED, ENDS, LONGEST, WORKERS, Claim, Quotas, QuotaTable, Share
 from nnhal.ipc.service.scope import Ends, Wanted, Workers
 from nnhal.ipc.transport import _native
 from nnhal.ipc.transport.channel import Channel, Descriptors, pair
@@ -63,6 +65,11 @@ class _LongMessage:
         self._claim: Claim | None = None
 
     def __call__(self, length: int) -> None:
+        if self._shared and length > LONGEST:
+            raise ResourceExhausted(
+                f"message has {length} bytes, must be at most {LONGEST} in a shared service, as others wait while it is "
+                "decoded; give the driver a process of its own (isolation='process')"
+            )
         self._claim = self._share.take(memory=DECODED * length)
         pause = self._share.long.pause(length) if self._shared else 0
         if pause and self._gone.wait(pause):
@@ -73,10 +80,26 @@ class _LongMessage:
         self._claim = None
 
 
+class Loaded(NamedTuple):
+    """What the process loaded as its driver, for `wire.Welcome`. It stays the same whatever changes on disk later."""
+
+    origin: str = ""
+    code: bytes = b""
+
+    @classmethod
+    def now(cls, origin: str, device: Device) -> "Loaded":
+        """To be called when the driver was loaded. Code that cannot be known is known by the reason."""
+        code = code_by(device)
+        return cls(origin, blake2b(code.unknown.encode(), digest_size=32).digest() if code.unknown else code.digest)
+
+
+_UNNAMED = Loaded()
+
+
 class Connection:
     """One client. share: what it holds, until the connection has ended and all is given back.
 
-    metrics: of the service, where anybody wants to know. origin: as of `wire.Welcome`.
+    metrics: of the service, where anybody wants to know.
     """
 
     def __init__(
@@ -88,9 +111,9 @@ class Connection:
         shared: bool,
         confinement: Mapping[str, str],
         metrics: Metrics | None = None,
-        origin: str = "",
+        loaded: Loaded = _UNNAMED,
     ) -> None:
-        self._device, self._shared, self._confinement, self._origin = device, shared, confinement, origin
+        self._device, self._shared, self._confinement, self._loaded = device, shared, confinement, loaded
         self.share, self.scope = share, trace.Scope()
         self._own = identity_of(device)
         self._level = min(self._own.level, V1_3)
@@ -145,7 +168,8 @@ class Connection:
             self._shared,
             dict(self._confinement),
             self._own.preferred_layout or "",
-            clipped(self._origin),
+            clipped(self._loaded.origin),
+            self._loaded.code,
         )
         self._control.answer(wire.encode(welcome))
         return True
@@ -328,11 +352,11 @@ def _has_ended(watch: int) -> bool:
 
 
 def serve_one(
-    device: Device, sock: socket.socket, confinement: Mapping[str, str], table: QuotaTable, origin: str = ""
+    device: Device, sock: socket.socket, confinement: Mapping[str, str], table: QuotaTable, loaded: Loaded = _UNNAMED
 ) -> None:
-    """Serve the one client of a driver process that was started for it. origin: as of `wire.Welcome`."""
+    """Serve the one client of a driver process that was started for it."""
     share = Quotas(table).connect(peer_of(sock)[0])
-    Connection(device, sock, share, shared=False, confinement=confinement, origin=origin).serve()
+    Connection(device, sock, share, shared=False, confinement=confinement, loaded=loaded).serve()
 
 
 def refuse(sock: socket.socket, error: BaseException) -> None:
@@ -351,11 +375,11 @@ def serve_clients(
     confinement: Mapping[str, str],
     table: QuotaTable,
     watched: Callable[[Quotas], Metrics] | None = None,
-    origin: str = "",
+    loaded: Loaded = _UNNAMED,
 ) -> int:
     """Serve whoever connects, of the same user, until the process is told to end; 0.
 
-    watched: gives what is to count what goes on, where anybody wants to know. origin: as of `wire.Welcome`.
+    watched: gives what is to count what goes on, where anybody wants to know.
     """
     quotas = Quotas(table)
     metrics = None if watched is None else watched(quotas)
@@ -369,7 +393,7 @@ def serve_clients(
     def serve(sock: socket.socket, share: Share) -> None:
         try:
             Connection(
-                device, sock, share, shared=True, confinement=confinement, metrics=metrics, origin=origin
+                device, sock, share, shared=True, confinement=confinement, metrics=metrics, loaded=loaded
             ).serve()
         finally:
             share.end()

@@ -289,6 +289,100 @@ static PyType_Spec descriptors_spec = {"nnhal.ipc.transport._native.Descriptors"
                                            Py_TPFLAGS_DISALLOW_INSTANTIATION,
                                        descriptors_slots};
 
+/* ------------------------------------------------------------------------------------------------------------ Lease
+ * A number that goes back when its owner goes. No Python code runs for that, so no signal handler comes between. */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *number, *into, *wakes;
+} Lease;
+
+static PyObject *
+lease_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(names))
+{
+    PyObject *number, *into, *wakes;
+    if (!PyArg_ParseTuple(args, "OOO:Lease", &number, &into, &wakes)) {
+        return NULL;
+    }
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    Lease *self = (Lease *)allocate(type, 0);
+    if (self == NULL) {
+        return NULL;
+    }
+    self->number = Py_NewRef(number);
+    self->into = Py_NewRef(into);
+    self->wakes = Py_NewRef(wakes);
+    return (PyObject *)self;
+}
+
+/* Once: what is to be called is forgotten first. Keeps the error that may be set. */
+static void
+lease_give(Lease *self)
+{
+    PyObject *into = self->into, *kind, *value, *traceback;
+    if (into == NULL) {
+        return;
+    }
+    self->into = NULL;
+    PyErr_Fetch(&kind, &value, &traceback);
+    PyObject *done = PyObject_CallFunctionObjArgs(into, self->number, NULL);
+    PyObject *fds = PyObject_GetAttrString(self->wakes, "fds");
+    Py_ssize_t count = fds != NULL && PyList_Check(fds) ? PyList_Size(fds) : 0;
+    PyObject *last = count > 0 ? PyList_GetItem(fds, count - 1) : NULL;
+    long fd = last != NULL && PyLong_Check(last) ? PyLong_AsLong(last) : -1;
+    if (fd >= 0) {
+        uint64_t one = 1;
+        (void)!write((int)fd, &one, sizeof(one)); /* does not block */
+    }
+    PyErr_Clear();
+    Py_XDECREF(fds);
+    Py_XDECREF(done);
+    Py_DECREF(into);
+    PyErr_Restore(kind, value, traceback);
+}
+
+static PyObject *
+lease_release(Lease *self, PyObject *Py_UNUSED(none))
+{
+    lease_give(self);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+lease_keep(Lease *self, PyObject *Py_UNUSED(none))
+{
+    Py_CLEAR(self->into);
+    Py_RETURN_NONE;
+}
+
+static void
+lease_free(Lease *self)
+{
+    lease_give(self);
+    Py_XDECREF(self->number);
+    Py_XDECREF(self->wakes);
+    free_object((PyObject *)self);
+}
+
+static PyMethodDef lease_methods[] = {
+    {"release", (PyCFunction)lease_release, METH_NOARGS, NULL},
+    {"keep", (PyCFunction)lease_keep, METH_NOARGS, NULL},
+    {NULL},
+};
+
+static PyMemberDef lease_members[] = {
+    {"number", T_OBJECT_EX, offsetof(Lease, number), READONLY, NULL},
+    {NULL},
+};
+
+static PyType_Slot lease_slots[] = {
+    {Py_tp_new, lease_new},         {Py_tp_dealloc, lease_free}, {Py_tp_methods, lease_methods},
+    {Py_tp_members, lease_members}, {0, NULL},
+};
+
+static PyType_Spec lease_spec = {"nnhal.ipc.transport._native.Lease", sizeof(Lease), 0,
+                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE, lease_slots};
+
 /* ------------------------------------------------------------------------------------------------------------- Lane
  * A message on the wire is its number, 8 bytes, and its bytes. A call's is 1 and more and grows by one, its answer bears
  * the same, and what wants no answer bears 0. A lane whose call was given up has an answer to come: it takes no more calls.
@@ -1626,7 +1720,7 @@ module_exec(PyObject *module)
         }
     }
     if (add_type(module, &descriptors_spec) < 0 || add_type(module, &queues_spec) < 0 ||
-        add_type(module, &lane_spec) < 0) {
+        add_type(module, &lane_spec) < 0 || add_type(module, &lease_spec) < 0) {
         return -1;
     }
     PyObject *type = PyObject_GetAttrString(module, "Descriptors");

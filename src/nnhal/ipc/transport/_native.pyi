@@ -7,10 +7,12 @@ an execution leads through here; exceptions are for mistakes of the caller, for 
 lane takes no more calls, and the queues want to be closed after one out of `exchange`.
 """
 
-from collections.abc import Sequence
-from typing import Final, TypeAlias, final
+from collections.abc import Callable, Sequence
+from typing import Final, Self, TypeAlias, final
 
 from typing_extensions import Buffer
+
+from nnhal.base.native import Owner
 
 TIMEOUT: Final = -1
 """The time-out passed."""
@@ -40,6 +42,23 @@ def end_with(pidfd: int, after_ns: int, /) -> None:
 
     A thread without Python waits for that; the descriptor stays the caller's, who keeps it open. -1: nothing happens.
     """
+
+@final
+class Lease:
+    """A number that is given back once: by `release`, or when this goes. No Python code runs for that."""
+
+    def __new__(cls, number: int, into: Callable[[int], object], wakes: Owner, /) -> Self:
+        """into: written in C, is called with the number. wakes: of an eventfd as its last descriptor, told of it."""
+
+    @property
+    def number(self) -> int:
+        """The number."""
+
+    def release(self) -> None:
+        """Give it back."""
+
+    def keep(self) -> None:
+        """Let it not be given back any more."""
 
 @final
 class Descriptors:

@@ -23,23 +23,18 @@ import re
 import struct
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
 
 from nnhal.base.descriptors import Owner
-from nnhal.base.digests import blake2b
 from nnhal.base.memory import first_bytes
 from nnhal.base.private import lock_at_once, private_file, private_folder
-from nnhal.base.records import Record
-from nnhal.hal.cache.files import MOST_FILES, Cache, CacheFiles, refusal, write
+from nnhal.hal.cache.files import MOST_FILES, Cache, CacheFiles, write
+from nnhal.runtime.cache.manifest import Blamed, Listed, Manifest, Missing, names
 
-FORMAT = 1
 MANIFEST_MOST = 1 << 20  # bytes
 NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
 MAKING = "making"
-MOST_REFUSED = 1 << 10  # starts in a row that do without an entry on which its driver died
 BLOCK, RECENT = 4096, 16  # bytes; entries whose files are looked at again
 _NUMBER, _USES = struct.Struct("<Q"), struct.Struct("<QQQ")
 _RECENT = struct.Struct("<64s16sBB6xQ")  # key, generation, how many files, blocks
@@ -52,169 +47,23 @@ _made_here: set[str] = set()  # marks of this process: it would end its own lock
 os.register_at_fork(after_in_child=_made_here.clear)
 
 
-class Missing(Exception):
-    """There is no entry that could be used; the text says why."""
+class OpenFiles:
+    """Descriptors of one entry's files, open until this is closed or dropped. deaths: as of `Manifest`.
 
-
-class Blamed(Missing):
-    """There is one, and it is not to be used now, nor another made in its place."""
-
-
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an entry is. facts: for people and for `nnhal cache`; nothing is looked for by them.
-
-    deaths: how often in a row its driver's process ended when it restored the entry. blamed: how it ended last, or "".
+    owner: of the descriptors. writable: whether they are open to write too.
     """
 
-    key: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
-    generation: Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
-    model_files: Annotated[int, Meta(ge=0, le=MOST_FILES)]
-    data_files: Annotated[int, Meta(ge=0, le=MOST_FILES)]
-    facts: dict[str, Any] = {}
-    format: int = FORMAT
-    check: str = ""
-    blamed: str = ""
-    deaths: Annotated[int, Meta(ge=0)] = 0
-
-    def packed(self) -> bytes:
-        """As it lies in the folder, with a checksum."""
-        return msgspec.json.format(_json(msgspec.structs.replace(self, check=_check(self))), indent=1)
-
-    @classmethod
-    def unpacked(cls, data: bytes, key: str) -> "Manifest":
-        """Missing where it is damaged, of another format, or another entry's."""
-        try:
-            found = msgspec.json.decode(data, type=cls)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise Missing("damaged: the entry's description cannot be read") from None
-        if found.check != _check(found):
-            raise Missing("damaged: the entry's description is not what was written")
-        if found.format != FORMAT:
-            raise Missing("the entry is of another format")
-        if found.key != key:
-            raise Missing("damaged: the entry is that of another key")
-        return found
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """The names of its files, those of the model first."""
-        return names(self.key, self.generation, CacheFiles(self.model_files, self.data_files))
-
-    @property
-    def pause(self) -> int:
-        """How many starts do without the entry before the next one tries it: none after one death, then 1, 3, 7 …"""
-        return min(2 ** max(self.deaths - 1, 0) - 1, MOST_REFUSED)
-
-
-_json = msgspec.json.Encoder(order="deterministic").encode
-
-
-def _check(manifest: Manifest) -> str:
-    return blake2b(_json(msgspec.structs.replace(manifest, check="")), digest_size=16).hexdigest()
-
-
-def names(key: str, generation: str, files: CacheFiles) -> tuple[str, ...]:
-    """The names of an entry's files, those of the model first."""
-    kinds = [f"m{n}" for n in range(files.model)] + [f"d{n}" for n in range(files.data)]
-    return tuple(f"{key}.{generation}.{kind}" for kind in kinds)
-
-
-class Listed(Record, frozen=True):
-    """One entry as it lies there. problem: why it cannot be used, "" where nothing is known against it."""
-
-    key: str
-    size: int
-    last_use: int
-    uses: int
-    manifest: Manifest | None
-    problem: str = ""
-
-
-class OpenFiles:
-    """Descriptors of one entry's files, open until this is closed or dropped. deaths: as of `Manifest`."""
-
     def __init__(self, count: CacheFiles, deaths: int = 0) -> None:
-        self._owner, self._count, self.deaths = Owner(), count, deaths
-
-    def open(self, folder: "CacheFolder", name: str, flags: int) -> None:
-        """Open one more."""
-        folder.open(name, flags, self._owner)
+        self.owner, self._count, self.deaths, self.writable = Owner(), count, deaths, True
 
     def cache(self, token: bytes) -> Cache:
         """What a device is given."""
-        fds = tuple(self._owner.fds)
-        return Cache(token, fds[: self._count.model], fds[self._count.model :], self._owner)
+        fds = tuple(self.owner.fds)
+        return Cache(token, fds[: self._count.model], fds[self._count.model :], self.owner)
 
     def close(self) -> None:
         """Close them."""
-        self._owner.close()
-
-
-class NothingSaved(Exception):
-    """The driver kept nothing; the text says why."""
-
-
-class NewEntry:
-    """An entry that is being made: its files are open and empty, and nobody else sees them before `publish`."""
-
-    def __init__(self, folder: "CacheFolder", key: str, count: CacheFiles) -> None:
-        """`close` ends it."""
-        self._folder, self._key, self._count = folder, key, count
-        self._mark = Owner()
-        self._generation = folder.mark(key, self._mark)
-        self._names = names(key, self._generation, count)
-        self.files = OpenFiles(count)
-        self._published = False
-        try:
-            for name in self._names:
-                self.files.open(folder, name, NEW)
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def _new(self) -> str:
-        return f"{self._key}.{self._generation}.new"
-
-    def publish(self, token: bytes, facts: dict[str, Any], *, unwritten: bool = False) -> None:
-        """Make the entry what was written.
-
-        Args:
-            token: What the driver knows the entry by.
-            facts: As of `Manifest`.
-            unwritten: Whether an entry of empty files is one, too: its driver writes them later.
-
-        Raises:
-            OSError: The entry is what it was.
-            NothingSaved: Nothing was written, and why.
-        """
-        cache = self.files.cache(token)
-        if cache.unwritten and not unwritten:
-            os.pwrite(cache.files[0], bytes(1), 0)  # a full disk is a better reason, if it is the one
-            raise NothingSaved("the device kept nothing of it")
-        if why := next(filter(None, map(refusal, cache.files)), ""):
-            raise NothingSaved(f"the device did not keep it: {why}")
-        for fd in cache.files:
-            os.fsync(fd)
-        manifest = Manifest(self._key, self._generation, *self._count, facts, FORMAT)
-        self._folder.write(self._new, manifest.packed())
-        before = self._folder.manifest(self._key)
-        if before is not None:
-            os.pwrite(self._mark.fds[0], before.generation.encode(), 0)
-        self._folder.rename(self._new, f"{self._key}.entry")
-        self._published = True
-        with contextlib.suppress(OSError):  # it is published, whatever becomes of the books
-            self._folder.published(manifest, before)
-
-    def close(self) -> None:
-        """Let go of the files, and take away what was not published."""
-        if not self._published:
-            for name in (*self._names, self._new):
-                with contextlib.suppress(OSError):
-                    self._folder.remove(name)
-        self._folder.unmark(self._key, self._generation)
-        self._mark.close()
-        self.files.close()
+        self.owner.close()
 
 
 class CacheFolder:
@@ -275,11 +124,12 @@ class CacheFolder:
             try:
                 for name in manifest.files:
                     try:
-                        files.open(self, name, os.O_RDWR)
+                        self.open(name, os.O_RDWR, files.owner)
                     except OSError as error:
                         if error.errno not in (errno.EROFS, errno.EACCES):
                             raise
-                        files.open(self, name, os.O_RDONLY)
+                        self.open(name, os.O_RDONLY, files.owner)
+                        files.writable = False
             except FileNotFoundError:
                 files.close()
                 continue
@@ -290,6 +140,7 @@ class CacheFolder:
                 with contextlib.suppress(OSError):
                     _, uses, refused = self._uses(key)
                     self._note_use(key, uses + 1, refused)
+                    self._keep_to_quota(self._written(), key)
             return files
         raise Missing("damaged: a file of the entry is missing")
 
@@ -449,24 +300,34 @@ class CacheFolder:
         self.unmark(manifest.key, manifest.generation)
         self._sweep()
         use = self._note_use(manifest.key, 0)
-        if self._written(manifest, use) > self.most:
-            self._tidy(self.most, self.most * 7 // 8, manifest.key)
+        self._keep_to_quota(self._written(manifest, use), manifest.key)
 
-    def _written(self, manifest: Manifest, use: int) -> int:
-        """Add an entry to what was written since the folder was counted; the bytes that all entries may have by now.
+    def _keep_to_quota(self, written: int, keep: str) -> None:
+        """Tidy up where all entries may have too many bytes. keep: as of `_tidy`."""
+        if written > self.most:
+            self._tidy(self.most, self.most * 7 // 8, keep)
+
+    def _written(self, manifest: Manifest | None = None, use: int = 0) -> int:
+        """Add what was written since the folder was counted to the sum; the bytes that all entries may have by now.
 
         `written` has a byte for each block, so that processes add to it without a lock. A driver may write to files that are
         published: `recent` has the last entries, whose sizes are looked at again.
+
+        manifest: of an entry that is new, with the number of its use. Without one, 0 where nothing has grown.
         """
         own = Owner()
         try:
             recent = self.open("recent", os.O_RDWR | os.O_CREAT, own)
             blocks = sum(self._grown(recent, place * _RECENT.size) for place in range(RECENT))
-            new = self._blocks(manifest.files)
-            facts = manifest.key.encode(), manifest.generation.encode(), manifest.model_files, manifest.data_files
-            os.pwrite(recent, _RECENT.pack(*facts, new), use % RECENT * _RECENT.size)
+            if manifest is not None:
+                new = self._blocks(manifest.files)
+                facts = manifest.key.encode(), manifest.generation.encode(), manifest.model_files, manifest.data_files
+                os.pwrite(recent, _RECENT.pack(*facts, new), use % RECENT * _RECENT.size)
+                blocks += new
+            if not blocks:
+                return 0
             log = self.open("written", os.O_RDWR | os.O_APPEND, own)
-            os.write(log, bytes(blocks + new))
+            os.write(log, bytes(blocks))
             return os.fstat(log).st_size * BLOCK
         except FileNotFoundError:  # never counted
             return self.most + 1

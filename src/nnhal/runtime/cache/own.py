@@ -30,7 +30,9 @@ from nnhal.hal.code import code_of_nnhal
 from nnhal.hal.device import Device, OperationGroup, Verdict, identity_of
 from nnhal.model.graph import Model
 from nnhal.model.kept import kept, unkept
-from nnhal.runtime.cache.folder import CacheFolder, Missing, NewEntry, NothingSaved
+from nnhal.runtime.cache.folder import CacheFolder
+from nnhal.runtime.cache.making import NewEntry, NothingSaved
+from nnhal.runtime.cache.manifest import Missing
 from nnhal.runtime.cache.tokens import digest_of
 from nnhal.runtime.cache.wanted import CacheOutcome
 

@@ -36,7 +36,9 @@ from nnhal.model.graph import Model
 from nnhal.model.parts import outline
 from nnhal.model.stored import stored
 from nnhal.ops.schema import OPS
-from nnhal.runtime.cache.folder import Blamed, CacheFolder, Missing, NewEntry, NothingSaved
+from nnhal.runtime.cache.folder import CacheFolder, OpenFiles
+from nnhal.runtime.cache.making import NewEntry, NothingSaved, UnwrittenEntry
+from nnhal.runtime.cache.manifest import Blamed, Missing
 from nnhal.runtime.cache.own import IMPORTED, OwnEntries, considered, imported
 from nnhal.runtime.cache.tokens import token_of
 from nnhal.runtime.cache.wanted import CacheOutcome, CacheState, Caching
@@ -127,14 +129,14 @@ class ModelCache:
             lane.prepared = prepared_by(device, model, hints, as_is=True)
             return "off", step
         try:
-            missed = step.restore_in(lane)
+            missed, unwritten = step.restore_in(lane)
         except Blamed as blamed:
             lane.prepared = prepared_by(device, model, hints, as_is=True)
             return "off", str(blamed)
         if not missed:
             return "hit", ""
         _log.info("%s: miss: %s", lane.where, missed)
-        lost = step.prepare_in(lane, self._facts(device, model, hints, place))
+        lost = step.prepare_in(lane, self._facts(device, model, hints, place), unwritten)
         return "miss", f"{missed}; {lost}" if lost else missed
 
     def _step(
@@ -207,20 +209,30 @@ class _Step(Record, frozen=True):
     def _name(self) -> str:
         return self.key.hex()
 
-    def restore_in(self, lane: Lane) -> str:
-        """Prepare from the entry; why that could not be, "" where it was. Blamed where none is to be made anew either."""
+    def restore_in(self, lane: Lane) -> tuple[str, UnwrittenEntry | None]:
+        """Prepare from the entry; why that could not be, "" where it was. Blamed where none is to be made anew either.
+
+        The entry where its driver is still to write it, for `prepare_in`.
+        """
         try:
             files = self.folder.entry(self._name, self.count)
         except Blamed:
             raise
         except Missing as missing:
-            return str(missing)
+            return str(missing), None
         except OSError as error:
-            return f"the entry cannot be opened: {why_of(error)}"
+            return f"the entry cannot be opened: {why_of(error)}", None
+        try:
+            if files.cache(self.key).unwritten:
+                unwritten = UnwrittenEntry(files) if files.writable else None
+                return "its driver has not written the entry", unwritten
+        except OSError as error:
+            return f"the entry {why_of(error)}", None
+        return self._restored_in(lane, files), None
+
+    def _restored_in(self, lane: Lane, files: OpenFiles) -> str:
         try:
             cache = files.cache(self.key)
-            if cache.unwritten:
-                return "its driver has not written the entry"
             hints = replace(self.hints, cache=cache, worked_out=None)
             lane.prepared = restored_by(self.device, self.seen, hints)
             lane.prepared.model = self.model
@@ -245,10 +257,10 @@ class _Step(Record, frozen=True):
                 self.folder.absolve(self._name)
         return ""
 
-    def prepare_in(self, lane: Lane, facts: Mapping[str, Any]) -> str:
-        """Prepare anew, and keep it; why it was not kept, "" where it was."""
+    def prepare_in(self, lane: Lane, facts: Mapping[str, Any], unwritten: UnwrittenEntry | None) -> str:
+        """Prepare anew, and keep it; why it was not kept, "" where it was. unwritten: the entry to keep it in, if any."""
         try:
-            writing = NewEntry(self.folder, self._name, self.count)
+            writing = unwritten or NewEntry(self.folder, self._name, self.count)
         except OSError as error:
             self._plainly_in(lane)
             return f"it cannot be kept: {why_of(error)}"
@@ -257,7 +269,7 @@ class _Step(Record, frozen=True):
         finally:
             writing.close()
 
-    def _saved_in(self, lane: Lane, writing: NewEntry, facts: Mapping[str, Any]) -> str:
+    def _saved_in(self, lane: Lane, writing: NewEntry | UnwrittenEntry, facts: Mapping[str, Any]) -> str:
         cache = writing.files.cache(self.key)
         try:
             hints = replace(self.hints, cache=cache)
