@@ -443,6 +443,15 @@ def test_an_open_batch_that_was_joined_with_others_comes_back_as_it_was(before, 
     check(made, inputs, shapes={"x": (0, 3, 4)})
 
 
+def test_a_filled_constant_may_have_many_elements():
+    made = model(
+        [node("ConstantOfShape", "size", "filled"), node("Add", "x filled")],
+        {"x": real(257, 256)},
+        {"size": ints(257, 256)},
+    )
+    check(made, {"x": real(257, 256)})
+
+
 def test_open_dimensions_of_one_name_are_one_and_of_two_names_are_two():
     nodes = [node("Shape", "z", "s"), *BATCH[1:], node("Concat", "n left", "shape", axis=0)]
     nodes += [node("Add", "x y", "g"), node("Reshape", "g shape", "out")]

@@ -17,7 +17,7 @@ from nnhal.frontends.onnx.file import DTYPES, KINDS
 from nnhal.frontends.onnx.task import NodeTask
 
 Fold = Callable[..., Any]
-MOST = 1 << 16  # elements of a result that may be larger than its inputs
+MOST = 1 << 20  # elements of a result that may be larger than its inputs
 SMALL = 4096  # elements that cost their number, and not their bytes
 FAILURES = (ValueError, IndexError, TypeError, OverflowError, ZeroDivisionError, MemoryError, KeyError)
 COMPUTED = frozenset(DTYPES)
