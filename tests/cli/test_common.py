@@ -132,7 +132,7 @@ def test_a_model_of_the_zoo_has_its_usual_shapes_in_whatever_way_it_is_loaded():
 
 
 def test_notes_of_a_model_are_said_on_stderr(monkeypatch, capsys):
-    model = SimpleNamespace(notes=("one", "two"), metadata=SimpleNamespace(problem="three"))
+    model = SimpleNamespace(notes=("one", "two"), metadata=SimpleNamespace(problem="three"), require_sizes=lambda: None)
     asked: list[Any] = []
     monkeypatch.setattr(common.api, "load", lambda *a, **k: asked.append((a, k)) or model)
     assert common.open_model("m", {"shapes": ["1,2"], "values": ["sr=8000"], "signature": "sig"}) is model
@@ -151,7 +151,11 @@ def test_notes_of_a_model_are_said_on_stderr(monkeypatch, capsys):
     said = capsys.readouterr()
     assert (said.out, said.err.splitlines()) == ("", ["note: one", "note: two", "note: three"])
     for metadata in (None, SimpleNamespace(problem="")):
-        monkeypatch.setattr(common.api, "load", lambda *a, m=metadata, **k: SimpleNamespace(notes=(), metadata=m))
+        monkeypatch.setattr(
+            common.api,
+            "load",
+            lambda *a, m=metadata, **k: SimpleNamespace(notes=(), metadata=m, require_sizes=lambda: None),
+        )
         common.open_model("m", {"shapes": [], "values": [], "signature": None})
         assert capsys.readouterr().err == ""
 

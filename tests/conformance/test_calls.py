@@ -138,10 +138,10 @@ def test_products_that_reach_the_greatest_number_are_open_and_smaller_ones_are_n
     assert not agrees(matmul([[MOST / 2]], [[1.0]]), [[MOST / 2]], [[INF]])
 
 
-@pytest.mark.parametrize(("name", "bounds"), [("RELU", [0]), ("RELU1", [-1, 1]), ("RELU6", [0, 6]), ("FLOOR", [])])
-def test_a_nan_may_become_the_bounds_of_an_operation_that_clips(name, bounds):
+@pytest.mark.parametrize("name", ["RELU", "RELU1", "RELU6", "FLOOR"])
+def test_a_nan_stays_one_behind_an_operation_that_clips(name):
     one = call(name, tensor([NAN]), out=Value(F32, None))
-    assert [x for x in (-2, -1, 0, 1, 2, 6, 7) if agrees(one, [NAN], [x])] == bounds
+    assert not any(agrees(one, [NAN], [x]) for x in (-2, -1, 0, 1, 2, 6, 7))
     assert agrees(one, [NAN], [NAN])
 
 

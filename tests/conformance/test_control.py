@@ -16,7 +16,7 @@ from nnhal.conformance.draw import Call
 from nnhal.conformance.validate import limits
 from nnhal.conformance.validate.trial import Drawing, NotTaken, Trial, by_reference, trying
 from nnhal.drivers.reference import Reference
-from nnhal.hal.device import Prepared, Verdict
+from nnhal.hal.device import Hints, Prepared, Verdict
 from nnhal.hal.request import Control
 from nnhal.model.graph import CONSTANTS, Model
 from nnhal.model.validate import validate
@@ -151,7 +151,7 @@ def test_other_constants_are_those_inside() -> None:
 def test_a_loop_without_an_end_has_none(number: int) -> None:
     call = next(c for c in drawn("WHILE", "TANH", "LESS", "GREATER", "NOT_EQUAL", "ADD", "SUB")
                 if isinstance(c, WhileCall) and c.counting == COUNTINGS[number])  # fmt: skip
-    prepared = Reference().prepare(model_of(endless(call)), None)  # type: ignore[arg-type]
+    prepared = Reference().prepare(model_of(endless(call)), Hints())
     request = prepared.request(arrays_of(endless(call)))
     with pytest.raises(Exception, match="must end within its loop time-out"):
         request.execute(prepared.run, Control(loop_timeout=20_000_000))

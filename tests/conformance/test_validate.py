@@ -62,7 +62,7 @@ class Healthy(Prepared):
         limits = np.iinfo(np.uint8 if to.type == OperandType.TENSOR_QUANT8_ASYMM else np.int8)
         with np.errstate(all="ignore"):
             steps = np.rint(x.astype(np.float64) / to.scale) + to.zero_point
-        return np.clip(np.nan_to_num(steps), limits.min, limits.max).astype(limits.dtype)
+        return np.clip(np.nan_to_num(steps, nan=to.zero_point), limits.min, limits.max).astype(limits.dtype)
 
     def give(self, request: Any, result: Any) -> None:
         request.write(0, result)

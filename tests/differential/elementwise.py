@@ -19,7 +19,7 @@ UNARY = {
     "FLOOR": np.floor,
     "TANH": np.tanh,
     "LOGISTIC": special.expit,
-    "RELU": lambda x: np.where(x > 0, x, x * 0),
+    "RELU": lambda x: np.where(x < 0, 0, x),
     "RELU1": lambda x: np.where(x > 1, 1, np.where(x < -1, -1, x)),
     "RELU6": lambda x: np.where(x > 6, 6, np.where(x < 0, 0, x)),
     "HARD_SWISH": lambda x: x * (np.where(x + 3 > 6, 6, np.where(x + 3 < 0, 0, x + 3)) / 6),

@@ -127,7 +127,7 @@ def test_what_a_device_does_not_say_is_the_default_of_the_definition() -> None:
         def prepare(self, model: Model, hints: Hints) -> Any: ...
 
     device, one = Least(), Performance(1.0, 1.0)
-    assert identity_of(device) == ("unnamed", "0", DeviceType.OTHER, FL8, (), (), None)
+    assert identity_of(device) == ("unnamed", "0", DeviceType.OTHER, FL8, (), (), None, ("fast",))
     assert device.status() == DeviceStatus.AVAILABLE and not device.one_at_a_time
     stated = device.capabilities()
     assert stated == Capabilities(dict.fromkeys(OperandType, one), one, one, one, one)

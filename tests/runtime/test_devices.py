@@ -338,6 +338,7 @@ class Started:
     confinement = {"seccomp": "applied"}
     version, type, level = Fake.version, Fake.type, Fake.level
     extensions = relaxations = ()
+    numerics = ("fast",)
     preferred_layout = None
 
     def __init__(self, name: str, *_: object) -> None:

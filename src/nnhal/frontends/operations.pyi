@@ -1398,7 +1398,7 @@ class Operations:
         out_type: OutType | None = None,
         name: str = "",
     ) -> Tensor:
-        """Real values as quantised ones, rounded and saturated. Since 1.2.
+        """Real values as quantised ones, rounded and saturated, infinite ones too; NaN as 0. Since 1.2.
 
         Returns:
             output
