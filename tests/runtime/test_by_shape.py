@@ -13,6 +13,7 @@ from nnhal.base.errors import (
     InvalidArgument,
     InvalidRequest,
     MissedDeadline,
+    OperationFailed,
     ShapeNeeded,
     UnsupportedModel,
 )
@@ -22,6 +23,7 @@ from tests.frontends.flat import Writer
 from tests.frontends.onnx_models import by_onnxruntime, model, node
 from tests.runtime.devices import Fake, for_nothing
 from tests.runtime.test_compiled import in_child
+from tests.waiting import until
 
 DEVICES = ("reference", "litert", "onnxruntime", "openvino")
 TABLE = np.random.default_rng(1).standard_normal((50, 4)).astype(np.float32)
@@ -206,6 +208,56 @@ def test_a_deadline_bounds_the_compilation_for_new_shapes():
     assert compiled.run(ids(1, 4), deadline=60)[0][0].shape == (1, 4, 4)
 
 
+class Held(Fake):
+    """Its first compilation stays until `go` is set, and raises `error` then, where there is one."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__(on_prepare=self._wait)
+        self.entered, self.go, self.error = threading.Event(), threading.Event(), error
+
+    def _wait(self) -> None:
+        if not self.entered.is_set():
+            self.entered.set()
+            assert self.go.wait(60)
+            if self.error is not None:
+                raise self.error
+
+
+def test_a_deadline_bounds_the_wait_for_a_compilation_by_another_thread():
+    held = Held()
+    with opened(devices=[held]) as compiled:
+        first = threading.Thread(target=lambda: compiled(ids(1, 4)))
+        first.start()
+        assert held.entered.wait(60)
+        with pytest.raises(MissedDeadline, match=r"inputs of shapes \[1, 4\]: another thread"):
+            compiled.run(ids(1, 4), deadline=0.01)
+        held.go.set()
+        first.join()
+        assert compiled.run(ids(1, 4), deadline=60)[0][0].shape == (1, 4, 4)
+
+
+def test_a_missed_deadline_is_that_of_its_own_execution():
+    held, ended = Held(MissedDeadline("late")), {}
+
+    def use(name, **options):
+        try:
+            ended[name] = compiled.run(ids(1, 4), **options)[0][0].shape
+        except MissedDeadline as error:
+            ended[name] = str(error)
+
+    with opened(devices=[held]) as compiled:
+        threads = [threading.Thread(target=use, args=("maker",)), threading.Thread(target=use, args=("waiter",))]
+        threads[0].start()
+        assert held.entered.wait(60)
+        threads[1].start()
+        until(lambda: compiled._made._waits)
+        held.go.set()
+        for thread in threads:
+            thread.join()
+    assert "late" in ended["maker"]
+    assert ended["waiter"] == (1, 4, 4)
+
+
 def test_after_close_every_use_raises_closed():
     fake = Fake()
     compiled = opened(devices=[fake])
@@ -257,7 +309,25 @@ def test_what_is_of_one_set_of_shapes_says_so():
     room = nnhal.allocate([(one, "output", 0)])
     compiled(ids(1, 4), out=[room, None])
     np.testing.assert_array_equal(room.read(), compiled(ids(1, 4))[0])
-    room.close()
+    given = nnhal.allocate([(one, "input", 0)])
+    with pytest.raises(OperationFailed, match="no contents"):
+        compiled(given)
+    given.write(np.int32([[1, 2, 3, 4]]))
+    np.testing.assert_array_equal(compiled(given)[0], compiled([[1, 2, 3, 4]])[0])
+    for each in (room, given):
+        each.close()
+
+
+@pytest.mark.parametrize("shape", [[1, 4], None, "?"])
+def test_an_array_like_input_whose_shape_is_no_tuple_is_converted(shape):
+    class Rows:
+        def __array__(self, dtype=None, copy=None):
+            return ids(1, 4)
+
+    rows = Rows()
+    rows.shape = shape
+    with opened(devices="reference") as compiled:
+        np.testing.assert_array_equal(compiled(rows)[0], compiled(ids(1, 4))[0])
 
 
 def test_an_option_that_changes_holds_for_shapes_that_come_later(monkeypatch):

@@ -13,6 +13,7 @@ from nnhal.model.graph import Model
 from nnhal.model.open import OpenModel, Shapes
 from nnhal.model.validate import validate_outline
 from nnhal.ops.schema import show
+from nnhal.runtime.allocation import Allocation
 from nnhal.runtime.arguments import Edge
 from nnhal.runtime.binding import Binding
 from nnhal.runtime.bursts import CompiledBurst
@@ -168,7 +169,8 @@ class CompiledByShape(Compiled):
         """The compiled model for the shapes of these inputs."""
         named = len(inputs) == 1 and isinstance(inputs[0], Mapping)
         given = [inputs[0].get(name) for name in self._names] if named else inputs
-        key: Any = tuple([getattr(x, "shape", None) for x in given])
+        shapes = [getattr(x, "shape", None) for x in given]
+        key: Any = tuple([shape if isinstance(shape, tuple) else None for shape in shapes])
 
         def accept() -> list[Any]:
             return self._edge.accept(inputs[0] if named else inputs)
@@ -176,7 +178,11 @@ class CompiledByShape(Compiled):
         if None in key:  # lists and numbers
             self._check_open()
             arrays = accept()
-            key = tuple([arrays[at].shape for at in self._edge.given])
+            taken = [arrays[at] for at in self._edge.given]
+            for array in taken:
+                if isinstance(array, Allocation) and array.shape is None:
+                    array.read()  # which says why there are no contents
+            key = tuple([array.shape for array in taken])
         return self._compiled(key, until, accept)
 
     def _by(self, inputs: Sequence[Any], deadline: float | None) -> tuple[Compiled, float | None]:
@@ -187,13 +193,23 @@ class CompiledByShape(Compiled):
     def _compiled(self, key: Key, until: int | None = None, check: Callable[[], object] | None = None) -> Compiled:
         """The compiled model for these shapes. check: of the inputs, where the shapes are new."""
 
+        tried = False
+
         def make() -> Compiled:
+            nonlocal tried
+            tried = True
             if check is not None:
                 check()
             return self._prepared(key, until)
 
         self._check_open()
-        compiled = self._made.get(key, make)
+        while True:
+            try:
+                compiled = self._made.get(key, make, until=until)
+                break
+            except MissedDeadline:  # of this execution, or of the one whose compilation it waited for
+                if tried or (until is not None and not seconds_until(until)):
+                    raise
         if self._closed:  # meanwhile: whoever closed it may not have seen this one
             compiled.close()
             self._check_open()
@@ -213,7 +229,7 @@ class CompiledByShape(Compiled):
         compiled = self._prepare(model, until)
         for device, options in self._options:
             if device in compiled.placement.devices():
-                compiled.configure(device, options)
+                compiled.configure(device, options, deadline=self._left(until))
         return compiled
 
     def _left(self, until: int | None) -> float | None:
