@@ -5,6 +5,7 @@ import threading
 
 import numpy as np
 import pytest
+from onnx import helper
 
 import nnhal
 from nnhal.base.errors import (
@@ -150,6 +151,23 @@ def test_dimensions_of_one_name_are_of_one_size():
         np.testing.assert_array_equal(compiled(x, x), 2 * x)
         with pytest.raises(InvalidRequest, match="'m' is 3 in dimension 1 of input 0 and 1 in dimension 1 of input 1"):
             compiled(x, x[:, :1])
+
+
+def test_a_loop_takes_as_many_steps_as_an_open_dimension_has():
+    count, goes_on, a = (helper.make_tensor_value_info(*of) for of in (("n", 7, []), ("c", 9, []), ("a", 1, None)))
+    inner = [node("Add", "a a", "twice"), node("Identity", "c", "again")]
+    results = [helper.make_tensor_value_info("again", 9, []), helper.make_tensor_value_info("twice", 1, None)]
+    body = helper.make_graph(inner, "body", [count, goes_on, a], results)
+    nodes = [
+        node("Shape", "x", "shape"),
+        node("Gather", "shape one", "length", axis=0),
+        helper.make_node("Loop", ["length", "", "x"], ["y"], body=body),
+    ]
+    x = np.ones((1, 3), np.float32)
+    made = model(nodes, {"x": x}, {"one": np.int64(1)}, shapes={"x": ["batch", "length"]})
+    with nnhal.compile(nnhal.load(made.SerializeToString(), shapes={"x": (0, 0)}), devices="reference") as compiled:
+        np.testing.assert_array_equal(compiled(x), 8 * x)
+        np.testing.assert_array_equal(compiled(x[:, :1]), 2 * x[:, :1])
 
 
 def test_what_no_size_helps_against_is_refused_at_once():
