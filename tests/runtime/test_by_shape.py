@@ -364,6 +364,21 @@ def test_an_option_that_changes_holds_for_shapes_that_come_later(monkeypatch):
         np.testing.assert_array_equal(compiled(ids(1, 6))[0], 2 * later)
 
 
+def test_an_option_that_changes_holds_for_shapes_that_only_the_caller_keeps(monkeypatch):
+    nnhal.load_driver(tunable.__file__)
+    for_nothing(monkeypatch)
+
+    rules = [nnhal.Rule("reference", type="TENSOR_INT32"), nnhal.Rule("tunable", "ADD", type="TENSOR_FLOAT32")]
+    options = {"tunable": {"gain": 1}}
+    with opened(devices=["tunable", "reference"], driver_options=options, placement=rules, variants=1) as compiled:
+        held = compiled.at([(1, 4)])
+        one = held(ids(1, 4))[0]
+        compiled(ids(1, 6))
+        assert compiled.shapes == [{"ids": (1, 6)}]
+        compiled.configure("tunable", {"gain": 2})
+        np.testing.assert_array_equal(held(ids(1, 4))[0], 2 * one)
+
+
 def test_each_set_of_shapes_has_a_token_apart():
     graph = nnhal.load(embedding().SerializeToString(), shapes={"ids": (0, 0)})
     tokens = {Caching(token=bytes(32)).for_shapes(graph.at([(1, length)])).token for length in (4, 4, 5)}

@@ -1,6 +1,9 @@
 """A compiled model whose operations depend on the sizes of its inputs: each set of input shapes is prepared on demand."""
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from nnhal.base.brief import brief, counted, named, tensor
@@ -48,6 +51,8 @@ class CompiledByShape(Compiled):
         self._label = model.name or "model"
         self._made: Once[Key, Compiled] = Once(lambda key: f"inputs of shapes {_listed(key)}", most)
         self._options: list[tuple[str, dict[str, Any]]] = []
+        self._configured: weakref.WeakSet[Compiled] = weakref.WeakSet()  # all that have those options, kept or not
+        self._changing = threading.Lock()  # held while options change: each compiled model has all of them, in order
         self._closed = ""  # why
         alive.add(self)
 
@@ -124,11 +129,12 @@ class CompiledByShape(Compiled):
     def configure(self, device: str, options: Mapping[str, Any], *, deadline: float | None = None) -> None:
         """Change options of a device for all shapes, compiled by now or later. At least one has to be compiled."""
         until = point_in_time(deadline)
-        ready = self._ready()
-        using = [each for each in ready if device in each.placement.devices()] or ready[:1]
-        for compiled in using:
-            compiled.configure(device, options, deadline=self._left(until))
-        self._options.append((device, dict(options)))
+        with self._change(until):
+            ready = self._ready()
+            using = [each for each in self._configured if device in each.placement.devices()] or ready[:1]
+            for compiled in using:
+                compiled.configure(device, options, deadline=self._left(until))
+            self._options.append((device, dict(options)))
 
     @property
     def shapes(self) -> list[dict[str, tuple[int, ...]]]:
@@ -227,10 +233,22 @@ class CompiledByShape(Compiled):
         except InvalidModel as error:
             raise InvalidRequest(f"inputs of shapes {_listed(key)} do not fit the model: {error}") from error
         compiled = self._prepare(model, until)
-        for device, options in self._options:
-            if device in compiled.placement.devices():
-                compiled.configure(device, options, deadline=self._left(until))
+        with self._change(until):
+            for device, options in self._options:
+                if device in compiled.placement.devices():
+                    compiled.configure(device, options, deadline=self._left(until))
+            self._configured.add(compiled)
         return compiled
+
+    @contextmanager
+    def _change(self, until: int | None) -> Iterator[None]:
+        """Nobody else changes options meanwhile; MissedDeadline where another thread does so until the deadline."""
+        if not self._changing.acquire(timeout=-1 if until is None else seconds_until(until)):
+            raise MissedDeadline(f"{self._label}: another thread has not changed its options by the deadline")
+        try:
+            yield
+        finally:
+            self._changing.release()
 
     def _left(self, until: int | None) -> float | None:
         """Seconds that are left of a deadline; MissedDeadline where none are."""
