@@ -293,6 +293,17 @@ def test_after_close_every_use_raises_closed():
             use()
 
 
+def test_shapes_whose_compiled_model_the_caller_closes_are_compiled_again():
+    fake = Fake()
+    with opened(devices=[fake]) as compiled:
+        with compiled.at([(1, 4)]) as one:
+            one(ids(1, 4))
+        assert compiled.shapes == []
+        assert not compiled.memory.steps
+        assert compiled(ids(1, 4))[0].shape == (1, 4, 4)
+        assert [each.closed for each in fake.prepared] == [True, False]
+
+
 def test_a_close_while_shapes_are_compiled_leaves_nothing_open():
     fake = Fake()
     compiled = opened(devices=[fake])

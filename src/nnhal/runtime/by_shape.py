@@ -59,7 +59,8 @@ class CompiledByShape(Compiled):
     def at(self, shapes: Shapes) -> Compiled:
         """The compiled model of one set of input shapes, compiled now where it is not yet.
 
-        It stays until neither this object nor the caller holds it any more.
+        It stays until neither this object nor the caller holds it any more. If you close it, these shapes are compiled
+        again when they are next used.
 
         Args:
             shapes: By name or in order. A mapping may leave out inputs without open dimensions.
@@ -131,7 +132,8 @@ class CompiledByShape(Compiled):
         until = point_in_time(deadline)
         with self._change(until):
             ready = self._ready()
-            using = [each for each in self._configured if device in each.placement.devices()] or ready[:1]
+            held = [each for each in self._configured if not _is_closed(each)]
+            using = [each for each in held if device in each.placement.devices()] or ready[:1]
             for compiled in using:
                 compiled.configure(device, options, deadline=self._left(until))
             self._options.append((device, dict(options)))
@@ -139,18 +141,18 @@ class CompiledByShape(Compiled):
     @property
     def shapes(self) -> list[dict[str, tuple[int, ...]]]:
         """The sets of input shapes that are compiled, the one used last at the end."""
-        return [dict(zip(self._names, key, strict=True)) for key in self._made.values()]
+        return [dict(zip(self._names, key, strict=True)) for key in self._kept()]
 
     @property
     def memory(self) -> ModelMemory:
         """What all shapes hold that are compiled, in bytes. They share the weights that devices read in place."""
-        held = [compiled.memory for compiled in self._made.values().values()]
+        held = [compiled.memory for compiled in self._kept().values()]
         return ModelMemory(tuple(step for each in held for step in each.steps), sum(each.between for each in held))
 
     @property
     def cache(self) -> tuple[CacheOutcome, ...]:
         """What became of each step in the cache, of all shapes that are compiled."""
-        return tuple(each for compiled in self._made.values().values() for each in compiled.cache)
+        return tuple(each for compiled in self._kept().values() for each in compiled.cache)
 
     @property
     def placement(self) -> Placement:
@@ -167,7 +169,7 @@ class CompiledByShape(Compiled):
         words = [f"{type(self).__name__} {named(self._label)}", *([self._closed] if self._closed else [])]
         groups = ("", self.inputs), ("-> ", self.outputs)
         specs = [f"{mark}{tensor(s.name, s.type, s.shape)}" for mark, group in groups for s in group]
-        return brief(", ".join([*words, f"{counted(len(self._made.values()), 'set')} of shapes compiled"]), specs)
+        return brief(", ".join([*words, f"{counted(len(self._kept()), 'set')} of shapes compiled"]), specs)
 
     # --------------------------------------------------------------------------------------------------------- shapes
 
@@ -211,7 +213,7 @@ class CompiledByShape(Compiled):
         self._check_open()
         while True:
             try:
-                compiled = self._made.get(key, make, until=until)
+                compiled = self._made.get(key, make, _is_closed, until)
                 break
             except MissedDeadline:  # of this execution, or of the one whose compilation it waited for
                 if tried or (until is not None and not seconds_until(until)):
@@ -259,10 +261,14 @@ class CompiledByShape(Compiled):
             raise MissedDeadline(f"{self._label}: the deadline passed while new input shapes were compiled")
         return left
 
+    def _kept(self) -> dict[Key, Compiled]:
+        """What is compiled and was not closed by whoever got it of `at`, the shapes used last at the end."""
+        return {key: compiled for key, compiled in self._made.values().items() if not _is_closed(compiled)}
+
     def _ready(self) -> list[Compiled]:
         """What is compiled, the shapes used last at the end; BadState where there are none yet."""
         self._check_open()
-        ready = list(self._made.values().values())
+        ready = list(self._kept().values())
         if not ready:
             raise BadState(f"{self._label}: no input shapes are compiled yet, must be: call it, or use at(shapes)")
         return ready
@@ -277,6 +283,10 @@ class CompiledByShape(Compiled):
 
     def _forked(self) -> None:
         self._closed = FORKED
+
+
+def _is_closed(compiled: Compiled) -> bool:
+    return bool(compiled._caller.closed)
 
 
 def _listed(key: Key) -> str:
