@@ -5,6 +5,7 @@ import threading
 
 import numpy as np
 import pytest
+from onnx import helper
 
 import nnhal
 from nnhal.base.errors import (
@@ -13,6 +14,7 @@ from nnhal.base.errors import (
     InvalidArgument,
     InvalidRequest,
     MissedDeadline,
+    OperationFailed,
     ShapeNeeded,
     UnsupportedModel,
 )
@@ -22,6 +24,7 @@ from tests.frontends.flat import Writer
 from tests.frontends.onnx_models import by_onnxruntime, model, node
 from tests.runtime.devices import Fake, for_nothing
 from tests.runtime.test_compiled import in_child
+from tests.waiting import until
 
 DEVICES = ("reference", "litert", "onnxruntime", "openvino")
 TABLE = np.random.default_rng(1).standard_normal((50, 4)).astype(np.float32)
@@ -150,6 +153,23 @@ def test_dimensions_of_one_name_are_of_one_size():
             compiled(x, x[:, :1])
 
 
+def test_a_loop_takes_as_many_steps_as_an_open_dimension_has():
+    count, goes_on, a = (helper.make_tensor_value_info(*of) for of in (("n", 7, []), ("c", 9, []), ("a", 1, None)))
+    inner = [node("Add", "a a", "twice"), node("Identity", "c", "again")]
+    results = [helper.make_tensor_value_info("again", 9, []), helper.make_tensor_value_info("twice", 1, None)]
+    body = helper.make_graph(inner, "body", [count, goes_on, a], results)
+    nodes = [
+        node("Shape", "x", "shape"),
+        node("Gather", "shape one", "length", axis=0),
+        helper.make_node("Loop", ["length", "", "x"], ["y"], body=body),
+    ]
+    x = np.ones((1, 3), np.float32)
+    made = model(nodes, {"x": x}, {"one": np.int64(1)}, shapes={"x": ["batch", "length"]})
+    with nnhal.compile(nnhal.load(made.SerializeToString(), shapes={"x": (0, 0)}), devices="reference") as compiled:
+        np.testing.assert_array_equal(compiled(x), 8 * x)
+        np.testing.assert_array_equal(compiled(x[:, :1]), 2 * x[:, :1])
+
+
 def test_what_no_size_helps_against_is_refused_at_once():
     nodes = [*embedding().graph.node, node("StringNormalizer", "y", "z")]
     made = model(nodes, {"ids": ids(1, 5)}, outputs="z", shapes={"ids": ["n", "m"]}, infer=False)
@@ -206,6 +226,56 @@ def test_a_deadline_bounds_the_compilation_for_new_shapes():
     assert compiled.run(ids(1, 4), deadline=60)[0][0].shape == (1, 4, 4)
 
 
+class Held(Fake):
+    """Its first compilation stays until `go` is set, and raises `error` then, where there is one."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__(on_prepare=self._wait)
+        self.entered, self.go, self.error = threading.Event(), threading.Event(), error
+
+    def _wait(self) -> None:
+        if not self.entered.is_set():
+            self.entered.set()
+            assert self.go.wait(60)
+            if self.error is not None:
+                raise self.error
+
+
+def test_a_deadline_bounds_the_wait_for_a_compilation_by_another_thread():
+    held = Held()
+    with opened(devices=[held]) as compiled:
+        first = threading.Thread(target=lambda: compiled(ids(1, 4)))
+        first.start()
+        assert held.entered.wait(60)
+        with pytest.raises(MissedDeadline, match=r"inputs of shapes \[1, 4\]: another thread"):
+            compiled.run(ids(1, 4), deadline=0.01)
+        held.go.set()
+        first.join()
+        assert compiled.run(ids(1, 4), deadline=60)[0][0].shape == (1, 4, 4)
+
+
+def test_a_missed_deadline_is_that_of_its_own_execution():
+    held, ended = Held(MissedDeadline("late")), {}
+
+    def use(name, **options):
+        try:
+            ended[name] = compiled.run(ids(1, 4), **options)[0][0].shape
+        except MissedDeadline as error:
+            ended[name] = str(error)
+
+    with opened(devices=[held]) as compiled:
+        threads = [threading.Thread(target=use, args=("maker",)), threading.Thread(target=use, args=("waiter",))]
+        threads[0].start()
+        assert held.entered.wait(60)
+        threads[1].start()
+        until(lambda: compiled._made._waits)
+        held.go.set()
+        for thread in threads:
+            thread.join()
+    assert "late" in ended["maker"]
+    assert ended["waiter"] == (1, 4, 4)
+
+
 def test_after_close_every_use_raises_closed():
     fake = Fake()
     compiled = opened(devices=[fake])
@@ -221,6 +291,17 @@ def test_after_close_every_use_raises_closed():
     ):
         with pytest.raises(Closed):
             use()
+
+
+def test_shapes_whose_compiled_model_the_caller_closes_are_compiled_again():
+    fake = Fake()
+    with opened(devices=[fake]) as compiled:
+        with compiled.at([(1, 4)]) as one:
+            one(ids(1, 4))
+        assert compiled.shapes == []
+        assert not compiled.memory.steps
+        assert compiled(ids(1, 4))[0].shape == (1, 4, 4)
+        assert [each.closed for each in fake.prepared] == [True, False]
 
 
 def test_a_close_while_shapes_are_compiled_leaves_nothing_open():
@@ -257,7 +338,25 @@ def test_what_is_of_one_set_of_shapes_says_so():
     room = nnhal.allocate([(one, "output", 0)])
     compiled(ids(1, 4), out=[room, None])
     np.testing.assert_array_equal(room.read(), compiled(ids(1, 4))[0])
-    room.close()
+    given = nnhal.allocate([(one, "input", 0)])
+    with pytest.raises(OperationFailed, match="no contents"):
+        compiled(given)
+    given.write(np.int32([[1, 2, 3, 4]]))
+    np.testing.assert_array_equal(compiled(given)[0], compiled([[1, 2, 3, 4]])[0])
+    for each in (room, given):
+        each.close()
+
+
+@pytest.mark.parametrize("shape", [[1, 4], None, "?"])
+def test_an_array_like_input_whose_shape_is_no_tuple_is_converted(shape):
+    class Rows:
+        def __array__(self, dtype=None, copy=None):
+            return ids(1, 4)
+
+    rows = Rows()
+    rows.shape = shape
+    with opened(devices="reference") as compiled:
+        np.testing.assert_array_equal(compiled(rows)[0], compiled(ids(1, 4))[0])
 
 
 def test_an_option_that_changes_holds_for_shapes_that_come_later(monkeypatch):
@@ -274,6 +373,21 @@ def test_an_option_that_changes_holds_for_shapes_that_come_later(monkeypatch):
         np.testing.assert_array_equal(compiled(ids(1, 4))[0], 2 * one)
         later = by_onnxruntime(embedding(), {"ids": ids(1, 6)})[0]
         np.testing.assert_array_equal(compiled(ids(1, 6))[0], 2 * later)
+
+
+def test_an_option_that_changes_holds_for_shapes_that_only_the_caller_keeps(monkeypatch):
+    nnhal.load_driver(tunable.__file__)
+    for_nothing(monkeypatch)
+
+    rules = [nnhal.Rule("reference", type="TENSOR_INT32"), nnhal.Rule("tunable", "ADD", type="TENSOR_FLOAT32")]
+    options = {"tunable": {"gain": 1}}
+    with opened(devices=["tunable", "reference"], driver_options=options, placement=rules, variants=1) as compiled:
+        held = compiled.at([(1, 4)])
+        one = held(ids(1, 4))[0]
+        compiled(ids(1, 6))
+        assert compiled.shapes == [{"ids": (1, 6)}]
+        compiled.configure("tunable", {"gain": 2})
+        np.testing.assert_array_equal(held(ids(1, 4))[0], 2 * one)
 
 
 def test_each_set_of_shapes_has_a_token_apart():

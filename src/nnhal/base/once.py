@@ -5,12 +5,13 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, wait
 from typing import Any, Generic, TypeVar
 
 from nnhal.base.answers import own_error
-from nnhal.base.errors import BadState
+from nnhal.base.errors import BadState, MissedDeadline
 from nnhal.base.records import Record, field
+from nnhal.base.time import seconds_until
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -28,8 +29,8 @@ class Once(Generic[K, V]):
 
     No lock is held while a value is made: making one may ask for others. Who asks for what waits for him gets BadState.
     What was raised goes to all who waited, and the next who asks tries again; an interrupt stays with the thread it
-    reached, and one of those who waited tries again. In a forked child values that were being made are made anew. what:
-    names a key in messages. most: of so many the one not asked for longest is dropped.
+    reached, and one of those who waited tries again. A wait may have a deadline. In a forked child values that were
+    being made are made anew. what: names a key in messages. most: of so many the one not asked for longest is dropped.
     """
 
     def __init__(self, what: Callable[[K], str], most: int | None = None) -> None:
@@ -42,21 +43,31 @@ class Once(Generic[K, V]):
         self._waits: dict[int, K] = {}  # threads, and what they wait for
         _tables.add(self)
 
-    def get(self, key: K, make: Callable[[], V], stale: Callable[[V], bool] = lambda _: False) -> V:
-        """The value of a key, made now where there is none, or one that is stale."""
+    def get(
+        self, key: K, make: Callable[[], V], stale: Callable[[V], bool] = lambda _: False, until: int | None = None
+    ) -> V:
+        """The value of a key, made now where there is none, or one that is stale.
+
+        until: the point in time, in nanoseconds, when a wait for another thread ends with MissedDeadline.
+        """
         while True:
             entry = mine = _Entry[V]()
             try:
                 entry = self._entry(key, mine, stale)
                 if entry is mine:
                     mine.value.set_result(make())
-                return entry.value.result()
+                return self._result(key, entry, until)
             except BaseException as error:
                 self._give_up(key, mine, error)
                 if not (isinstance(error, CancelledError) and entry.value.cancelled()):
                     raise
             finally:
                 self._waits.pop(threading.get_ident(), None)
+
+    def _result(self, key: K, entry: _Entry[V], until: int | None) -> V:
+        if until is not None and not wait([entry.value], seconds_until(until)).done:
+            raise MissedDeadline(f"{self._what(key)}: another thread has not made it by the deadline")
+        return entry.value.result()
 
     def _entry(self, key: K, new: _Entry[V], stale: Callable[[V], bool]) -> _Entry[V]:
         """The entry of a key: the new one where there is none, or a stale one."""

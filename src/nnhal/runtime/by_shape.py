@@ -1,6 +1,9 @@
 """A compiled model whose operations depend on the sizes of its inputs: each set of input shapes is prepared on demand."""
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from nnhal.base.brief import brief, counted, named, tensor
@@ -13,6 +16,7 @@ from nnhal.model.graph import Model
 from nnhal.model.open import OpenModel, Shapes
 from nnhal.model.validate import validate_outline
 from nnhal.ops.schema import show
+from nnhal.runtime.allocation import Allocation
 from nnhal.runtime.arguments import Edge
 from nnhal.runtime.binding import Binding
 from nnhal.runtime.bursts import CompiledBurst
@@ -47,13 +51,16 @@ class CompiledByShape(Compiled):
         self._label = model.name or "model"
         self._made: Once[Key, Compiled] = Once(lambda key: f"inputs of shapes {_listed(key)}", most)
         self._options: list[tuple[str, dict[str, Any]]] = []
+        self._configured: weakref.WeakSet[Compiled] = weakref.WeakSet()  # all that have those options, kept or not
+        self._changing = threading.Lock()  # held while options change: each compiled model has all of them, in order
         self._closed = ""  # why
         alive.add(self)
 
     def at(self, shapes: Shapes) -> Compiled:
         """The compiled model of one set of input shapes, compiled now where it is not yet.
 
-        It stays until neither this object nor the caller holds it any more.
+        It stays until neither this object nor the caller holds it any more. If you close it, these shapes are compiled
+        again when they are next used.
 
         Args:
             shapes: By name or in order. A mapping may leave out inputs without open dimensions.
@@ -123,27 +130,29 @@ class CompiledByShape(Compiled):
     def configure(self, device: str, options: Mapping[str, Any], *, deadline: float | None = None) -> None:
         """Change options of a device for all shapes, compiled by now or later. At least one has to be compiled."""
         until = point_in_time(deadline)
-        ready = self._ready()
-        using = [each for each in ready if device in each.placement.devices()] or ready[:1]
-        for compiled in using:
-            compiled.configure(device, options, deadline=self._left(until))
-        self._options.append((device, dict(options)))
+        with self._change(until):
+            ready = self._ready()
+            held = [each for each in self._configured if not _is_closed(each)]
+            using = [each for each in held if device in each.placement.devices()] or ready[:1]
+            for compiled in using:
+                compiled.configure(device, options, deadline=self._left(until))
+            self._options.append((device, dict(options)))
 
     @property
     def shapes(self) -> list[dict[str, tuple[int, ...]]]:
         """The sets of input shapes that are compiled, the one used last at the end."""
-        return [dict(zip(self._names, key, strict=True)) for key in self._made.values()]
+        return [dict(zip(self._names, key, strict=True)) for key in self._kept()]
 
     @property
     def memory(self) -> ModelMemory:
         """What all shapes hold that are compiled, in bytes. They share the weights that devices read in place."""
-        held = [compiled.memory for compiled in self._made.values().values()]
+        held = [compiled.memory for compiled in self._kept().values()]
         return ModelMemory(tuple(step for each in held for step in each.steps), sum(each.between for each in held))
 
     @property
     def cache(self) -> tuple[CacheOutcome, ...]:
         """What became of each step in the cache, of all shapes that are compiled."""
-        return tuple(each for compiled in self._made.values().values() for each in compiled.cache)
+        return tuple(each for compiled in self._kept().values() for each in compiled.cache)
 
     @property
     def placement(self) -> Placement:
@@ -160,7 +169,7 @@ class CompiledByShape(Compiled):
         words = [f"{type(self).__name__} {named(self._label)}", *([self._closed] if self._closed else [])]
         groups = ("", self.inputs), ("-> ", self.outputs)
         specs = [f"{mark}{tensor(s.name, s.type, s.shape)}" for mark, group in groups for s in group]
-        return brief(", ".join([*words, f"{counted(len(self._made.values()), 'set')} of shapes compiled"]), specs)
+        return brief(", ".join([*words, f"{counted(len(self._kept()), 'set')} of shapes compiled"]), specs)
 
     # --------------------------------------------------------------------------------------------------------- shapes
 
@@ -168,7 +177,8 @@ class CompiledByShape(Compiled):
         """The compiled model for the shapes of these inputs."""
         named = len(inputs) == 1 and isinstance(inputs[0], Mapping)
         given = [inputs[0].get(name) for name in self._names] if named else inputs
-        key: Any = tuple([getattr(x, "shape", None) for x in given])
+        shapes = [getattr(x, "shape", None) for x in given]
+        key: Any = tuple([shape if isinstance(shape, tuple) else None for shape in shapes])
 
         def accept() -> list[Any]:
             return self._edge.accept(inputs[0] if named else inputs)
@@ -176,7 +186,11 @@ class CompiledByShape(Compiled):
         if None in key:  # lists and numbers
             self._check_open()
             arrays = accept()
-            key = tuple([arrays[at].shape for at in self._edge.given])
+            taken = [arrays[at] for at in self._edge.given]
+            for array in taken:
+                if isinstance(array, Allocation) and array.shape is None:
+                    array.read()  # which says why there are no contents
+            key = tuple([array.shape for array in taken])
         return self._compiled(key, until, accept)
 
     def _by(self, inputs: Sequence[Any], deadline: float | None) -> tuple[Compiled, float | None]:
@@ -187,13 +201,23 @@ class CompiledByShape(Compiled):
     def _compiled(self, key: Key, until: int | None = None, check: Callable[[], object] | None = None) -> Compiled:
         """The compiled model for these shapes. check: of the inputs, where the shapes are new."""
 
+        tried = False
+
         def make() -> Compiled:
+            nonlocal tried
+            tried = True
             if check is not None:
                 check()
             return self._prepared(key, until)
 
         self._check_open()
-        compiled = self._made.get(key, make)
+        while True:
+            try:
+                compiled = self._made.get(key, make, _is_closed, until)
+                break
+            except MissedDeadline:  # of this execution, or of the one whose compilation it waited for
+                if tried or (until is not None and not seconds_until(until)):
+                    raise
         if self._closed:  # meanwhile: whoever closed it may not have seen this one
             compiled.close()
             self._check_open()
@@ -211,10 +235,22 @@ class CompiledByShape(Compiled):
         except InvalidModel as error:
             raise InvalidRequest(f"inputs of shapes {_listed(key)} do not fit the model: {error}") from error
         compiled = self._prepare(model, until)
-        for device, options in self._options:
-            if device in compiled.placement.devices():
-                compiled.configure(device, options)
+        with self._change(until):
+            for device, options in self._options:
+                if device in compiled.placement.devices():
+                    compiled.configure(device, options, deadline=self._left(until))
+            self._configured.add(compiled)
         return compiled
+
+    @contextmanager
+    def _change(self, until: int | None) -> Iterator[None]:
+        """Nobody else changes options meanwhile; MissedDeadline where another thread does so until the deadline."""
+        if not self._changing.acquire(timeout=-1 if until is None else seconds_until(until)):
+            raise MissedDeadline(f"{self._label}: another thread has not changed its options by the deadline")
+        try:
+            yield
+        finally:
+            self._changing.release()
 
     def _left(self, until: int | None) -> float | None:
         """Seconds that are left of a deadline; MissedDeadline where none are."""
@@ -225,10 +261,14 @@ class CompiledByShape(Compiled):
             raise MissedDeadline(f"{self._label}: the deadline passed while new input shapes were compiled")
         return left
 
+    def _kept(self) -> dict[Key, Compiled]:
+        """What is compiled and was not closed by whoever got it of `at`, the shapes used last at the end."""
+        return {key: compiled for key, compiled in self._made.values().items() if not _is_closed(compiled)}
+
     def _ready(self) -> list[Compiled]:
         """What is compiled, the shapes used last at the end; BadState where there are none yet."""
         self._check_open()
-        ready = list(self._made.values().values())
+        ready = list(self._kept().values())
         if not ready:
             raise BadState(f"{self._label}: no input shapes are compiled yet, must be: call it, or use at(shapes)")
         return ready
@@ -243,6 +283,10 @@ class CompiledByShape(Compiled):
 
     def _forked(self) -> None:
         self._closed = FORKED
+
+
+def _is_closed(compiled: Compiled) -> bool:
+    return bool(compiled._caller.closed)
 
 
 def _listed(key: Key) -> str:

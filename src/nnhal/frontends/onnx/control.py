@@ -11,7 +11,7 @@ from nnhal.base.records import replace
 from nnhal.frontends.common.budget import Cost
 from nnhal.frontends.common.places import moved
 from nnhal.frontends.common.spans import ANY, hull
-from nnhal.frontends.common.terms import Inexpressible, Term, constant
+from nnhal.frontends.common.terms import Inexpressible, OpenDimension, Term, constant
 from nnhal.frontends.common.writing import ASYMMETRIC, INT32_RANGE
 from nnhal.frontends.onnx.elementwise import FLOATS
 from nnhal.frontends.onnx.file import OnnxFileGraph
@@ -125,8 +125,7 @@ def loop(t: NodeTask) -> None:
     t.require(len(body.inputs) == 2 + carried, f"the body has {len(body.inputs)} inputs, must have {2 + carried}")
     scanned = len(body.outputs) - 1 - carried
     t.require(scanned >= 0 and len(t.node.outputs) <= carried + scanned, "the body has too few outputs")
-    count = t.raw(0).data if t.given(0) else None
-    steps = None if count is None or count.size != 1 else int(count.reshape(-1)[0])
+    steps = trip_count(t)
     if steps is not None and 0 <= steps <= MOST_UNROLLED:
         few = steps * nodes_in(body) <= t.budget.left[Cost.OPERATIONS] * SHARE
         if (few or scanned) and unrolled(t, body, steps, carried, scanned):
@@ -135,6 +134,14 @@ def loop(t: NodeTask) -> None:
         not scanned, "gives a list of what each step gives, and its steps are not known: NNAPI's WHILE keeps none"
     )
     looped(t, body, carried)
+
+
+def trip_count(t: NodeTask) -> int | None:
+    """The number of steps that the file gives, None where it is known only at execution."""
+    count = t.raw(0).data if t.given(0) else None
+    if count is None or count.size != 1 or isinstance(count.reshape(-1)[0], OpenDimension):
+        return None
+    return int(count.reshape(-1)[0])
 
 
 def nodes_in(graph: OnnxFileGraph) -> int:
@@ -188,8 +195,8 @@ def listed(t: NodeTask, rows: Sequence[Term]) -> Term:
 def looped(t: NodeTask, body: OnnxFileGraph, carried: int) -> None:
     """A WHILE whose values are the number of the step, whether it goes on, and what is carried."""
     limit = None
-    known = t.raw(0).data if t.given(0) else None
-    endless = known is not None and known.size == 1 and int(known.reshape(-1)[0]) > INT32_RANGE.max
+    known = trip_count(t)
+    endless = known is not None and known > INT32_RANGE.max
     if t.given(0) and not endless:  # more steps than that nobody sees the end of
         limit = t.index(0, "the trip count")
     number = constant(Value(I32), np.zeros(1, np.int32), "INT64")
