@@ -93,4 +93,4 @@ class OpenModel(Model, frozen=True, dict=True):
         )
 
     def __reduce__(self) -> NoReturn:
-        raise BadState("OpenModel: cannot be pickled or copied; another process loads the file")
+        raise BadState("OpenModel: cannot be pickled; another process loads the file")
