@@ -1,5 +1,6 @@
 """What the commands that judge a driver print while they run, without a terminal too, and what a Ctrl-C leaves of it."""
 
+import io
 import subprocess
 from collections import Counter
 from collections.abc import Generator
@@ -9,8 +10,12 @@ from typing import Any
 
 import pytest
 
+from nnhal.cli import common
 from nnhal.cli.judged import ProgressLines, followed
+from nnhal.cli.validate import _print_bad
 from nnhal.conformance.pool import TaskResult
+from nnhal.conformance.validate.check import CheckOutcome
+from nnhal.conformance.validate.run import Validation
 from tests.conformance.test_interrupted import Command
 from tests.ipc.support import LIMIT
 
@@ -55,6 +60,26 @@ def test_ctrl_c_leaves_what_came_where_what_is_bad_is_printed_and_ends_the_rest(
     assert (ran.calls, ran.device, ran.interrupted) == (Counter(run=1), "mine", 3)
     with pytest.raises(KeyboardInterrupt):
         followed(outcomes_until_ctrl_c(), "checks", "checks of", "", quiet=True)
+
+
+class Interrupted(io.StringIO):
+    """Output whose first flush a Ctrl-C ends once the text is written."""
+
+    flushed = False
+
+    def flush(self) -> None:
+        if not self.flushed:
+            self.flushed = True
+            raise KeyboardInterrupt
+
+
+def test_a_failure_that_ctrl_c_interrupts_as_it_is_printed_is_printed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    output = Interrupted()
+    monkeypatch.setattr("sys.stdout", output)
+    with pytest.raises(KeyboardInterrupt):
+        _print_bad(Validation(draws=1), CheckOutcome("runs", "ABS", "failed", "why"))
+    common.console.print("report")
+    assert [line.split()[0] for line in output.getvalue().splitlines()] == ["FAIL", "report"]
 
 
 def test_validate_prints_a_failure_when_it_comes_and_a_partial_report_after_ctrl_c(tmp_path: Path) -> None:

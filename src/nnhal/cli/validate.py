@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from nnhal.base.cores import usable_cores
-from nnhal.base.names import is_path
+from nnhal.base.names import is_path, printable
 from nnhal.cli import common
 from nnhal.cli.judged import RunResult, followed, totals
 from nnhal.cli.main import ANSWER_NO
@@ -153,7 +153,8 @@ def _print_bad(chosen: Validation, outcome: CheckOutcome) -> None:
     reason = " ".join((reason if len(reason) <= LINE else f"{reason[:LINE]} ...").split())
     what = _SHORT[outcome.verdict], outcome.check, outcome.operation
     words = *what, reason, outcome.place, repeats_check(chosen, outcome)
-    common.console.print("  ".join(word for word in words if word), markup=False)
+    # A rich console keeps a line that a Ctrl-C interrupts as it is written, and prints it again.
+    click.echo(printable("  ".join(word for word in words if word)))
 
 
 def _print(chosen: Validation, ran: RunResult, bad: Sequence[CheckOutcome], spent: int) -> None:
