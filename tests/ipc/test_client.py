@@ -305,6 +305,7 @@ class Process:
         return 0
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("how", ["deadline", "cancelled"])
 def test_an_own_process_that_does_not_end_a_call_past_its_deadline_hangs_and_is_killed(

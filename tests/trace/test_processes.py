@@ -87,6 +87,7 @@ def test_a_process_that_runs_already_takes_part_and_one_that_hangs_is_not_waited
     assert any("did not take the trace up in time" in note for note in seen(path.with_name("b")).notes)
 
 
+@pytest.mark.nightly
 def test_processes_that_hang_are_waited_for_together(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     until, wait = [], Session.await_follow
     monkeypatch.setattr(Session, "await_follow", lambda self, *which: (until.append(which[1]), wait(self, *which))[1])
