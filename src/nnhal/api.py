@@ -92,11 +92,13 @@ def _read(
 
         return load_opened(label, memory, folder, signature=signature, shapes=shapes, values=values)
 
+    keeps = caching.folder is not None and memory.origin is not None
+    fixed = arrays(values).items() if keeps else ()
+    named = {name: (a.dtype.str, list(a.shape), blake2b(a.tobytes()).hexdigest()) for name, a in fixed}
+
     def imported(shapes: Shapes | None) -> tuple[Model, CacheOutcome | None]:
-        if caching.folder is None or memory.origin is None:
+        if caching.folder is None or not keeps:
             return read(shapes), None
-        fixed = arrays(values).items()
-        named = {name: (a.dtype.str, list(a.shape), blake2b(a.tobytes()).hexdigest()) for name, a in fixed}
         from nnhal.runtime.cache.steps import imported_in
 
         asked = signature, shapes, named

@@ -29,8 +29,8 @@ class Once(Generic[K, V]):
 
     No lock is held while a value is made: making one may ask for others. Who asks for what waits for him gets BadState.
     What was raised goes to all who waited, and the next who asks tries again; an interrupt stays with the thread it
-    reached, and one of those who waited tries again. A wait may have a deadline. In a forked child values that were
-    being made are made anew. what: names a key in messages. most: of so many the one not asked for longest is dropped.
+    reached, and one of those who waited tries again. A wait may have a deadline. A forked child makes values again that
+    were being made. what: names a key in messages. most: of so many the one not asked for longest is dropped.
     """
 
     def __init__(self, what: Callable[[K], str], most: int | None = None) -> None:

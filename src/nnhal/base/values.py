@@ -2,7 +2,7 @@
 
 import math
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -56,6 +56,20 @@ def dimensions(value: Any, where: str, least: int = 0) -> tuple[int, ...]:
     if not all(least <= d < 1 << 32 for d in found):
         raise InvalidArgument(f"{where} is {_show(list(found))}, must be of integers from {least} to 2**32 - 1")
     return found
+
+
+def shapes_by_name(shapes: Any, names: Sequence[str]) -> dict[str, Any]:
+    """What was given as shapes of inputs, by name or in order, by name; InvalidArgument for anything else."""
+    if not isinstance(shapes, Mapping):
+        if not isinstance(shapes, Sequence):
+            raise InvalidArgument(f"shapes is {shown(shapes)}, must be a mapping by name, or a list in order")
+        if len(shapes) != len(names):
+            raise InvalidArgument(f"shapes: got {len(shapes)}, must be {len(names)}: {', '.join(names)}")
+        shapes = dict(zip(names, shapes, strict=True))
+    for name in shapes:
+        if name not in names:
+            raise InvalidArgument(f"shapes: {name!r} is no input, must be one of {', '.join(names)}")
+    return dict(shapes)
 
 
 def whole(value: Any, where: str, error: type[InvalidArgument] = InvalidArgument) -> int:

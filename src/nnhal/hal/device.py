@@ -50,11 +50,8 @@ _log = logger("compilation")
 T = TypeVar("T")
 MOST_THREADS = 1024  # that an engine may be asked to use
 MOST_AT_ONCE = 4096  # executions
-NUMERICS, FAST, EXACT = (
-    "numerics",
-    "fast",
-    "exact",
-)  # an option of devices that declare more than "fast", and its values
+NUMERICS = "numerics"  # an option of devices that declare more than "fast"
+FAST, EXACT = "fast", "exact"  # its values
 NUMERICS_PREFIX = "numerics:"  # before them, where they travel among the relaxations
 RELAXATIONS = {
     "clipped_nan": "a NaN that an activation clips may be either of its bounds",
@@ -455,7 +452,7 @@ def can_be_exact(device: Device) -> bool:
 
 
 def wants_exact(options: Mapping[str, Any], name: str) -> bool:
-    """Whether a driver's options ask for exact numerics. InvalidArgument for a value that there is not."""
+    """Whether a driver's options ask for exact numerics. InvalidArgument for any other value."""
     found = options.get(NUMERICS, FAST)
     if found not in (FAST, EXACT):
         raise InvalidArgument(f"{name}: option {NUMERICS} is {shown(found)}, must be {FAST} or {EXACT}")

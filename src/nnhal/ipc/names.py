@@ -109,7 +109,7 @@ def removed_at_end(name: str) -> None:
     """Have the socket of a service removed when this process has ended, in whichever way.
 
     This process is going to be confined and removes nothing then, so a small one waits for its end. Where that cannot be
-    started, whoever next looks for services removes the socket.
+    started, the next look for services removes the socket.
     """
     path, watch = path_of(name), Owner()
     try:

@@ -7,7 +7,7 @@ from nnhal.base.answers import shown
 from nnhal.base.errors import BadState, InvalidArgument, ShapeNeeded
 from nnhal.base.names import short
 from nnhal.base.records import replace
-from nnhal.base.values import dimensions
+from nnhal.base.values import dimensions, shapes_by_name
 from nnhal.model.graph import Model
 
 Shapes = Mapping[str, Sequence[int]] | Sequence[Sequence[int]]
@@ -59,14 +59,10 @@ class OpenModel(Model, frozen=True, dict=True):
         """
         declared = self.shapes
         names = ", ".join(map(short, declared))
-        if not isinstance(shapes, Mapping):
-            if not isinstance(shapes, Sequence) or len(shapes) != len(declared):
-                raise InvalidArgument(f"shapes is {shown(shapes)}, must be one shape for each of {names}")
-            shapes = dict(zip(declared, shapes, strict=True))
+        if not isinstance(shapes, Mapping) and not (isinstance(shapes, Sequence) and len(shapes) == len(declared)):
+            raise InvalidArgument(f"shapes is {shown(shapes)}, must be one shape for each of {names}")
         wanted = dict(declared)
-        for name, shape in shapes.items():
-            if name not in declared:
-                raise InvalidArgument(f"shapes: {name!r} is no input, must be one of {names}")
+        for name, shape in shapes_by_name(shapes, list(declared)).items():
             sizes, dims = dimensions(shape, f"shapes: {name}", 1), declared[name]
             if len(sizes) != len(dims) or any(dim not in (0, size) for size, dim in zip(sizes, dims, strict=True)):
                 must = ", ".join(str(dim or "?") for dim in dims)

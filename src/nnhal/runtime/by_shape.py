@@ -29,7 +29,6 @@ from nnhal.runtime.model_memory import ModelMemory
 from nnhal.runtime.placement import Placement
 from nnhal.runtime.stream import Stream
 
-MOST_SHAPES = 8  # sets of input shapes kept compiled
 Key = tuple[tuple[int, ...], ...]  # the shape of each input
 Prepare = Callable[[Model, int | None], Compiled]  # by a point in time, in nanoseconds
 _log = logger("compilation")
@@ -42,7 +41,7 @@ class CompiledByShape(Compiled):
     allocations, and to compile before the first call. A deadline of an execution bounds its compilation too.
     """
 
-    def __init__(self, model: OpenModel, prepare: Prepare, most: int = MOST_SHAPES) -> None:
+    def __init__(self, model: OpenModel, prepare: Prepare, most: int) -> None:
         """prepare: compiles a model. most: sets of shapes that are kept."""
         self._model, self._prepare, self._most = model, prepare, most
         self._edge = Edge(validate_outline(model.outline()))
@@ -218,7 +217,7 @@ class CompiledByShape(Compiled):
             except MissedDeadline:  # of this execution, or of the one whose compilation it waited for
                 if tried or (until is not None and not seconds_until(until)):
                     raise
-        if self._closed:  # meanwhile: whoever closed it may not have seen this one
+        if self._closed:  # it was closed meanwhile, and `close` may not have seen this one
             compiled.close()
             self._check_open()
         if self._made.thrashes():
@@ -262,7 +261,7 @@ class CompiledByShape(Compiled):
         return left
 
     def _kept(self) -> dict[Key, Compiled]:
-        """What is compiled and was not closed by whoever got it of `at`, the shapes used last at the end."""
+        """What is compiled and open: a caller may close what `at` gave. The shapes used last are at the end."""
         return {key: compiled for key, compiled in self._made.values().items() if not _is_closed(compiled)}
 
     def _ready(self) -> list[Compiled]:

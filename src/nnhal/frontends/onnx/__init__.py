@@ -16,14 +16,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from msgspec.structs import force_setattr
 
-from nnhal.base.answers import shown
 from nnhal.base.codes import MAX_COPIED_CONSTANT
 from nnhal.base.errors import BadFile, InvalidArgument, InvalidModel, ShapeNeeded, clipped
 from nnhal.base.memory import Memory
 from nnhal.base.names import short
 from nnhal.base.operands import Array, Value
 from nnhal.base.records import replace
-from nnhal.base.values import dimensions
+from nnhal.base.values import dimensions, shapes_by_name
 from nnhal.frontends.beside import BESIDE
 from nnhal.frontends.by_shape import OpenInputs
 from nnhal.frontends.common.fixed import Values, arrays, fitted, none_left
@@ -235,16 +234,8 @@ def asked(file: OnnxFile, shapes: Shapes | None) -> dict[str, tuple[int, ...]]:
     names = [edge.name for edge in file.graph.inputs]
     if shapes is None:
         return {}
-    if not isinstance(shapes, Mapping):
-        if not isinstance(shapes, Sequence):
-            raise InvalidArgument(f"shapes is {shown(shapes)}, must be a mapping by name, or a list in order")
-        if len(shapes) != len(names):
-            raise InvalidArgument(f"shapes: got {len(shapes)}, must be {len(names)}: {', '.join(names)}")
-        shapes = dict(zip(names, shapes, strict=True))
     found = {}
-    for name, shape in shapes.items():
-        if name not in names:
-            raise InvalidArgument(f"shapes: {name!r} is no input, must be one of {', '.join(names)}")
+    for name, shape in shapes_by_name(shapes, names).items():
         edge: OnnxEdge = file.graph.inputs[names.index(name)]
         sizes = dimensions(shape, f"shapes: {name}", -1)
         if edge.shape is not None and len(sizes) != len(edge.shape):

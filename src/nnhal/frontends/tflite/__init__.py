@@ -14,13 +14,12 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from nnhal.base.answers import shown
 from nnhal.base.errors import BadFile, InvalidArgument, InvalidModel, ShapeNeeded, clipped
 from nnhal.base.memory import Memory
 from nnhal.base.names import short
 from nnhal.base.operands import Array, Value
 from nnhal.base.records import replace
-from nnhal.base.values import dimensions
+from nnhal.base.values import dimensions, shapes_by_name
 from nnhal.frontends.by_shape import OpenInputs
 from nnhal.frontends.common.fixed import Values, arrays, fitted, none_left
 from nnhal.frontends.common.terms import UNTYPED, Inexpressible, Term
@@ -235,15 +234,7 @@ def _shapes(subgraph: FileSubgraph, names: Sequence[str], shapes: Shapes | None)
     found = [subgraph.tensors[index].shape for index in subgraph.inputs]
     if shapes is None:
         return found
-    if not isinstance(shapes, Mapping):
-        if not isinstance(shapes, Sequence):
-            raise InvalidArgument(f"shapes is {shown(shapes)}, must be a mapping by name, or a list in order")
-        if len(shapes) != len(found):
-            raise InvalidArgument(f"shapes: got {len(shapes)}, must be {len(found)}: {', '.join(names)}")
-        shapes = dict(zip(names, shapes, strict=True))
-    for name, shape in shapes.items():
-        if name not in names:
-            raise InvalidArgument(f"shapes: {name!r} is no input, must be one of {', '.join(names)}")
+    for name, shape in shapes_by_name(shapes, names).items():
         wanted = dimensions(shape, f"shapes: {name}", -1)  # which leaves it open, as 0 does
         rank = len(found[names.index(name)])
         if len(wanted) != rank:

@@ -1,4 +1,4 @@
-"""Lists of tensors that a loop fills, as converters write them: recognised, and written as one operator of their own."""
+"""Lists of tensors that a loop fills, as converters write them: recognised, and written as one operator."""
 
 from typing import NamedTuple
 

@@ -37,9 +37,7 @@ DECODED = (
 )
 LONG_AT_ONCE = 8 << 20  # bytes of long messages that a process may send at any moment,
 LONG_A_SECOND = 512 << 10  # and so many a second for ever: a byte takes 0.3 us of the interpreter to decode and look at
-LONGEST = (
-    4 << 20
-)  # bytes of one message to a shared service: some 50,000 operations, decoded within a quarter of a second
+LONGEST = 4 << 20  # bytes of one message to a shared service: 50,000 operations or so, decoded in a quarter of a second
 _RESERVE = 128  # descriptors for the process itself, its driver, and who is turned away
 _ANSWER = 3  # descriptors that an answer takes for a moment: a memory, its copy, a long message
 _THREADS = 1024

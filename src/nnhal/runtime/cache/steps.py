@@ -18,7 +18,7 @@ from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.base.records import Record, replace
 from nnhal.base.version import __version__
-from nnhal.hal.cache.files import TOKEN_SIZE, CacheFiles, why_of
+from nnhal.hal.cache.files import TOKEN_SIZE, Cache, CacheFiles, why_of
 from nnhal.hal.claims import Claims
 from nnhal.hal.code import code_of_functions
 from nnhal.hal.device import (
@@ -222,17 +222,17 @@ class _Step(Record, frozen=True):
             return str(missing), None
         except OSError as error:
             return f"the entry cannot be opened: {why_of(error)}", None
+        cache = files.cache(self.key)
         try:
-            if files.cache(self.key).unwritten:
+            if cache.unwritten:
                 unwritten = UnwrittenEntry(files) if files.writable else None
                 return "its driver has not written the entry", unwritten
         except OSError as error:
             return f"the entry {why_of(error)}", None
-        return self._restored_in(lane, files), None
+        return self._restored_in(lane, files, cache), None
 
-    def _restored_in(self, lane: Lane, files: OpenFiles) -> str:
+    def _restored_in(self, lane: Lane, files: OpenFiles, cache: Cache) -> str:
         try:
-            cache = files.cache(self.key)
             hints = replace(self.hints, cache=cache, worked_out=None)
             lane.prepared = restored_by(self.device, self.seen, hints)
             lane.prepared.model = self.model
