@@ -14,7 +14,7 @@ from nnhal.base.operands import Array
 from nnhal.conformance.draw import cells
 from nnhal.frontends.tensor import Tensor
 from nnhal.ops.schema import Q8S
-from tests.differential.steps_left import measured
+from tests.differential.steps_left import VALUES, measured
 from tests.differential.test_halves import KINDS, WAYS
 from tests.suites.faulty.driver.healthy import Arithmetic, Healthy
 from tests.suites.faulty.driver.numbers import Requantised, RequantisedDown
@@ -89,7 +89,7 @@ def test_errors_of_8_bits_have_the_mean_0(name: str, forms: str, kind: str, oper
     if operation == "BATCH_MATMUL" and kind == "TENSOR_QUANT8_ASYMM":
         pytest.skip("NNAPI has none")
     first, second, scale, make, real = OPERATIONS[operation]
-    dtype, zero = KINDS[kind], int(np.iinfo(KINDS[kind]).min) + 128
+    dtype, zero = KINDS[kind], int(np.iinfo(KINDS[kind]).min) + 133
     rng = np.random.default_rng(31)
     x, y = (rng.integers(-7, 8, shape) for shape in (first, second))
     weights = operation in ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")
@@ -122,6 +122,6 @@ def test_the_count_of_steps_finds_a_device_that_rounds_to_one_side(
     arithmetic: type[Arithmetic], leans: bool, operation: str
 ) -> None:
     device = type("Rounding", (Healthy,), {"arithmetic": arithmetic()})()
-    ties = [cell for cell in cells([operation]) if cell.kind == Q8S and cell.values == "ties"]
-    found = measured(device, ties, 120, options={})
+    drawn = [cell for cell in cells([operation]) if cell.kind == Q8S and cell.values in VALUES]
+    found = measured(device, drawn, 200, options={})
     assert found.differing and found.leans == leans

@@ -306,8 +306,8 @@ def fully_connected(t: Task) -> None:
 @entry("BATCH_MATMUL", types=FLOATS | {Q8S}, exact=True)
 def batch_matmul(t: Task) -> None:
     """Either side may be transposed. A product that wraps around in 32 bits is refused by the longest sum there can be.
-    LiteRT's own kernel of 8 bits rounds halves of a step upwards: where scales make halves, and float32 holds the sums, the
-    product is one of real values.
+    LiteRT's own kernel of 8 bits, which has zero points for the second factor, rounds halves of a step upwards: where scales
+    make halves, and float32 holds the sums, the product is one of real values.
     """
     a, (x, y) = t.a, (t.a.x, t.a.y)
     factors, out = [t.x("x"), t.x("y")], t.out
@@ -318,7 +318,8 @@ def batch_matmul(t: Task) -> None:
         longest = inner * reach(x) * reach(y)
         fits = longest <= sums.capacity(ratio)
         t.require(fits, f"a product of scale {x.scale * y.scale:g} may exceed the 32 bits that LiteRT has for it")
-        if not t.exact and longest <= sums.EXACT and makes_halves([x.scale * y.scale], a.out.scale):
+        own = y.zero_point != 0 and not t.exact
+        if own and longest <= sums.EXACT and makes_halves([x.scale * y.scale], a.out.scale):
             factors, out = [t.dequantised(each) for each in factors], t.dequantised_out(out)
     t.graph.keep_transposed(*factors)
     t.emit(t.name, factors, out, "BatchMatMul", adjX=t.a.adj_x, adjY=t.a.adj_y)
