@@ -118,7 +118,10 @@ def of_model(device: Device, call: Call, hints: Hints, rng: np.random.Generator)
         if claims.refused():
             return None
         mine = held.enter_context(closing(prepared_by(discovery.cpu(), model, Hints())))
-        theirs = held.enter_context(closing(prepared_by(device, model, claims.hints(hints))))
+        try:
+            theirs = held.enter_context(closing(prepared_by(device, model, claims.hints(hints))))
+        except NnhalError:  # of a form that no proof would let run
+            return None
         for _ in range(RERUNS):
             try:
                 wanted = run(mine, arrays_of(call))
