@@ -37,7 +37,7 @@ def pair(t: Task, first: str = "input1", second: str = "input2") -> list[EngineT
 @entry("ADD", "SUB", "MUL", types=NUMBERS, exact=True)
 def arithmetic(t: Task) -> None:
     """Broadcasting, with a fused activation. LiteRT's difference has room for coarser inputs than its sum. XNNPACK rounds
-    halves of a step upwards in both: where scales make halves, they are computed by real values.
+    halves of a step upwards in both, and to even in products: where scales make halves, real values are computed.
     """
     inputs, out = pair(t), t.out
     scales = [x.value.scale for x in inputs]
@@ -53,7 +53,8 @@ def arithmetic(t: Task) -> None:
         t.require_scale(sum(scales), t.out.value, STEEPEST_SUM)
     elif t.name == "SUB":
         t.require_scale(max(scales) / 1024, t.out.value)
-    if t.name != "MUL" and t.a.T in QUANTS and not t.exact and makes_halves(scales, out.value.scale):
+    multiples = [math.prod(scales)] if t.name == "MUL" else scales
+    if t.a.T in QUANTS and not t.exact and makes_halves(multiples, out.value.scale):
         inputs, out = [t.dequantised(x) for x in inputs], t.dequantised_out(out)
     t.emit(t.name, inputs, out, t.name.title(), fusedActivationFunction=activation(t))
 
