@@ -75,7 +75,8 @@ def mean(a: Bound, x: Array, axes: Array) -> Array:
     if not a.input.quantised:
         return np.asarray(real_mean(a, x, axes))
     steps = rounded(np.mean(centred(a.input, x, np.float64), dimensions(x, axes)))
-    return (steps + a.out.zero_point).astype(a.out.dtype).reshape(a.shapes[0])
+    shape: Any = a.shapes[0]
+    return (steps + a.out.zero_point).astype(a.out.dtype).reshape(shape)
 
 
 def dimensions(x: Array, axes: Array) -> tuple[int, ...]:
