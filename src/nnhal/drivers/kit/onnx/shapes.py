@@ -181,8 +181,14 @@ REDUCED |= {"MEAN": "ReduceMean", "REDUCE_ANY": "ReduceMax", "REDUCE_ALL": "Redu
 @entry("MEAN", types=MOVED)
 @entry(*(name for name in REDUCED if name != "MEAN"), types=MOVED | {B8}, exact=True)
 def reduce(t: OnnxTask) -> None:
-    """Truth values as numbers. The greatest and least of a NaN are NaN."""
-    x, axes = t.real("input"), sorted({int(axis) % t.a.input.rank for axis in t.array("axes")})
+    """Truth values as numbers. The greatest and least of a NaN are NaN. A quantised mean is one of steps, whose halves are
+    exact.
+    """
+    of_steps = t.name == "MEAN" and t.a.input.quantised
+    x, axes = (
+        t.steps("input") if of_steps else t.real("input"),
+        sorted({int(axis) % t.a.input.rank for axis in t.array("axes")}),
+    )
 
     def reduced(kind: str, x: str) -> str:
         return t.graph.node(kind, x, axes, noop_with_empty_axes=1)
@@ -197,6 +203,8 @@ def reduce(t: OnnxTask) -> None:
     y = t.reshaped(y, t.shape())
     if t.a.T == B8:
         t.put(t.cast(y, np.bool_))
+    elif of_steps:
+        t.put(t.quantised(y, 1.0))
     else:
         t.give(y)
 

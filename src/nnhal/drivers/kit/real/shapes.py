@@ -198,12 +198,18 @@ def reduce(t: RealTask) -> None:
         t.form = "float"  # means of so many are often halves of a step, which kernels of 8 bits round to even
     if kind in ("mean", "sum") and stages(t.a.input.shape, axes):
         t.form = "float"  # stages are no kernels of 8 bits
-    x = t.graph.converted(t.stored("input"), np.float32) if stored else t.x("input")
+    of_steps = kind == "mean" and t.a.input.quantised and not t.eight  # halves of steps are exact
+    if of_steps:
+        x = t.graph.apart(t.graph.steps(t.place("input")))
+    else:
+        x = t.graph.converted(t.stored("input"), np.float32) if stored else t.x("input")
     found = t.add_up(kind, x, axes, keep) if kind in ("mean", "sum") else t.o.reduce(kind, x, axes, keep)
     found = t.spoilt(found, x, axes, keep) if kind in ("max", "min") else found
     found = found if keep or len(axes) < t.a.input.rank else t.o.reshape(found, [1])
     if stored:
         t.hold(t.graph.apart(found))
+    elif of_steps:
+        t.give_steps(found)
     else:
         t.give(found)
 
