@@ -186,6 +186,10 @@ def weighted(t: Task, name: str = "filter", axis: int = 0) -> Weighted:
     require_scales(products.min(), products.max())
     t.require_scale(products.max(), out.value)
     added = bias(t, products, weights.value.channel is not None)
+    # XNNPACK takes constant weights alone, and LiteRT's own kernels of 8 bits round twice, upwards.
+    longest = math.prod(weights.value.known) // weights.value.known[axis] * reach(x.value) * reach(weights.value)
+    if (weights.value.data is None or added.value.data is None) and not t.exact and longest <= sums.EXACT:
+        return Weighted(t.dequantised(x), t.dequantised(weights), of_reals(t, added, products), t.dequantised_out(out))
     return Weighted(x, weights, sums.within(t, x.value, weights.value, axis, added, products / out.value.scale), out)
 
 
@@ -218,6 +222,16 @@ def bias(t: Task, products: Array, per_channel: bool) -> EngineTensor:
     return t.constant(value.data, value=replace(value, scale=scales[0]))
 
 
+def of_reals(t: Task, added: EngineTensor, products: Array) -> EngineTensor:
+    """The real values of a quantised layer's bias."""
+    if added.value.data is not None:
+        return t.constant(np.asarray(added.value.data, np.float64) * products, np.float32)
+    numbers = t.cast(added, F32)
+    y = t.temporary(numbers.value, scale=0.0, zero_point=0)
+    t.emit("MUL", [numbers, t.constant(products, np.float32)], y, "Mul")
+    return y
+
+
 @entry("CONV_2D", "DEPTHWISE_CONV_2D", "GROUPED_CONV_2D", exact=True)
 def convolution(t: Task) -> None:
     """Groups need no option: LiteRT sees them by the depth of the filter."""
@@ -228,7 +242,7 @@ def convolution(t: Task) -> None:
         t.require_room((height, width, a.filter_h, a.filter_w), POINTER, TAPS)
     else:
         t.require_room((batch, height, width, *sizes(w.weights)[1:]), w.x.value.dtype.itemsize, TAPS)
-    x, how = padded(t, w.x, apart=not depthwise and t.a.T in FLOATS and covers(a))
+    x, how = padded(t, w.x, apart=not depthwise and w.x.value.type in FLOATS and covers(a))
     options = {"strideW": a.stride_w, "strideH": a.stride_h, "fusedActivationFunction": activation(t), "padding": how}
     if a.form_has("dilation_w"):
         options |= {"dilationWFactor": a.dilation_w, "dilationHFactor": a.dilation_h}
