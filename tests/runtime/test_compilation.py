@@ -87,8 +87,8 @@ def test_a_model_that_the_driver_had_said_yes_to_falls_back(kind):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"devices": 5}, "devices: 5 is none, must be a name or a Device"),
-        ({"devices": ["reference", None]}, "devices: None is none, must be a name or a Device"),
+        ({"devices": 5}, "devices: is 5, must be a name or a Device"),
+        ({"devices": ["reference", None]}, "devices: is None, must be a name or a Device"),
         ({"devices": []}, "devices: none is named, must be at least one"),
         ({"driver_options": 5}, "driver_options is 5, must be a mapping for each device name"),
         ({"driver_options": {"reference": 5}}, "driver_options of reference is 5, must be a mapping with str keys"),
