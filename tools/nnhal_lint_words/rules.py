@@ -55,6 +55,7 @@ _SOMEONE = (
 )
 _NOT_MODELS = r"^(?!src/nnhal/(?:ops|frontends|drivers|zoo|model)/|docs/(?:operations|.*operators|numerics)\.md)"
 
+_USERS = r"^(?!src/)|^src/nnhal/cli/"  # the code has the class Level
 _ONE = "(?:an?|one|each|this|that)"
 _NOT_TURNED = r"(?! (?:into|to|out|off|on|up)\b)"
 _START = r"(?:\A|(?<=[.!?:;] ))"
@@ -93,7 +94,7 @@ WORDS = (
         "partition",
         _NOT_MODELS,
     ),
-    _word(r"\bparts? of (?:a|the|its) model\b", "partition"),
+    _word(r"\bparts? of (?:a|the|its) model\b", "partition", _NOT_MODELS),
     _word(r"\bcrossings?\b|\bcross(?:es|ed)? (?:between|from|to)\b|\bcross devices\b", "device transfer"),
     _word(
         rf"\b{_SOMEONE} (?:takes?|took)(?: (?:on|over))? (?:an |the |all |every |no |its )?operations?\b", "supports"
@@ -115,17 +116,17 @@ WORDS = (
     _word(r"\btak(?:e|es|en|ing) out\b", "delete"),
     _word(r"\bpublished (?:test )?vectors?\b", "test vector"),
     _word(r"\bruns?/s\b|\bruns? (?:a|per) second\b", "throughput (inferences/s)"),
-    _word(
-        rf"\b(?:half|every|first|last|next|from|the|of|two|three|code|\d+|{_ONE}) turns?\b{_NOT_TURNED}", "iteration"
-    ),
+    _word(rf"\b(?:half|every|first|last|next|from|the|of|two|three|\d+|{_ONE}) turns?\b{_NOT_TURNED}", "iteration"),
     _word(r"(?<!simd )(?<!vector )\blanes?\b", "connection / channel"),
     _word(r"\brooms\b", "output buffers / packages"),
     _word(rf"\b(?:its|the|own|given|whose|their|caller's|{_ONE}) room\b", "output buffer"),
     _word(r"\broom (?:of|in bytes|code)\b", "output buffer"),
     _word(r"(?<!at a )\bstretch(?:ed|es|ing)?\b", "resize"),
     _word(r"\bfitted\b", "letterboxed"),
-    _word(rf"\b(?:of|at|below|above|what|any|no|same|by|to|{_ONE}) levels?\b", "HAL version / feature level"),
-    _word(r"\b(?:its|driver's|least|lowest|newest|older|higher|lower) levels?\b", "HAL version / feature level"),
+    _word(rf"\b(?:of|at|below|above|what|any|no|same|by|to|{_ONE}) levels?\b", "HAL version / feature level", _USERS),
+    _word(
+        r"\b(?:its|driver's|least|lowest|newest|older|higher|lower) levels?\b", "HAL version / feature level", _USERS
+    ),
 )
 
 

@@ -1,6 +1,6 @@
-"""Draws an outline: chains of operations as boxes, an operation a line, in layers; as SVG, or as PNG with Pillow.
+"""Draws an outline as SVG, or as PNG with Pillow: chains of operations are boxes, in layers.
 
-An operation stands with its key attributes, its weights and the shape of what it gives; constants have no box of their own.
+Each operation shows its key attributes, its weights and the shape of its result. Constants have no box.
 """
 
 import io
@@ -17,20 +17,20 @@ from nnhal.base.records import Record, Struct, field
 from nnhal.model.layout import Arrangement, Box, arrange
 from nnhal.model.outline import Node, Outline, shape_text
 
-Placing = Mapping[int, str]  # where each operation runs, by its number
-Notes = Mapping[int, str]  # why, by its number
-# Of devices: tints of the colours of Okabe and Ito, which differ for the colour-blind too.
+Placing = Mapping[int, str]  # the device of each operation, by its number
+Notes = Mapping[int, str]  # the reason, by the operation's number
+# Tints of the colours of Okabe and Ito for devices: they differ for colour-blind readers too.
 COLOURS = ("#bfe3f8", "#f6d48f", "#94d6c1", "#ecc9dd", "#faf5ae", "#9dbfe6", "#d9d9d9")
 PLAIN, EDGE, REFUSED, LINE, GREY = "#ffffff", "#eeeeee", "#f4a582", "#444444", "#5a5a5a"
-MARK = "! "  # before what cannot be taken, for who does not see its colour
+MARK = "! "  # marks a rejected operation for readers who do not see its colour
 LINE_HEIGHT, PAD, MARGIN = 16.0, 7.0, 24.0
-SIZE, CHARACTER = 11, 6.7  # of the font, and the width of one character of it
-NAME, LONGEST, NAMED = 40, 64, 3  # characters of names, of a line; connectors that are named one by one
+SIZE, CHARACTER = 11, 6.7  # of the font, and the width of one of its characters
+NAME, LONGEST, NAMED = 40, 64, 3  # characters of a name and of a line; the most connectors that have names
 PIXELS = 64_000_000  # of a PNG
 
 
 class Rectangle(Record, frozen=True):
-    """A filled rectangle. note: shown where the pointer rests."""
+    """A filled rectangle. note: its tooltip."""
 
     x: float
     y: float
@@ -42,7 +42,7 @@ class Rectangle(Record, frozen=True):
 
 
 class Label(Record, frozen=True):
-    """A line of text whose base line begins (anchor "start") or ends ("end") at x, y."""
+    """A line of text. Its base line begins (anchor "start") or ends ("end") at x, y."""
 
     x: float
     y: float
@@ -58,7 +58,7 @@ class Arrow(Record, frozen=True):
 
 
 class Scene(Struct):
-    """What is painted, in order, on an area of a size."""
+    """The items to paint, in order, on an area of a size."""
 
     width: float = 0.0
     height: float = 0.0
@@ -66,15 +66,15 @@ class Scene(Struct):
 
 
 class Chain(Struct):
-    """Operations of which each gives what only the next reads; or an input or an output of the model."""
+    """Operations of which each gives its result to the next one only; or an input or output of the model."""
 
     nodes: list[int]
-    lines: list[tuple[str, str]]  # what stands on the left and on the right
+    lines: list[tuple[str, str]]  # the text on the left and on the right
     reads: int | None = None  # the tensor of an output
 
 
 def svg(outline: Outline, placing: Placing | None = None, notes: Notes | None = None) -> str:
-    """The graph as an SVG document, in colours by device. notes: shown where the pointer rests on an operation."""
+    """Draw the graph as an SVG document, coloured by device. notes: tooltips of operations."""
     scene = _scene(outline, placing or {}, notes or {})
     width, height = math.ceil(scene.width), math.ceil(scene.height)
     lines = [
@@ -86,7 +86,7 @@ def svg(outline: Outline, placing: Placing | None = None, notes: Notes | None = 
 
 
 def png(outline: Outline, placing: Placing | None = None) -> bytes:
-    """The graph as a PNG picture, twice the size of the SVG where that is not too much."""
+    """Draw the graph as a PNG picture, at twice the size of the SVG if the limit allows."""
     try:
         from PIL import Image, ImageDraw, ImageFont
     except ImportError:
@@ -103,7 +103,7 @@ def png(outline: Outline, placing: Placing | None = None) -> bytes:
 
 
 def colours_of(placing: Placing) -> tuple[list[str], dict[int, str]]:
-    """The devices in the order in which they come first, and the colour of each operation."""
+    """Return the devices in order of first use, and the colour of each operation."""
     devices = list(dict.fromkeys(placing[n] for n in sorted(placing)))
     return devices, {n: COLOURS[devices.index(device) % len(COLOURS)] for n, device in placing.items()}
 
@@ -134,7 +134,8 @@ def _scene(outline: Outline, placing: Placing, notes: Notes | None = None) -> Sc
         hidden = [key for key in crossing[source, target] if not _said(outline, chains[source], chains[target], key)]
         for n, key in enumerate(hidden):
             (x, y), text = moved[-1], shape_text(outline.tensors[key].shape)
-            side, anchor = (6, "start") if moved[-2][0] <= x else (-6, "end")  # where the line does not come from
+            # On the side that the line does not come from
+            side, anchor = (6, "start") if moved[-2][0] <= x else (-6, "end")
             scene.items.append(Label(x + side, y - 4 - 11 * n, text, GREY, anchor))
     for chain, box in zip(chains, boxes, strict=True):
         scene.items += _chain(outline, chain, box, colours, notes or {})
@@ -143,19 +144,19 @@ def _scene(outline: Outline, placing: Placing, notes: Notes | None = None) -> Sc
 
 
 def _extent(items: list[Rectangle | Label | Arrow]) -> tuple[float, float]:
-    """How far to the right, and down, lines of text go."""
+    """Return how far to the right, and down, lines of text reach."""
     labels = [item for item in items if isinstance(item, Label)]
     return max(at.x + len(at.text) * CHARACTER for at in labels), max(at.y for at in labels)
 
 
 def _said(outline: Outline, source: Chain, target: Chain, key: int) -> bool:
-    """Whether the shape of what goes from one box to another stands in one of them."""
+    """Whether one of two boxes shows the shape of the tensor between them."""
     first = not source.nodes or key in outline.nodes[source.nodes[-1]].outputs[:1]
     return first or target.reads is not None or outline.tensors[key].shape is None
 
 
 def _chains(outline: Outline) -> tuple[list[Chain], dict[int, int]]:
-    """The boxes, each behind all that it reads from, and by tensor the box that gives it."""
+    """Return the boxes, each after its inputs, and the box that produces each tensor."""
     left_out = outline.folded
     readers: dict[int, int] = {}
     for n, node in enumerate(outline.nodes):
@@ -186,12 +187,12 @@ def _chains(outline: Outline) -> tuple[list[Chain], dict[int, int]]:
 
 
 def _goes_on(outline: Outline, before: Chain, key: int, readers: Mapping[int, int]) -> bool:
-    """Whether what reads this tensor continues the chain that ends with it."""
+    """Whether the reader of this tensor continues the chain that ends with it."""
     return bool(before.nodes) and key in outline.nodes[before.nodes[-1]].outputs and readers.get(key) == 1
 
 
 def _reads(outline: Outline, chain: Chain) -> list[int]:
-    """The tensors that a box takes from others."""
+    """Return the tensors that a box reads from others."""
     if chain.reads is not None:
         return [chain.reads]
     return list(dict.fromkeys(key for n in chain.nodes for key in outline.nodes[n].inputs))
@@ -237,7 +238,7 @@ def _chain(
 
 
 def _connectors(chains: list[Chain], boxes: list[Box], layout: Arrangement) -> Iterator[Label]:
-    """Where a line would go to another column: what a box reads from is named above it, what reads it below."""
+    """Name the ends of a line to another column: the source above its reader, the reader below the source."""
     sources: dict[int, list[int]] = {}
     targets: dict[int, list[int]] = {}
     for source, target in layout.jumps:
@@ -263,7 +264,7 @@ def _end(chain: Chain, which: int) -> str:
 
 
 def _head(outline: Outline, devices: list[str]) -> Iterator[Rectangle | Label]:
-    """Title and legend."""
+    """Yield the title and legend."""
     level = f", level {outline.level}" if outline.level else ", cannot be taken whole"
     yield Label(
         MARGIN, MARGIN, f"{_short(outline.name or 'model', LONGEST)}: {counted(len(outline.nodes), 'operation')}{level}"
@@ -284,7 +285,7 @@ def _short(text: str, limit: int) -> str:
 
 
 def _element(item: Rectangle | Label | Arrow) -> str:
-    """One thing as SVG."""
+    """Return an item as SVG."""
     match item:
         case Label(x, y, text, colour, anchor):
             side = f' text-anchor="{anchor}"' if anchor != "start" else ""
@@ -306,7 +307,7 @@ def _element(item: Rectangle | Label | Arrow) -> str:
 
 
 def _paint(brush: Any, font: Any, item: Rectangle | Label | Arrow, scale: float) -> None:
-    """One thing with Pillow."""
+    """Paint an item with Pillow."""
     match item:
         case Label(x, y, text, colour, anchor):
             brush.text((x * scale, y * scale), text, colour, font, anchor="rs" if anchor == "end" else "ls")
@@ -321,7 +322,7 @@ def _paint(brush: Any, font: Any, item: Rectangle | Label | Arrow, scale: float)
 
 
 def _bent(one: tuple[float, float], two: tuple[float, float]) -> Iterator[tuple[float, float]]:
-    """Points of the curve between two, which leaves and arrives vertically, as `_element` has it."""
+    """Yield points of the curve between two, which leaves and arrives vertically, as in `_element`."""
     for step in range(13):
         t = step / 12
         across = t * t * (3 - 2 * t)
