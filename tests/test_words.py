@@ -47,7 +47,7 @@ GOOD = (
     "The LSTM runs one time step after another.",
     "It takes 3 ms, and takes an operand from the cache.",
     "The editable form is a text file; two partitions form a group.",
-    "There is no deadline; a value that is None has no default.",
+    "There is no deadline, or there is none; a value that is None has no default.",
     "There is no room for another entry.",
     "It turns into an error, and a name turns up twice.",
     "The two vectors differ where a value is negative.",

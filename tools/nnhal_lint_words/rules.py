@@ -78,7 +78,7 @@ WORDS = (
     _word(r"\bin (?:its |their |his |whose )?turns?\b", "alternately / one after another / when scheduled"),
     _word(r"\banew\b", "again / on each call"),
     _word(r"\bthat there (?:is|are)\b", "drop it"),
-    _word(r"\b(?:is|are|was|were|be) (?-i:none)\b", "is not a ... / there is no ..."),
+    _word(r"(?<!there )\b(?:is|are|was|were|be) (?-i:none)\b", "is not a ... / there is no ..."),
     _word(r"\bbesides\b", "also / in addition / except"),
     _word(r"\btak(?:e|es|en|ing) (?:it|them|this|that|one) for\b", "treats as / mistakes for"),
     _word(r"\ball else\b", "everything else, named"),

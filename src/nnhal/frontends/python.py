@@ -1,9 +1,10 @@
 """The Python builder: one method for each operation, generated from its record.
 
-b = Builder()
-x = b.input((1, 224, 224, 3))
-y = b.conv_2d(x, filter, bias, padding="same", stride=2, activation="relu6")
-model = b.finish([x], [y])
+Example:
+    b = Builder()
+    x = b.input((1, 224, 224, 3))
+    y = b.conv_2d(x, filter, bias, padding="same", stride=2, activation="relu6")
+    model = b.finish([x], [y])
 """
 
 from collections.abc import Callable, Mapping, Sequence

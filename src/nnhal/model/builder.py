@@ -149,7 +149,7 @@ class ModelBuilder:
         return [(each.name, each.prefix) for each in EXTENSIONS.values() if each.prefix in used]
 
     def subgraph(self) -> "ModelBuilder":
-        """Return a builder for a referenced subgraph, which shares this one's constants; end it with `finish_subgraph`."""
+        """Return a builder for a referenced subgraph, with shared constants; end it with `finish_subgraph`."""
         other = ModelBuilder()
         other._shared, other._main = self._shared, self._main or self
         return other

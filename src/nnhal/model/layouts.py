@@ -42,7 +42,7 @@ class LaidOut(Record, frozen=True):
     transposes: int = 0
 
     def served(self) -> dict[int, set[int]]:
-        """Return the original's operations that need each inserted TRANSPOSE: those that read it, or the one before it."""
+        """Return the original's operations that need each inserted TRANSPOSE: its readers, or the one before it."""
         operations = self.model.main.operations
         reading: dict[int, set[int]] = {operations[place].outputs[0]: set() for place in self.inserted}
         for operation, n in zip(operations, self.serves, strict=True):
@@ -115,7 +115,7 @@ class _Constants:
 
 
 class _Rewritten(NamedTuple):
-    """A subgraph in one layout. places: the new numbers of its operands. bounds: its bound operations, as far as known."""
+    """A subgraph in one layout. places: the new numbers of its operands. bounds: its bound operations."""
 
     graph: Subgraph
     serves: tuple[int, ...]

@@ -98,7 +98,7 @@ class Ordering:
         return ((n, operation) for n, operation in enumerate(self.graph.operations) if n not in gone)
 
     def constant(self, operand: int) -> bool:
-        """Whether an operand is a constant that is available in any order, is computed from one, or is a view of one."""
+        """Whether an operand is a constant available in any order, is computed from one, or is a view of one."""
         return self._known[self.datum[operand]]
 
     def writer(self, datum: int) -> int | None:
@@ -214,7 +214,7 @@ class Ordering:
         return Transposing(count, count * (LAUNCH + size))
 
     def _wanted(self, datum: int) -> set[Permutation]:
-        """Return the orders in which a datum is needed. A datum made by shape alone is created in one of them if possible."""
+        """Return the orders in which a datum is needed."""
         wanted, flat = {self.view[i] for i in self._outputs[datum]}, []
         for n, place in self._readers[datum]:
             if self._is_flat(n, place):
@@ -251,7 +251,7 @@ class Ordering:
                 self._wanted(datum)
 
     def _islands(self) -> "Iterator[Island]":
-        """Yield the order-agnostic operations that share data, each with its order when the island has the original one."""
+        """Yield the islands: order-agnostic operations that share data."""
         # By datum: operations, and their views of it
         beside: dict[int, list[tuple[int, Permutation]]] = defaultdict(list)
         around: dict[int, list[tuple[int, Permutation]]] = {}  # the same by operation
@@ -321,7 +321,7 @@ class Ordering:
 
 
 class Island(NamedTuple):
-    """Order-agnostic operations. members: their orders when the island has the original one; data: the data they share."""
+    """Order-agnostic operations. members: their orders if the island has the original one; data: their data."""
 
     members: dict[int, Permutation]
     data: dict[int, Permutation]

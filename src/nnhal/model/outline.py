@@ -58,7 +58,7 @@ class Node(Record, frozen=True):
 
 
 class Outline(Record, frozen=True, dict=True):
-    """A summary of a graph. level: "" for a file that NNAPI cannot express; reasons: for the level. metadata: of its file."""
+    """A summary of a graph. level: "" if NNAPI cannot express the file; reasons: for the level."""
 
     name: str
     tensors: Mapping[int, ShownTensor]
@@ -71,7 +71,7 @@ class Outline(Record, frozen=True, dict=True):
 
     @kept
     def folded(self) -> Mapping[int, int]:
-        """Operations on constants alone, such as those that widen float16 weights, each with the first tensor that it reads.
+        """Operations on constants alone, such as widened float16 weights, each with the first tensor that it reads.
 
         They count as part of their readers.
         """
