@@ -51,6 +51,7 @@ GOOD = (
     "There is no room for another entry.",
     "It turns into an error, and a name turns up twice.",
     "The two vectors differ where a value is negative.",
+    "Args: told: the status. room: the buffer.",
     "The `step` of `in turn` is code, and so is `what is told`.",
     "The feature level is 7, the least level of all operations.",
 )

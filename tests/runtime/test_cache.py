@@ -479,8 +479,8 @@ SAVES: Mapping[str, tuple[Callable[..., Any], str]] = {
         lambda self, files: files.model[0].update(x="text") or True,
         "the device did not keep it: save() gave 'text' for section x, must be contiguous bytes",
     ),
-    "nothing": (says(None), "the device did not keep it: what save() gave is None, must be a bool"),
-    "no truth": (says("yes"), "the device did not keep it: what save() gave is 'yes', must be a bool"),
+    "nothing": (says(None), "the device did not keep it: the result of save() is None, must be a bool"),
+    "no truth": (says("yes"), "the device did not keep it: the result of save() is 'yes', must be a bool"),
     "says no": (says(False), "the device kept nothing of it"),
     "a file more": (to_a_file_more, "the device did not keep it: save() raised IndexError: list index out of range"),
 }

@@ -94,7 +94,7 @@ WORDS = (
         "partition",
         _NOT_MODELS,
     ),
-    _word(r"\bparts? of (?:a|the|its) model\b", "partition", _NOT_MODELS),
+    _word(r"\bparts? of (?:a|the|its) model\b", "partition", _USERS),
     _word(r"\bcrossings?\b|\bcross(?:es|ed)? (?:between|from|to)\b|\bcross devices\b", "device transfer"),
     _word(
         rf"\b{_SOMEONE} (?:takes?|took)(?: (?:on|over))? (?:an |the |all |every |no |its )?operations?\b", "supports"
@@ -171,6 +171,8 @@ def _words(file: str, passage: Passage) -> Iterator[Finding]:
             continue
         for match in word.pattern.finditer(text):
             begin, end = match.span()
+            if passage.kind == "docstring" and text[end : end + 1] == ":" and " " not in match[0]:
+                continue  # the name of an argument
             if any(begin < other_end and other_begin < end for other_begin, other_end in taken):
                 continue
             taken.append((begin, end))

@@ -186,7 +186,7 @@ _FIELDS = {
 
 @cache
 def fields_of(options: str) -> dict[str, tuple[int, str, Any]]:
-    """Return the fields of a table such as Conv2DOptions: number, format and default of each; None for texts and vectors."""
+    """Return the fields of a table such as Conv2DOptions: number, format and default (None for texts, vectors)."""
     found: dict[str, tuple[int, str, Any]] = {}
     for number, word in enumerate(_FIELDS.get(options.removesuffix("Options"), "").split()):
         if word != "-":

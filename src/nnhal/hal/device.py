@@ -133,7 +133,7 @@ class Capabilities(Record, frozen=True):
 
 
 class Hints(Record, frozen=True):
-    """What the application requests of a compilation.
+    """The application's requests for a compilation.
 
     Attributes:
         preference: The execution preference.
@@ -195,7 +195,7 @@ def _as_verdicts(given: Any) -> Any:
 
 
 class WorkedOut:
-    """What a device worked out in `consider`, as its `prepare` receives it.
+    """Reusable work of a device's `consider`, as its `prepare` receives it.
 
     Attributes:
         model: The model that was considered.
@@ -266,7 +266,7 @@ class Prepared(ABC):
             The measured times, if `control.measure` requests them, else None.
 
         Raises:
-            NnhalError: The execution failed; the status says how.
+            NnhalError: The execution failed; the status has the kind of failure.
         """
 
     def request(
@@ -868,7 +868,7 @@ def _save(device: Device, prepared: Prepared, cache: Cache, model: Model, where:
     content = CacheContent.empty(CacheFiles(len(cache.model_files), len(cache.data_files)), model.pools)
     try:
         with answering(where, "save()"):
-            if _member(bool, prepared.save(content), "what save() gave"):
+            if _member(bool, prepared.save(content), "the result of save()"):
                 keep(content, cache, *written_by(device))
     except (NnhalError, OSError) as error:
         raise_own(error)
@@ -915,7 +915,7 @@ def _unfit(prepared: Prepared, where: str, why: object) -> ContractBroken:
 
 
 class _Way:
-    """What executions of a prepared model pass before they run.
+    """The queues and locks that a prepared model's executions pass before they run.
 
     turns: serialises them with changes of options; None if nothing changes, or if another process does so. queues: with
     the places that an execution takes and the model's predicted time, the innermost first.
