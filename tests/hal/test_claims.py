@@ -250,7 +250,7 @@ def test_a_device_that_is_told_of_nothing_but_the_model_has_no_arguments_to_comp
             raise InvalidArgument("is bad")
 
     compiled = nnhal.compile(chain(1), devices=Complaining(), fallback="allow")
-    assert compiled.placement.choices[0].others["complaining"] == "the driver failed to say: is bad"
+    assert compiled.placement.choices[0].others["complaining"] == "the driver failed to answer: is bad"
 
 
 def test_a_device_is_told_the_same_hints_when_it_is_asked_and_when_it_prepares():

@@ -459,7 +459,7 @@ FILES: Mapping[str, tuple[Callable[..., Any], str]] = {
 def test_a_driver_that_cannot_say_how_many_files_it_keeps_keeps_none(folder, lie):
     method, why = FILES[lie]
     told = run(scaled(), folder, [lying(number_of_cache_files=method)])
-    assert told.startswith("off: the driver failed to say how many files it keeps:") and why in told
+    assert told.startswith("off: the driver failed to report its number of cache files:") and why in told
 
 
 def half(self: PreparedV1_3, files: CacheContent) -> bool:

@@ -405,7 +405,7 @@ def _asked(
             raise
         failed = as_error(error, f"device {key.name}")
         gone = isinstance(error, GONE)
-        why = str(error) if gone else f"the driver failed to say: {told(error).removeprefix(f'device {key.name}: ')}"
+        why = str(error) if gone else f"the driver failed to answer: {told(error).removeprefix(f'device {key.name}: ')}"
         _note(wishes, events, f"{label} takes nothing: {why}")
         stated, claims = None, Claims(model, [Verdict(False, why)] * len(model.main.operations))
     own = identity_of(device)
@@ -550,7 +550,7 @@ def _asked_again(device: Device, label: str, part: Part, wishes: Wishes) -> dict
         raise_own(error)
         if wishes.deadline is not None and isinstance(error, MissedDeadline):
             raise
-        why = f"the driver failed to say: {told(as_error(error, f'device {label}'))}"
+        why = f"the driver failed to answer: {told(as_error(error, f'device {label}'))}"
         return dict.fromkeys(range(len(part.model.main.operations)), why)
 
 

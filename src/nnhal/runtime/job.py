@@ -79,7 +79,7 @@ class Profile:
 
 
 class Report(Struct):
-    """What one execution did.
+    """The record of one execution.
 
     Attributes:
         steps: The times of each partition, in order.

@@ -44,7 +44,7 @@ _log = logger("compilation")
 
 
 class Asking(Record, frozen=True):
-    """The settings that determine a model's speed besides the device: preference, threads, options by device."""
+    """The settings that determine a model's speed apart from the device: preference, threads, options by device."""
 
     preference: Preference
     threads: int = 0

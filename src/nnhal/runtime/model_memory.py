@@ -38,7 +38,7 @@ class ModelMemory(Record, frozen=True):
         return together(step.use for step in self.steps)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the documented JSON form."""
+        """Return JSON data, in the documented schema."""
         steps = [{"step": s.step, "device": s.device, **s.use._asdict()} for s in self.steps]
         return {"steps": steps, "total": self.total._asdict(), "between": self.between}
 
@@ -46,7 +46,7 @@ class ModelMemory(Record, frozen=True):
         return brief(f"ModelMemory of {counted(len(self.steps), 'step')}", [told(self.total)])
 
     def __str__(self) -> str:
-        return "\n".join([*map(str, self.steps), f"between steps: {self.between} bytes"])
+        return "\n".join([*map(str, self.steps), f"between partitions: {self.between} bytes"])
 
 
 def told(use: MemoryUse) -> str:

@@ -118,7 +118,7 @@ def placed(
     Args:
         model: The model.
         offers: The offers of the candidate devices. Rules for other devices have no effect.
-        preference: What to minimise.
+        preference: The preference, which selects what to minimise.
         strategy: The strategy.
         measured: The measured costs, if there are some.
 

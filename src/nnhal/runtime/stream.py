@@ -15,7 +15,7 @@ from nnhal.runtime.job import Job
 
 
 class StatePlacement(NamedTuple):
-    """Where a stream keeps one state.
+    """The place of one state of a stream.
 
     Attributes:
         device: The label of the device; None for a shared pool.
@@ -85,7 +85,7 @@ class Stream(Uncopied, instead="another process gets the model and compiles it t
         _close(before)
         return self._turns
 
-    @trace.seam("application", "execution", "step of a stream", detail=lambda self: self._compiled.plan.model.name)
+    @trace.seam("application", "execution", "call of a stream", detail=lambda self: self._compiled.plan.model.name)
     def __call__(self, *inputs: Any) -> Any:
         """Run the model once on the current states.
 
