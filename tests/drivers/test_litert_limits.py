@@ -539,7 +539,8 @@ def test_more_dimensions_than_xnnpack_splits_are_refused() -> None:
 def test_a_type_that_the_engines_kernel_lacks_is_refused_by_name() -> None:
     pair = {"x": X((2, 2), I32), "y": X((2, 2), I32)}
     assert (
-        reason("BATCH_MATMUL", **pair, adj_x=False, adj_y=False) == "LiteRT's BATCH_MATMUL does not take TENSOR_INT32"
+        reason("BATCH_MATMUL", **pair, adj_x=False, adj_y=False)
+        == "LiteRT's BATCH_MATMUL does not support TENSOR_INT32"
     )
 
 

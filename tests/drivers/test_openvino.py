@@ -412,7 +412,7 @@ def test_what_the_engine_lacks_is_named() -> None:
     x = far.input((2,), "TENSOR_QUANT8_ASYMM", scale=1e30, zero_point=0)
     assert "leave the range of float32" in verdict(far.finish([x], [far.relu(x)]))
     y = np.ones(3, np.int32)
-    assert verdict(binary("DIV", y)) == "OpenVINO's DIV does not take TENSOR_INT32"
+    assert verdict(binary("DIV", y)) == "OpenVINO's DIV does not support TENSOR_INT32"
     tiny = np.array([1e-40, 1, 1], np.float32)
     assert "takes a subnormal constant for 0" in verdict(binary("LESS", tiny, tiny))
 

@@ -247,7 +247,7 @@ def test_capabilities_that_lie_keep_the_driver_out(lie):
 
 @pytest.mark.parametrize(
     ("lie", "message"),
-    [("short", "1 verdicts, must be 2"), ("long", "3 verdicts, must be 2"), ("nothing", "the driver failed to say")],
+    [("short", "1 verdicts, must be 2"), ("long", "3 verdicts, must be 2"), ("nothing", "the driver failed to answer")],
 )
 def test_verdicts_that_lie_are_refused(lie, message):
     with pytest.raises(UnsupportedModel, match=message):

@@ -326,7 +326,7 @@ def test_a_driver_with_verdicts_of_wrong_length_gets_no_operation(lie: str, monk
     with faulty("allow") as compiled:
         assert computes(compiled)
         assert [step.device.name for step in compiled._caller.plan.steps] == ["reference"]
-        assert "the driver failed to say" in str(compiled.placement.to_dict())
+        assert "the driver failed to answer" in str(compiled.placement.to_dict())
 
 
 # ------------------------------------------------------------------------------------------------------------- item 34

@@ -213,7 +213,7 @@ def test_a_dimension_can_be_left_open_and_known_with_each_call():
 
 def test_shapes_are_checked_by_name_rank_and_number():
     for shapes, message in [
-        ({"nope": (1, 4)}, "'nope' is no input, must be one of t0, t1"),
+        ({"nope": (1, 4)}, "is 'nope', must be an input: one of t0, t1"),
         ({"t0": (4,)}, "t0 has rank 1, must be 2"),
         ({"t0": (1, -4)}, r"t0 is \[1, -4\], must be of integers from -1 to"),
         ([(1, 4)], "got 1, must be 2: t0, t1"),

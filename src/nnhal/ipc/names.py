@@ -1,7 +1,7 @@
-"""Names of shared driver services: one socket each in the user's runtime directory, for that user alone.
+"""Names of shared driver services: one socket each, in the user's runtime directory, for that user only.
 
-A service listens before it confines itself, and confines itself before numpy starts threads: nothing that imports numpy is
-imported here but where an error is about to be raised.
+A service listens before it enters its sandbox, and enters it before numpy starts threads: so nothing that imports numpy
+is imported here, except before an error is raised.
 """
 
 import contextlib
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 SUFFIX = ".sock"
 BACKLOG = 64
-LONGEST_PATH = 104  # bytes: of the 107 that the kernel takes, 3 are for the name of a socket that nobody listens on yet
-CONNECT_SECONDS = 10  # until a service that accepts nobody counts as not running
+LONGEST_PATH = 104  # bytes: of the 107 of the kernel, 3 are for the name of a socket that is not listening yet
+CONNECT_SECONDS = 10  # until a service that accepts no connection counts as not running
 _FIRST_LISTEN_FD = 3
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def directory() -> Path:
-    """Where the sockets lie: `nnhal` in XDG_RUNTIME_DIR, or in a directory of the user's own where that is not set."""
+    """Return the directory of the sockets: `nnhal` in XDG_RUNTIME_DIR, or else in a private directory of the user."""
     base = os.environ.get("XDG_RUNTIME_DIR")
     path = Path(base) / "nnhal" if base else Path(os.environ.get("TMPDIR", "/tmp")) / f"nnhal-{os.getuid()}"
     try:
@@ -47,7 +47,7 @@ def directory() -> Path:
 
 
 def path_of(name: str) -> Path:
-    """The socket of a service; InvalidArgument for what is no name, DeviceUnavailable where its path would be too long."""
+    """Return the socket of a service; InvalidArgument for an invalid name, DeviceUnavailable if its path is too long."""
     check(name)
     path = directory() / (name + SUFFIX)
     length = len(os.fsencode(path))
@@ -60,15 +60,15 @@ def path_of(name: str) -> Path:
 
 
 def check(name: str) -> None:
-    """InvalidArgument for what is no name of a service."""
+    """Raise InvalidArgument for an invalid service name."""
     if not _NAME.fullmatch(name):
         raise _no_name(f"service name is {name!r}, must be up to 64 letters, digits, dots, dashes, underscores")
 
 
 def listen(name: str) -> socket.socket:
-    """The listening socket of a service: the one that systemd hands over, or a new one under the name.
+    """Return the listening socket of a service: systemd's, or a new one under the name.
 
-    A socket that a dead service left behind is swept; DeviceUnavailable where a living one has the name.
+    Removes the socket of a dead service; DeviceUnavailable if a living one has the name.
     """
     if handed_over():
         return socket.socket(fileno=_FIRST_LISTEN_FD)
@@ -76,7 +76,7 @@ def listen(name: str) -> socket.socket:
     if path.exists() and not sweep(path):
         raise _unavailable(f"service {name}: one of this name is running; stop it, or choose another with --name")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    unready = path.with_suffix(f".{os.getpid()}")  # a socket that nobody listens on yet would be swept
+    unready = path.with_suffix(f".{os.getpid()}")  # a socket that is not listening yet would be removed
     old = os.umask(0o177)
     try:
         listener.bind(str(unready))
@@ -95,21 +95,21 @@ def listen(name: str) -> socket.socket:
 
 
 def handed_over() -> bool:
-    """Whether systemd hands a listening socket over to this process. It is systemd's to remove."""
+    """Whether systemd passes a listening socket to this process. systemd removes it."""
     return os.environ.get("LISTEN_PID") == str(os.getpid()) and int(os.environ.get("LISTEN_FDS", "0")) >= 1
 
 
 def address(listener: socket.socket, name: str) -> str:
-    """Where clients reach what `listen` returned: systemd's own path, or the one of the name."""
+    """Return the address of a listening socket: systemd's path, or the one of the name."""
     bound = str(listener.getsockname())
     return bound if os.path.exists(bound) else str(path_of(name))
 
 
 def removed_at_end(name: str) -> None:
-    """Have the socket of a service removed when this process has ended, in whichever way.
+    """Have the socket of a service removed when this process has ended, in any way.
 
-    This process is going to be confined and removes nothing then, so a small one waits for its end. Where that cannot be
-    started, the next look for services removes the socket.
+    The sandboxed process cannot remove it, so a small process waits for its end. If that cannot be started, the next
+    listing of services removes the socket.
     """
     path, watch = path_of(name), Owner()
     try:
@@ -125,7 +125,7 @@ def removed_at_end(name: str) -> None:
 
 
 def _await_end(watch: int, path: Path) -> None:
-    """In the small process: it holds nothing of the service's, and no signal to both of them ends it early."""
+    """Wait in the small process: it holds nothing of the service, and no signal to both ends it early."""
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         os.closerange(0, watch)
@@ -139,9 +139,9 @@ def _await_end(watch: int, path: Path) -> None:
 
 
 def sweep(path: Path) -> bool:
-    """Remove a socket that nobody listens on; whether it is gone. One at a time: the name may be another's by then."""
+    """Remove a socket without a listener; return whether it is gone. One at a time: the name may be reused."""
     with contextlib.suppress(OSError), _alone(), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
-        probe.setblocking(False)  # who is behind with its clients is there all the same
+        probe.setblocking(False)  # a busy service is alive nevertheless
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
@@ -172,7 +172,7 @@ def _alone() -> Iterator[None]:
 
 
 def running() -> list[str]:
-    """Names of the services that somebody listens on; what dead ones left behind is swept. None where there is no place."""
+    """Return the names of the running services, and remove what dead ones left. None if there is no directory."""
     from nnhal.base.errors import DeviceUnavailable
     from nnhal.base.log import logger
 
@@ -185,9 +185,9 @@ def running() -> list[str]:
 
 
 def connect(name: str, seconds: float = CONNECT_SECONDS) -> "Session":
-    """Connect to a running service of this user. DeviceUnavailable where there is none, or it does not answer in time.
+    """Connect to a running service of this user. DeviceUnavailable if there is none, or it does not answer in time.
 
-    ResourceExhausted where this process has no descriptor for it.
+    ResourceExhausted if this process has no free descriptor.
     """
     from nnhal.base.answers import raise_own
     from nnhal.base.errors import ResourceExhausted

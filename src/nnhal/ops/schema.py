@@ -164,7 +164,7 @@ class Form(tuple[Arg, ...]):
     _slots: dict[int, tuple[Slot, ...]]
     _tensors: dict[int, tuple[int | slice | None, ...]]
 
-    def __new__(cls, *arguments: Arg) -> "Form":  # noqa: D102
+    def __new__(cls, *arguments: Arg) -> "Form":
         form = super().__new__(cls, arguments)
         form._slots, form._tensors = {}, {}
         return form

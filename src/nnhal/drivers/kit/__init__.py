@@ -1,22 +1,16 @@
-"""What every driver that compiles for an engine needs, so that its author writes only what the engine does.
+"""The kit: what drivers for an engine have in common, so that an author writes only the engine's part.
 
-| file | what it has |
-| --- | --- |
-| `forms.py` | which of the forms of an operation runs: the fast one where it was proved, the exact one otherwise |
-| `gated.py` | GRU, which models have by parts and engines whole |
-| `lowering.py` | a table of entries that lower operations; a whole model once for verdicts and preparation |
-| `movement.py` | where elements go: orders of dimensions, places, parts, shares |
-| `native.py` | arrays over an engine's memory; objects of an engine in forked children |
-| `numbers.py` | windows with their padding, bounds of activations, scales of products: whatever the form of the call |
-| `proof.py` | a device that runs what was proved on this processor, or the forms that it is told to |
-| `onnx/` | a model as ONNX, for engines that take that |
-| `quiet.py` | an engine's lines kept off stderr |
-| `real/` | operations of all types, by primitives that an engine of float32 tensors has |
-| `shapes.py` | models with open shapes for an engine that wants them known |
-| `sums.py` | how great sums of products become; how long ones are made in stages |
-| `team.py` | instances of an engine that runs one execution at a time |
+| file | contents | | --- | --- | | `forms.py` | kernel variants of an operation: the fast one if it was verified, else
+the reference variant | | `gated.py` | GRU: models contain its parts, engines the whole | | `lowering.py` | a table of
+entries that lower operations; one pass over a model for verdicts and preparation | | `movement.py` | movement of
+elements: orders of dimensions, places, parts | | `native.py` | arrays over an engine's memory; engine objects in forked
+children | | `numbers.py` | windows with explicit padding, bounds of activations, scales of products | | `proof.py` | a
+device that runs verified or requested kernel variants | | `onnx/` | a model as ONNX, for engines that read it | |
+`quiet.py` | keeps an engine's output off stderr | | `real/` | operations of all types, through primitives of an engine
+with float32 tensors | | `shapes.py` | models with open shapes, for engines that need known ones | | `sums.py` | the
+size of sums of products; long sums in stages | | `team.py` | instances of an engine that runs one execution at a time |
 
-    from nnhal.drivers.kit import Refused, LoweringTable, LoweringTask, Team, for_each_shape, kept_graph, window
+    from nnhal.driver import LoweringTable, LoweringTask, Refused, Team, for_each_shape, kept_graph, window
 """
 
 from typing import TYPE_CHECKING
@@ -62,5 +56,5 @@ __all__ = [
     "window",
 ]
 
-if not TYPE_CHECKING:  # a type checker that saw it would take any name for one of these
+if not TYPE_CHECKING:  # with it, a type checker would accept any name
     __getattr__ = exports(__name__, _EXPORTS)

@@ -1,8 +1,8 @@
-"""Which form of an operation runs: the fast one where it was proved on this processor, the exact one otherwise.
+"""Chooses kernel variants: the fast one if it was verified on this CPU, else the reference variant.
 
-An engine may have several ways to run an operation: 8-bit products in the processor's own instructions, which saturate on
-some, or the same in float32. An entry of the lowering table names them, the fastest first, the exact one last. Nobody
-believes that the fast one is right: a proof (an execution of it against the definition, on this processor) says so.
+An engine may run an operation in several ways: 8-bit products with CPU instructions that saturate on some CPUs, or the
+same in float32. An entry of the lowering table names its variants, the fastest first, the reference variant last. A
+fast one runs only after its results were compared with the definition on this CPU.
 """
 
 from collections.abc import Mapping
@@ -16,16 +16,17 @@ from nnhal.hal.choices import Proved
 class Refused(UnsupportedModel):
     """An operation that the engine cannot run as NNAPI defines it; the message is the reason.
 
-    Raised in `prepare`, it is what any driver raises that cannot compile a model after all.
+    Any driver may raise it in `prepare` if it cannot compile a model after all.
     """
 
 
 class Forms:
-    """What is known of an engine's forms on this processor.
+    """The verified kernel variants of an engine on this CPU.
 
-    found: of an operation and its type `T`, what a proof found; what is not in it runs in its exact form. forced: "fast" or
-    "exact", for those who compare: the first form of each entry, or the last, whatever was found. exact: whether the
-    numerics are: operations on 8 bits run only where the entry says that its results equal the reference's.
+    Attributes:
+        found: By operation and its type `T`, the result of the verification. Without one, the reference variant runs.
+        forced: "fast" or "exact", for comparisons: always the first or the last variant of each entry.
+        exact: Whether numerics are exact: 8-bit operations run only if their entry guarantees the reference's results.
     """
 
     def __init__(
@@ -38,8 +39,18 @@ class Forms:
         self.found, self.forced, self.exact = found, forced, exact
 
     def choose(self, name: str, kind: int | None, known: tuple[str, ...]) -> tuple[str, str]:
-        """The form for an operation of the type `kind` of which these are known, and why not a faster one; Refused where
-        none may run.
+        """Choose the variant for an operation.
+
+        Args:
+            name: The operation.
+            kind: Its type `T`.
+            known: Its variants, the fastest first.
+
+        Returns:
+            The variant, and why not a faster one, or "".
+
+        Raises:
+            Refused: No variant may run.
         """
         proved = None if kind is None else self.found.get((name, kind))
         nowhere = proved is not None and proved.form is None

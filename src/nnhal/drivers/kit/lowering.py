@@ -1,10 +1,11 @@
-"""A table of entries that lower operations: verdicts and preparation run the same ones, so a good verdict is one that held.
+"""Lowering tables: verdicts and preparation run the same entries, so a positive verdict always holds.
 
-An entry is a function of a task, which has the arguments of one operation and whatever the driver adds. It writes to the
-engine's graph, or refuses with a reason. What it asks for and is known only at execution is a reason too.
+An entry is a function of a task, which has the arguments of one operation and the driver's additions. It writes to the
+engine's graph, or rejects the operation with a reason. A value that is only known at execution is a reason too.
 
-An entry may know several *forms* of an operation, the fastest first and the exact one last; `forms.Forms` chooses.
-A GRU, which a model has by parts, is written once more, whole, where the engine has that: nothing needs its parts then.
+An entry may have several kernel variants of an operation, the fastest first and the reference last; `forms.Forms`
+chooses. Models contain a GRU in parts. If the engine has one, the table adds it as a whole, and the parts become
+unused.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -28,9 +29,13 @@ from nnhal.ops.schema import Bound, perhaps_omitted
 
 
 class LoweringTask:
-    """One operation to lower: its decoded arguments `a`, where each of them lies, and the `form` that was chosen for it.
+    """One operation to lower. A driver derives a class from it, with access to its graph.
 
-    form: "" for an entry that has one form only. exact: whether numerics are exact.
+    Attributes:
+        a: The decoded arguments.
+        operation: The operation in the model.
+        form: The chosen kernel variant; "" if the entry has only one.
+        exact: Whether numerics are exact.
     """
 
     form = ""
@@ -45,18 +50,35 @@ class LoweringTask:
         return self.a.op.name
 
     def require(self, condition: Any, reason: str) -> None:
-        """Refuse the operation unless the condition holds."""
+        """Reject the operation unless the condition holds.
+
+        Args:
+            condition: The condition.
+            reason: The reason for the user, if it does not hold.
+
+        Raises:
+            Refused: The condition does not hold.
+        """
         if not condition:
             raise Refused(reason)
 
     def require_alike(self) -> None:
-        """Refuse quantised tensors of several scales where numerics are exact: each brought to another scale is rounded."""
+        """With exact numerics, reject quantised tensors with different scales: rescaling would round.
+
+        Raises:
+            Refused: The scales differ.
+        """
         kinds = {(value.scale, value.zero_point) for value in quantised_of(self.a)}
         self.require(not self.exact or len(kinds) < 2, "scales differ, and numerics are exact")
 
     def places(self, name: str) -> tuple[int, ...]:
-        """The operands of an argument: none where it is omitted, also for an input that is declared to be perhaps; several
-        of a variadic one.
+        """Return the operands of an argument.
+
+        Args:
+            name: The argument.
+
+        Returns:
+            One operand; several for a variadic argument; none if it is omitted, or declared as possibly omitted.
         """
         inputs, value = self.operation.inputs, self.a.__dict__.get(name, self)
         for argument, start, end in self.a.form.slots(len(inputs)) if value is not None else ():
@@ -66,20 +88,34 @@ class LoweringTask:
         return ()
 
     def place(self, name: str) -> int:
-        """The operand of an argument that is there."""
+        """Return the operand of an argument.
+
+        Args:
+            name: The argument.
+
+        Raises:
+            Refused: It is omitted.
+        """
         places = self.places(name)
         self.require(places, f"{name} is omitted")
         return places[0]
 
     def array(self, name: str) -> Array:
-        """The value of a tensor argument, which has to be constant."""
+        """Return the value of a tensor argument that must be constant.
+
+        Args:
+            name: The argument.
+
+        Raises:
+            Refused: It is omitted, or computed at execution.
+        """
         self.place(name)
         value = getattr(self.a, name)
         self.require(value.data is not None, f"{name} is computed at execution, must be constant")
         return np.asarray(value.data)
 
     def finish(self) -> None:
-        """Called when the entry has returned."""
+        """Finish the operation; called after the entry has returned."""
 
 
 T = TypeVar("T", bound=LoweringTask)
@@ -87,18 +123,26 @@ G = TypeVar("G")
 
 
 class KeptGraph(Generic[G]):
-    """An engine's graph with all operations of a model in it, made for the verdicts; for whoever comes first."""
+    """An engine's graph of a whole model, created for the verdicts; the first caller gets it."""
 
     def __init__(self, graph: G) -> None:
-        self._graphs = [graph]  # a list, for taking out is one step
+        self._graphs = [graph]  # a list, because `pop` is atomic
 
     def take(self) -> G | None:
-        """The graph, and nothing for those who come later: it is written to."""
+        """Return the graph, once only, because it is written to."""
         return self._graphs.pop() if self._graphs else None
 
 
 def kept_graph(hints: Hints, kind: type[G]) -> G | None:
-    """The graph of the whole model that `LoweringTable.consider` kept; None where it has to be made anew."""
+    """Return the graph of the whole model that `LoweringTable.consider` made.
+
+    Args:
+        hints: The hints that `prepare` received.
+        kind: The class of the graph.
+
+    Returns:
+        None if the graph must be created again.
+    """
     found = hints.worked_out
     if found is None or not found.whole:
         return None
@@ -108,9 +152,11 @@ def kept_graph(hints: Hints, kind: type[G]) -> G | None:
 
 
 class Entry(Record, Generic[T], frozen=True):
-    """How to lower an operation. types: the operation types `T` that it takes, None for all. forms: of each type that has
-    several, the fastest first, the exact one last. exact: whether its results of 8 bits are, bit for bit, those of the
-    reference under exact numerics.
+    """The lowering of an operation.
+
+    types: the supported operation types `T`, None for all. forms: the kernel variants of each type with several, the
+    fastest first, the reference last. exact: whether its 8-bit results are bit-identical with the reference under exact
+    numerics.
     """
 
     lower: Callable[[T], None]
@@ -120,9 +166,12 @@ class Entry(Record, Generic[T], frozen=True):
 
 
 class LoweringTable(Generic[T]):
-    """Entries by operation. engine: its name in reasons; types: what entries take that do not say it themselves.
+    """Entries by operation.
 
-    elsewhere: reasons for operations that it has no entry for.
+    Attributes:
+        engine: Its name in reasons.
+        types: The types that entries support by default.
+        elsewhere: Reasons for operations without an entry.
     """
 
     def __init__(
@@ -130,7 +179,7 @@ class LoweringTable(Generic[T]):
     ) -> None:
         self.engine, self._types, self._elsewhere = engine, types, dict(elsewhere or {})
         self.entries: dict[str, Entry[T]] = {}
-        self.gated: Callable[[T, GatedSequence], None] | None = None  # writes a GRU whole, for its `last` and `states`
+        self.gated: Callable[[T, GatedSequence], None] | None = None  # writes a whole GRU to its `last` and `states`
 
     def entry(
         self,
@@ -139,7 +188,17 @@ class LoweringTable(Generic[T]):
         forms: Mapping[int, tuple[str, ...]] = MappingProxyType({}),
         exact: bool = False,
     ) -> Callable[[Callable[[T], None]], Callable[[T], None]]:
-        """Make a function the entry of the named operations."""
+        """Make a function the entry of the named operations.
+
+        Args:
+            names: The operations.
+            types: The supported operation types `T`; by default those of the table.
+            forms: By type: its kernel variants, the fastest first, the reference last.
+            exact: Whether 8-bit results are bit-identical with the reference under exact numerics.
+
+        Returns:
+            A decorator.
+        """
 
         def add(function: Callable[[T], None]) -> Callable[[T], None]:
             for name in names:
@@ -149,18 +208,41 @@ class LoweringTable(Generic[T]):
         return add
 
     def verdicts(self, model: Model, task: Callable[[Bound, Operation], T], forms: Forms = UNPROVED) -> list[Verdict]:
-        """One verdict for each operation of the main subgraph. task: makes what an entry gets."""
+        """Return a verdict for each operation of the main subgraph.
+
+        Args:
+            model: The model.
+            task: Creates the argument of an entry.
+            forms: The verified kernel variants.
+        """
         return list(self._attempts(model, task, forms))
 
     def consider(
         self, model: Model, graph: G, task: Callable[[G, Bound, Operation], T], forms: Forms = UNPROVED
     ) -> Considered:
-        """The verdicts, and the graph for `kept_graph` where all operations are in it. task: makes what an entry gets."""
+        """Return the verdicts, and the graph for `kept_graph` if it contains all operations.
+
+        Args:
+            model: The model.
+            graph: The graph that entries write to.
+            task: Creates the argument of an entry.
+            forms: The verified kernel variants.
+        """
         verdicts = self.verdicts(model, partial(task, graph), forms)
         return Considered(verdicts, worked_out=KeptGraph(graph) if all(v.ok for v in verdicts) else None)
 
     def lower(self, model: Model, task: Callable[[Bound, Operation], T], forms: Forms = UNPROVED) -> None:
-        """Lower every operation; Refused, or Unmappable, with the first that cannot be."""
+        """Lower every operation.
+
+        Args:
+            model: The model.
+            task: Creates the argument of an entry.
+            forms: The verified kernel variants.
+
+        Raises:
+            Refused: An operation is not supported.
+            Unmappable: A constant cannot be read.
+        """
         attempts = self._attempts(model, task, forms)
         for number, (verdict, operation) in enumerate(zip(attempts, model.main.operations, strict=True)):
             if not verdict.ok:
@@ -168,7 +250,7 @@ class LoweringTable(Generic[T]):
                 raise kind(f"{self.engine}: {operation_name(operation.type)} #{number}: {verdict.reason}")
 
     def _attempts(self, model: Model, task: Callable[[Bound, Operation], T], forms: Forms) -> Iterator[Verdict]:
-        """Lower every operation."""
+        """Lower every operation, and yield its verdict."""
         bounds = validate(model).subgraphs[0].operations
         wholes = gated_sequences(model) if self.gated and not forms.exact else {}
         for n, (a, operation) in enumerate(zip(bounds, model.main.operations, strict=True)):
@@ -186,7 +268,7 @@ class LoweringTable(Generic[T]):
             name = operation_name(operation.type)
             return Verdict(False, self._elsewhere.get(name, f"this driver does not lower {name}"))
         if a.T is not None and chosen.types is not None and a.T not in chosen.types:
-            return Verdict(False, f"{self.engine}'s {a.op.name} does not take {type_name(a.T)}")
+            return Verdict(False, f"{self.engine}'s {a.op.name} does not support {type_name(a.T)}")
         if forms.exact and not chosen.exact and quantised_of(a):
             return Verdict(False, f"{self.engine}'s {a.op.name} of 8 bits may be a step off, and numerics are exact")
         try:
@@ -205,6 +287,6 @@ class LoweringTable(Generic[T]):
 
 
 def quantised_of(a: Bound) -> list[Value]:
-    """The quantised tensors that an operation reads and gives."""
+    """Return the quantised tensors that an operation reads and writes."""
     given = (each for _, value in a.inputs for each in (value if isinstance(value, tuple) else (value,)))
     return [value for value in (*given, *a.outs) if value is not None and value.quantised]

@@ -1,4 +1,4 @@
-"""What operations come to in the numbers that engines ask for, whatever the form in which they were called."""
+"""Arguments of operations as engines expect them, for every signature of the operation."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,7 +13,15 @@ SAME = 2.0**-22  # relative: quotients of scales this near are equal in float32
 
 
 class Window(NamedTuple):
-    """A window along one axis: elements that it covers, with steps between them; how far it moves; padding at both ends."""
+    """A window along one axis.
+
+    Attributes:
+        size: The elements that it covers.
+        dilation: The distance between them.
+        stride: How far it moves.
+        before: The padding at the begin.
+        after: The padding at the end.
+    """
 
     size: int
     dilation: int
@@ -23,23 +31,39 @@ class Window(NamedTuple):
 
 
 def window(a: Bound, axis: str) -> Window:
-    """The window of a convolution or pooling along "h" or "w", its padding stated or by a scheme.
+    """Return the window of a convolution or pooling, with explicit padding.
 
-    Unknown where a scheme pads an input whose size is only known at execution. Not for TRANSPOSE_CONV_2D: its padding cuts.
+    Not for TRANSPOSE_CONV_2D, whose padding crops.
+
+    Args:
+        a: The operation.
+        axis: "h" or "w".
+
+    Raises:
+        Unknown: An implicit padding depends on a size that is only known at execution.
     """
     before, after = padding(a, axis)
     return Window(getattr(a, f"filter_{axis}"), dilation_of(a, axis), getattr(a, f"stride_{axis}"), before, after)
 
 
 def bounds(a: Bound) -> tuple[float, float]:
-    """Between which real values the fused activation keeps the output; infinite where it does not. Unknown where the
-    execution gives the activation.
+    """Return the real values between which the fused activation keeps the output; infinite for none.
+
+    Args:
+        a: The operation.
+
+    Raises:
+        Unknown: The activation is only known at execution.
     """
     return ACTIVATION_RANGE[fused(a)]
 
 
 def stored_bounds(a: Bound) -> tuple[int, int]:
-    """The same in stored values of a quantised output, which are within its type."""
+    """Return the same in stored values of a quantised output, within its type.
+
+    Args:
+        a: The operation.
+    """
     low, high = encode(a.out, np.array(bounds(a), np.float32)).tolist()
     return low, high
 

@@ -1,4 +1,4 @@
-"""A device whose table knows several forms of operations: which of them runs, by proof or as told."""
+"""Devices with several kernel variants of operations: the verified or the requested one runs."""
 
 import copy
 from abc import abstractmethod
@@ -22,20 +22,20 @@ OPTION, WAYS = "forms", ("proved", "fast", "exact")
 
 
 class ProvedDevice(Device):
-    """A device over a lowering table, with the forms that were proved on this processor: `nnhal prove` does that.
+    """A device over a lowering table, with the kernel variants that `nnhal prove` has verified on this CPU.
 
-    Option: `forms` (proved): "proved", the fastest form of each operation that was found right on this processor, and the
-    exact one where nothing was proved; "fast" or "exact", the first or the last of each, whatever was found. Of a device
-    that declares exact `numerics` also that, which goes before.
+    Its option `forms` is "proved" (the default: the fastest verified variant of each operation, or else the reference
+    variant), "fast" (always the first one) or "exact" (always the last one). If the device declares exact numerics, the
+    option `numerics` takes precedence.
 
-    forms: what was proved. What a compilation is by these forms is another one by others, so the version
-    says which were found.
+    Attributes:
+        forms: The verified variants. They are part of `version`, because they change what a compilation contains.
     """
 
     @property
     @abstractmethod
     def table(self) -> "LoweringTable[Any]":
-        """Its entries; an attribute of the class does."""
+        """The lowering table; usually a class attribute."""
 
     def __init__(self, version: str) -> None:
         """version: of the driver and its engine."""
@@ -45,7 +45,14 @@ class ProvedDevice(Device):
         self.proofs = TableProofs(self, version)
 
     def asked(self, hints: Hints) -> tuple[Forms, Hints]:
-        """The forms that a compilation with these hints has, and the hints with the driver's own options alone."""
+        """Return the kernel variants for a compilation, and the hints without the options that select them.
+
+        Args:
+            hints: The hints of the compilation.
+
+        Raises:
+            InvalidArgument: An option has an invalid value.
+        """
         options = dict(hints.options)
         exact, way = wants_exact(options, self.name), options.pop(OPTION, WAYS[0])
         options.pop(NUMERICS, None)
@@ -58,18 +65,18 @@ class ProvedDevice(Device):
 
 
 class TableProofs(Proofs[Device]):
-    """What can be proved of a lowering table, and what was."""
+    """The variants of a lowering table, and their verification."""
 
     def __init__(self, device: ProvedDevice, version: str) -> None:
         self._device, self._version = device, version
 
     @property
     def identity(self) -> bytes:
-        """Of the driver in the version that it was made with."""
+        """The identity of the driver in its version."""
         return identity_here(self._device, self._version)
 
     def choices(self) -> Sequence[FormChoice]:
-        """Each operation and type that there is an entry for."""
+        """Return every operation and type that has an entry."""
         return list(self._choices())
 
     def _choices(self) -> Iterator[FormChoice]:
@@ -83,14 +90,14 @@ class TableProofs(Proofs[Device]):
             yield FormChoice(name, kind, known or ("",), found, form)
 
     def in_form(self, operation: str, type: int, form: str) -> Device:
-        """The device, with this form of an operation whatever was proved."""
+        """Return the device with this variant of an operation, regardless of verification."""
         other = copy.copy(self._device)
         other.forms = Forms({(operation, type): Proved(form)})
         return other
 
 
 def _entries(table: "LoweringTable[Any]") -> Iterator[tuple[str, int, tuple[str, ...]]]:
-    """Operation, type, and its forms."""
+    """Yield operation, type and variants."""
     for name, entry in table.entries.items():
         for kind in OPS[name].types:
             if entry.types is None or kind in entry.types:
@@ -98,6 +105,6 @@ def _entries(table: "LoweringTable[Any]") -> Iterator[tuple[str, int, tuple[str,
 
 
 def _digest(found: Mapping[tuple[str, int], Proved]) -> str:
-    """Eight digits that say which form runs of each operation; not why."""
+    """Return eight digits that identify the variant of each operation."""
     forms = sorted(f"{name} {kind} {proved.form}" for (name, kind), proved in found.items())
     return blake2b("\n".join(forms).encode(), digest_size=4).hexdigest()

@@ -1,4 +1,4 @@
-"""A driver that compiles for known shapes takes models with open ones: it prepares again for each set of input shapes."""
+"""Support for open shapes in drivers that compile known shapes: one compilation for each set of input shapes."""
 
 import weakref
 from collections.abc import Callable
@@ -16,19 +16,26 @@ from nnhal.model.graph import Model, Operand
 from nnhal.model.validate import shape_of, validate
 from nnhal.ops.schema import agree, show
 
-MOST_SHAPES = 4  # sets of input shapes kept ready
+MOST_SHAPES = 4  # sets of input shapes that stay prepared
 Shapes = tuple[tuple[int, ...] | None, ...]  # of each input; None for an omitted one
 Make = Callable[[Model], Prepared]
 _log = logger("driver")
 
 
 def for_each_shape(model: Model, make: Make, otherwise: Make | None = None) -> Prepared:
-    """What `make` prepares, which sees models whose input shapes are all known, and none of whose inputs may be left out.
+    """Prepare a model with `make`, which receives only models with known input shapes and without optional inputs.
 
-    For a model with open shapes, or inputs that may be left out, it is called when such shapes are first seen; the
-    `MOST_SHAPES` sets used last are kept. otherwise: what prepares shapes that `make` refuses as UnsupportedModel, and those
-    that a model cannot say are known, a dimension of 0 or no dimensions at all; without it they are an error of the
-    execution.
+    For other models, `make` is called when a set of shapes is first used. The `MOST_SHAPES` last used sets stay
+    prepared.
+
+    Args:
+        model: The model.
+        make: Prepares a model with known shapes.
+        otherwise: Prepares shapes that `make` rejects as `UnsupportedModel`, and shapes that a model cannot declare as
+            known (a dimension of 0, no dimensions). Without it, they are an error of the execution.
+
+    Returns:
+        The prepared model.
     """
     if _known(model) and not _optional(model):
         return make(model)
@@ -36,7 +43,7 @@ def for_each_shape(model: Model, make: Make, otherwise: Make | None = None) -> P
 
 
 class _Kept:
-    """A prepared model, closed when it was dropped and the last execution has left."""
+    """A prepared model that is closed when it is dropped and the last execution has left."""
 
     __slots__ = ("__weakref__", "prepared")
 
@@ -86,14 +93,14 @@ class _ForEachShape(Prepared):
         return timing
 
     def memory(self) -> MemoryUse:
-        """Of all that are kept ready. They read the same constants in place."""
+        """Return the sum over all prepared sets of shapes. They read the same constants in place."""
         uses = [kept.prepared.memory() for kept in self._made.values().values()]
         in_place = [use.weights_in_place for use in uses]
         most = None if None in in_place else max((n for n in in_place if n is not None), default=0)
         return together(uses)._replace(weights_in_place=most)
 
     def trim(self, *, pressed: bool) -> None:
-        """All that are kept ready."""
+        """Trim all prepared sets of shapes."""
         for kept in self._made.values().values():
             kept.prepared.trim(pressed=pressed)
 
@@ -107,7 +114,7 @@ class _ForEachShape(Prepared):
                 raise InvalidRequest(f"input {number} is of shape {show(shape)}, must be of shape {show(declared)}")
         try:
             return _Kept(self._prepared(_specialised(self._model, shapes)))
-        except InvalidModel as error:  # what is wrong now is an error of the execution
+        except InvalidModel as error:  # an invalid model now is an error of the execution
             raise OperationFailed(str(error)) from error
 
     def _prepared(self, model: Model) -> Prepared:
@@ -128,12 +135,12 @@ def _inputs(model: Model) -> list[Operand]:
 
 
 def _known(model: Model) -> bool:
-    """Whether the model says the shape of every input."""
+    """Whether the model declares the shape of every input."""
     return all(fixed(shape_of(operand)) is not None for operand in _inputs(model))
 
 
 def _optional(model: Model) -> bool:
-    """Whether some input of the model may be left out."""
+    """Whether the model has an optional input."""
     main, bounds = model.main, validate(model).subgraphs[0].operations
     return any(
         argument.optional and main.operands[index].lifetime == Lifetime.SUBGRAPH_INPUT
@@ -145,7 +152,7 @@ def _optional(model: Model) -> bool:
 
 
 def _specialised(model: Model, shapes: Shapes) -> Model:
-    """The model with input shapes as given; omitted inputs are operands without a value."""
+    """Return the model with these input shapes; omitted inputs become operands without a value."""
     main = model.main
     operands = list(main.operands)
     for index, shape in zip(main.inputs, shapes, strict=True):

@@ -1,4 +1,4 @@
-"""A driver buffer in another process."""
+"""Driver buffers in another process."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,17 +16,18 @@ from nnhal.ops.schema import agree, show
 class RemoteBuffer(Buffer):
     """A buffer in the driver's process.
 
-    The service knows whether it has contents. Who begins to write it and hears no answer leaves it without, whatever the
-    service does: `begin` and `answered` note that here.
+    The service knows whether it has contents. If a writer gets no answer, the buffer has none, whatever the service
+    does: `begin` and `answered` track that here.
     """
 
     def __init__(self, session: Session, desc: BufferDesc, roles: Sequence[BufferRole]) -> None:
         super().__init__(desc, roles)
         self._session = session
-        self._writer: object = None  # who began last to write it, until the service has answered
+        self._writer: object = None  # the last writer, until the service has answered
         inner = []
         for role in roles:
-            prepared: Any = getattr(role.prepared, "remote", role.prepared)  # behind what prepares again after a death
+            # The wrapped model of one that is prepared again after a death
+            prepared: Any = getattr(role.prepared, "remote", role.prepared)
             if getattr(prepared, "session", None) is not session:
                 raise InvalidArgument(f"buffer: {role} is of a model that another device prepared, must be this one's")
             inner.append((prepared.number, role.index, role.output, role.frequency))
@@ -36,7 +37,7 @@ class RemoteBuffer(Buffer):
         session.holders.add(self)
 
     def of(self, session: Session) -> int:
-        """Its number in a session; InvalidArgument where it lives in another, Closed after `close`."""
+        """Return its number in a session; InvalidArgument if it belongs to another one, Closed after `close`."""
         if self._number < 0:
             raise Closed(f"buffer {self.token}: used after close")
         if session is not self._session:
@@ -46,57 +47,55 @@ class RemoteBuffer(Buffer):
         return self._number
 
     def begin(self, writer: object) -> None:
-        """An execution or a copy begins to write it: it has no contents until `answered`."""
+        """Note that an execution or copy begins to write: there are no contents until `answered`."""
         self._writer = writer
 
     def answered(self, writer: object) -> None:
-        """The service has answered who began to write, and knows the rest; nothing where another has begun since."""
+        """Note the service's answer to a writer; ignored if another one has begun since."""
         if self._writer is writer:
             self._writer = None
 
     @property
     def in_doubt(self) -> bool:
-        """Whether the last writer has no answer from a service that lives: then the buffer has no contents."""
+        """Whether a living service has not answered the last writer: then the buffer has no contents."""
         return self._writer is not None and self._session.dead is None
 
     def require_contents(self) -> None:
-        """OperationFailed where it is known here already that it has none."""
+        """Raise OperationFailed if it is known here that there are no contents."""
         if self.in_doubt:
             raise OperationFailed(f"buffer {self.token} has no contents, must be written or copied to first")
 
     def within(self, control: Control) -> "RemoteContents":
-        """Its contents, asked for within a budget."""
+        """Return the access to its contents within a budget."""
         return RemoteContents(self, self._session, control)
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """Asked of the driver; ContractBroken for one that the buffer cannot have."""
+        """Return the driver's shape; ContractBroken for an impossible one."""
         return self.within(UNLIMITED).shape
 
     def copy_to(self, memory: Memory) -> None:
-        """Copy the contents to a memory."""
         self.within(UNLIMITED).copy_to(memory)
 
     def copy_from(self, memory: Memory, dimensions: tuple[int, ...] = ()) -> None:
-        """Copy contents in."""
         self.within(UNLIMITED).copy_from(memory, dimensions)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the buffer."""
         self._number = -1
         self._lease.release()
         self._session.holders.discard(self)
 
 
 class RemoteContents:
-    """What a buffer holds, for calls within one budget."""
+    """The access to a buffer's contents, for calls within one budget."""
 
     def __init__(self, buffer: RemoteBuffer, session: Session, control: Control) -> None:
         self.buffer, self.session, self.control = buffer, session, control
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """As of `RemoteBuffer`."""
+        """As in `RemoteBuffer`."""
         buffer, session = self.buffer, self.session
         number = buffer.of(session)
         if buffer.in_doubt:
@@ -111,7 +110,7 @@ class RemoteContents:
 
     @trace.seam("ipc", "transfers", "copy out of a buffer")
     def copy_to(self, memory: Memory) -> None:
-        """As of `RemoteBuffer`."""
+        """As in `RemoteBuffer`."""
         session, number = self.session, self.buffer.of(self.session)
         self.buffer.require_contents()
         session.confirm_abandoned(self.control)
@@ -122,10 +121,10 @@ class RemoteContents:
 
     @trace.seam("ipc", "transfers", "copy into a buffer")
     def copy_from(self, memory: Memory, dimensions: tuple[int, ...] = ()) -> None:
-        """As of `RemoteBuffer`."""
+        """As in `RemoteBuffer`."""
         session, number, writer = self.session, self.buffer.of(self.session), object()
         packing = session.packing()
-        if not memory.sealed:  # a copy made once would miss what it holds now
+        if not memory.sealed:  # a copy made once would miss its current contents
             memory = Memory.from_array(memory.bytes())
         message = wire.CopyFrom(number, packing.pool(memory), dimensions)
         session.confirm_abandoned(self.control)

@@ -1,4 +1,4 @@
-"""The client's end of a burst: the calls that execute bindings, over queues in shared memory instead of a lane."""
+"""The client's end of a burst: calls that execute bindings, through queues in shared memory instead of a channel."""
 
 import threading
 from typing import Any
@@ -17,7 +17,7 @@ from nnhal.ipc.protocol import wire
 from nnhal.ipc.transport import _native
 from nnhal.ipc.transport.packets import pack, unpack
 
-CHANNEL_LENGTH = 1024  # elements of each queue, as NNAPI's runtime has it
+CHANNEL_LENGTH = 1024  # elements of each queue, as in NNAPI's runtime
 _DONE = pack(wire.ENCODED_DONE)
 _log = logger("burst")
 
@@ -26,7 +26,7 @@ class RemoteBurst(Burst):
     """Executions of one prepared model (a `RemotePrepared`) over two fast message queues; one at a time."""
 
     def __init__(self, prepared: Any, control: Control) -> None:
-        """control: of the execution that it is opened for, `UNLIMITED` where that is to come."""
+        """control: of the execution that opens it, or `UNLIMITED`."""
         self.of = self._prepared = prepared
         self._session, self._frames = prepared.session, prepared.frames
         self._lease = self._session.lease()
@@ -46,10 +46,10 @@ class RemoteBurst(Burst):
         finally:
             made.close()
         self._busy = threading.Lock()
-        self.plain: dict[str, int] = {}  # why executions took the plain call, and how often
-        self.ended = False  # of no use any more, though nobody closed it
+        self.plain: dict[str, int] = {}  # why executions were plain calls, and how often
+        self.ended = False  # cannot be used any more, although it was not closed
         self._session.bursts[self._number] = self
-        if self._session.dead is not None:  # it may have died between
+        if self._session.dead is not None:  # it may have died in between
             self.session_died()
 
     @property
@@ -58,15 +58,15 @@ class RemoteBurst(Burst):
         return self._busy.locked()
 
     def session_died(self) -> None:
-        """Wake whoever waits, where the kernel could not."""
+        """Wake the waiting execution, if the kernel could not."""
         self.ended = True
         self._queues.close()
 
     def run(self, request: Request, control: Control) -> Timing | None:
-        """Execute over the queues; what a packet cannot carry takes the plain call, and `plain` counts why."""
+        """Execute over the queues, or by a plain call if a packet cannot hold the request; `plain` counts the reasons."""
         mine: list[bool] = []
         try:
-            mine.extend(map(self._busy.acquire, (False,)))  # one call, so that no interrupt comes before it is known
+            mine.extend(map(self._busy.acquire, (False,)))  # one call, so that no interrupt comes before it is noted
             if not mine[0]:
                 raise BadState("burst: an execution is running, must be one at a time; open one burst a thread")
             return self._run(request, control)
@@ -88,9 +88,9 @@ class RemoteBurst(Burst):
         try:
             untraced = trace.process.log is None
             reply = self._queues.exchange(packet, WORK_NS) if untraced else self._traced_exchange(packet)
-        except BaseException:  # interrupted: nobody may take the result for the next one's
+        except BaseException:  # interrupted: its result must not reach the next execution
             try:
-                left = frame.direct and self._queues.awaiting  # else it had answered, or was not asked
+                left = frame.direct and self._queues.awaiting  # otherwise it has answered, or was not called
                 if left and self._queues.receive(SETTLE_NS) == _native.TIMEOUT:
                     self._session.give_up(f"{self._session.where}: a burst that was interrupted does not end")
             finally:  # interrupted again
@@ -126,7 +126,7 @@ class RemoteBurst(Burst):
         return timing
 
     def _broken(self, status: int) -> NnhalError:
-        """Why the queues end; the burst is of no use afterwards, the session may be."""
+        """Return the error that ended the queues. The burst cannot be used any more, the session perhaps."""
         if self._closed:
             return Closed("burst: used after close")
         where = self._session.where
@@ -144,15 +144,15 @@ class RemoteBurst(Burst):
         self.close()
 
     def free_memory(self, memory: Memory) -> None:
-        """Have the driver forget a memory that was used as an argument."""
+        """Have the driver drop a memory that was used as an argument."""
         self._prepared.frames.forget_pool(memory)
 
     def stats(self) -> dict[str, int]:
-        """Counters of the queues."""
+        """Return the counters of the queues."""
         return self._queues.stats()
 
     def close(self) -> None:
-        """End the burst; the listener in the service ends with it."""
+        """End the burst, and its listener in the service."""
         if not self._closed:
             self._closed = True
             self._queues.close()
@@ -164,7 +164,7 @@ class RemoteBurst(Burst):
 
 
 def _not_in_a_packet(request: Request, control: Control) -> str:
-    """Why an execution does not go over the queues, "" where it does."""
+    """Return why an execution does not use the queues, or ""."""
     if control is not UNLIMITED:
         if control.deadline is not None:
             return "it has a deadline"

@@ -1,4 +1,4 @@
-"""A device in another process, as the runtime sees any device."""
+"""A device in another process, with the interface of any device."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -43,9 +43,7 @@ Preparation = TypeVar("Preparation", wire.PrepareModel, wire.PrepareModelFromCac
 
 
 class KeptElsewhere:
-    """What a driver's process keeps of a model that its driver considered under some hints, by a number; let go of with the
-    last reference.
-    """
+    """A considered model that a driver's process keeps, by a number; released with the last reference."""
 
     __slots__ = ("_lease", "hints", "number", "session")
 
@@ -56,7 +54,7 @@ class KeptElsewhere:
 
 
 class Statement(NamedTuple):
-    """What a driver's process says of itself. It may change only with the driver, so another one is another device."""
+    """The attributes of a driver's process. If they change, it is another device."""
 
     name: str
     origin: str
@@ -71,7 +69,7 @@ class Statement(NamedTuple):
     code: bytes
 
     def difference(self, before: "Statement") -> str:
-        """What differs from an earlier statement, for a message; "" where nothing does."""
+        """Describe the difference from earlier attributes; "" if there is none."""
         fields = zip(self._fields, self, before, strict=True)
         return "; ".join(_changed(what.replace("_", " "), now, then) for what, now, then in fields if now != then)
 
@@ -87,7 +85,7 @@ def _told(value: object) -> str:
 
 
 class RemoteDevice(Device):
-    """A device over one session. What it says of itself is asked once."""
+    """A device over one session. Its attributes are read once."""
 
     timely = True
 
@@ -111,7 +109,7 @@ class RemoteDevice(Device):
 
     @property
     def statement(self) -> Statement:
-        """What its process said of itself when the session began."""
+        """The attributes that its process reported when the session began."""
         welcome = self.session.welcome
         said = frozenset(self.extensions), frozenset(self.relaxations), frozenset(self.numerics)
         facts = self.name, welcome.origin, self.version, self.type, self.level
@@ -128,16 +126,15 @@ class RemoteDevice(Device):
         return self.session.call(message, expect, UNLIMITED, packing)[0]
 
     def capabilities(self) -> Capabilities:
-        """As the driver stated them."""
         return self._capabilities
 
     def status(self) -> DeviceStatus:
-        """Asked anew each time."""
+        """Query the status; not cached."""
         value = self._query(wire.GetStatus(), wire.Word).value
         return DeviceStatus(value) if value in DeviceStatus.__members__.values() else DeviceStatus.UNKNOWN
 
     def supports(self, model: Model) -> Sequence[Verdict]:
-        """The driver's verdicts; operations that its level cannot express get a no, with the reason."""
+        """Return the driver's verdicts; operations that its level cannot express are rejected, with the reason."""
         form = self._form(wire.GetSupportedOperations)
         hidden = next((pool.kind for pool in model.pools if not pool.mappable), "")
         if hidden:
@@ -152,7 +149,7 @@ class RemoteDevice(Device):
         return ask_about(model, self.level, ask) if self.level < V1_3 else ask(model)
 
     def consider(self, model: Model, hints: Hints) -> Considered:
-        """What the driver says; its process keeps the model and what the driver works out of it. Below 1.3 verdicts only."""
+        """Return the driver's answer; its process keeps the model and the reusable work. Below 1.3, verdicts only."""
         if self.session.methods < V1_3:
             return super().consider(model, hints)
         if any(not pool.mappable for pool in model.pools):
@@ -172,7 +169,7 @@ class RemoteDevice(Device):
         return claims_from_wire(said, kept)
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
-        """Compile in the driver's process; the wait ends at the hints' deadline. What it keeps already is not sent again."""
+        """Compile in the driver's process, until the hints' deadline. A model that it keeps is not sent again."""
         prepared = RemotePrepared(self.session, model, hints.priority)
         number, control = self._considered(hints), Control(hints.deadline)
         if number:
@@ -191,7 +188,7 @@ class RemoteDevice(Device):
         return prepared
 
     def number_of_cache_files(self) -> CacheFiles:
-        """As the driver says; none below 1.2."""
+        """Return the driver's numbers; none below 1.2."""
         if self.session.methods < V1_2:
             return CacheFiles()
         self._kept = said = self._query(wire.GetNumberOfCacheFiles(), wire.CacheFileCounts)
@@ -199,7 +196,7 @@ class RemoteDevice(Device):
 
     @property
     def code_identity(self) -> CodeIdentity:
-        """As the driver's process said when it was last asked for its cache files; nothing is kept below 1.2."""
+        """The code identity that the driver's process reported with its cache files; nothing is cached below 1.2."""
         if self._kept is None:
             self.number_of_cache_files()
         said = self._kept
@@ -217,7 +214,7 @@ class RemoteDevice(Device):
 
     @contextmanager
     def _held(self, cache: Cache | None, control: Control) -> Iterator[int]:
-        """The number by which the service knows cache files meanwhile; 0 for none."""
+        """Yield the number of cache files that the service holds meanwhile; 0 for none."""
         if cache is None:
             yield 0
             return
@@ -230,7 +227,7 @@ class RemoteDevice(Device):
             lease.release()
 
     def _considered(self, hints: Hints) -> int:
-        """The number of what the driver's process keeps for these hints; 0 for nothing."""
+        """Return the number of the considered model for these hints; 0 for none."""
         kept = None if hints.worked_out is None else hints.worked_out.given
         if not isinstance(kept, KeptElsewhere) or kept.session is not self.session:
             return 0
@@ -262,7 +259,7 @@ class RemoteDevice(Device):
             prepared.writes_later = told.writes_later
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
-        """A buffer in the driver's process."""
+        """Allocate a buffer in the driver's process."""
         self._form(wire.Allocate)
         return RemoteBuffer(self.session, desc, roles)
 

@@ -1,9 +1,9 @@
-"""Frames: shared memory with room for the arguments of one execution, laid out and bound once and used again.
+"""Frames: shared memory for the arguments of one execution, laid out and bound once, then reused.
 
-An execution of the same shapes takes a frame that is free, fills in its inputs, and takes the outputs out. Arrays that lie
-in a pool already are not copied: the frame refers to the pool. Each output is followed by guard bytes: a driver that writes
-past its output is found out, and its results are dropped. A frame goes when it is not kept for another execution, when a
-pool that it refers to goes, or when a driver may still be at work in it; what the service has bound to it goes with it.
+An execution with the same shapes takes a free frame, fills in its inputs, and copies the outputs. Arrays in a pool are
+not copied: the frame refers to the pool. Guard bytes follow each output: if a driver writes past its output, its
+results are dropped. A frame is released if it is not kept for reuse, if a pool that it refers to is released, or if a
+driver may still use it. Its binding in the service is released with it.
 """
 
 import weakref
@@ -23,16 +23,16 @@ from nnhal.hal.request import Argument, Request
 
 GUARD = bytes(range(0xA0, 0xA0 + ALIGNMENT))
 _KEPT = 4  # free frames kept for each set of shapes
-_SETS = 16  # of shapes, for which frames are kept
+_SETS = 16  # sets of shapes with frames
 _PROVIDED: Where = (-1, 0, 0, ())  # the driver provides the memory
 
 Key = tuple[Any, ...]
-# Input or not, place, bytes, dims, type and shape of the view, which has none where the driver tells it.
+# Whether input, place, bytes, dims, type and shape of the view; without a shape if the driver determines it.
 _Own = tuple[bool, int, int, tuple[int, ...], np.dtype[Any], tuple[int, ...] | None]
 
 
 def key_of(request: Request, apart: bool = False) -> Key:
-    """What two requests must share to use the same frame. apart: as of `Frame`."""
+    """Return what two requests must share to use the same frame. apart: as in `Frame`."""
     inputs = [None if x is None else (x.shape, x.dtype) if x.base is None else _key(x) for x in request.given]
     rooms = [_room_key(request, n, apart) for n in range(len(request.shapes))]
     if not (request.input_buffers or request.output_buffers):
@@ -47,7 +47,7 @@ def _key(array: Array) -> Key:
 
 
 def _room_key(request: Request, index: int, apart: bool) -> Key | None:
-    """None for room of the frame's own whose size the signature says, or whose memory the driver provides."""
+    """Return None for an output in the frame with a known size, or in memory of the driver."""
     room = request.room(index)
     if room is None:
         return None
@@ -57,28 +57,27 @@ def _room_key(request: Request, index: int, apart: bool) -> Key | None:
 
 
 def _dims(argument: Argument, room: Array) -> tuple[int, ...]:
-    """The dimensions that room says the output has, () where it is room in bytes."""
+    """Return an output's dimensions by its buffer; () for a buffer of bytes."""
     return room.shape if argument.specified_by(room) else ()
 
 
 class Frame:
-    """Room for one request. inputs, outputs: where each argument lies; -1 as a pool: the driver provides the memory.
+    """Shared memory for one request. inputs, outputs: the place of each argument; pool -1: memory of the driver.
 
-    pools: the memories, until the frame is bound. direct: the driver writes an output where the caller wants it.
-
-    apart: outputs lie in the frame's own memory always, not in a pool of the caller's: the driver may go on with them after
-    the caller has given up.
+    pools: the memories, until the frame is bound. direct: whether the driver writes an output to the caller's memory.
+    apart: whether outputs never lie in a pool of the caller: the driver may write after the caller has abandoned the
+    call.
     """
 
     def __init__(self, request: Request, apart: bool = False) -> None:
-        self.memories: list[Memory] = []  # its own: of inputs, which only this process writes, and of outputs
+        self.memories: list[Memory] = []  # its memories: of inputs, which only this process writes, and of outputs
         self.pools: list[Memory] = []
-        self.mark = object()  # what stands for it where it is to be remembered, and not kept
+        self.mark = object()  # identifies it without a reference
         self.inputs: list[Where | None] = []
         self.outputs: list[Where | None] = []
         self.binding: Any = None
         self._in: list[tuple[int, Array]] = []
-        self._out: list[tuple[int, Array, bool]] = []  # index, view, whether it is of the output's type and shape
+        self._out: list[tuple[int, Array, bool]] = []  # index, view, whether it has the output's type and shape
         self.direct: list[int] = []
         self._guards: list[memoryview] = []
         own: list[_Own] = []
@@ -124,13 +123,13 @@ class Frame:
         self._views, self._shapes = [view for _, view, _ in self._out], [view.shape for _, view, _ in self._out]
 
     def bound(self, binding: object) -> None:
-        """The service has its memories now: the caller's are not kept from going, the frame's own needs no descriptor."""
+        """Note that the service has its memories: the caller's may be released, the frame's own need no descriptor."""
         self.binding, self.pools = binding, []
         for memory in self.memories:
             memory.close_descriptors()
 
     def _shared(self, array: Array, dims: tuple[int, ...], output: bool) -> Where | None:
-        """Where an array lies in a pool that the driver may map; None where it does not."""
+        """Return the place of an array in a pool that the driver may map, or None."""
         at = _pool_of(array, output)
         if at is None:
             return None
@@ -140,7 +139,7 @@ class Frame:
         return number, at[1], array.nbytes, dims
 
     def _lay_out(self, own: "Sequence[_Own]", inputs: bool) -> None:
-        """Make a memory of the frame's own, and the views into it."""
+        """Create the frame's memory, and the views into it."""
         guard = 0 if inputs else ALIGNMENT
         ends = list(accumulate(aligned(max(1, size)) + guard for _, _, size, *_ in own))
         if not own:
@@ -168,9 +167,7 @@ class Frame:
         return bool(self._in)
 
     def try_fill(self, request: Request) -> bool:
-        """Copy the inputs in where the request, which has no buffers, is all of ordinary arrays that fit this frame; else
-        False, in a moment.
-        """
+        """Copy the inputs if the request has only ordinary arrays that fit, and no buffers; else return False quickly."""
         if not self._plain or len(request.given) != self._count:
             return False
         for room in request.rooms or ():
@@ -185,16 +182,16 @@ class Frame:
         return True
 
     def fill(self, request: Request) -> None:
-        """Copy the inputs in that do not lie in a pool."""
+        """Copy the inputs that are not in a pool."""
         given = request.given
         for index, view in self._in:
             view[...] = given[index]
 
     @trace.seam("ipc", "results", "take outputs")
     def collect(self, request: Request, shapes: Sequence[tuple[int, ...]] = ()) -> None:
-        """Give the request its outputs; ContractBroken where the driver wrote past one of them.
+        """Copy the outputs to the request; ContractBroken if the driver wrote past one of them.
 
-        shapes: as the driver reports them; none where all are as the signature says.
+        shapes: as the driver reports them; empty if all are as declared.
         """
         if self._guards and self._guards != self._intact:
             place = next(n for n, guard in enumerate(self._guards) if guard != self._intact[n])
@@ -217,7 +214,7 @@ class Frame:
 
 
 def _pool_of(array: Array, output: bool) -> tuple[Memory, int] | None:
-    """The pool that an array lies in, and its offset there, where the driver may map that; else None."""
+    """Return the pool of an array and its offset there, if the driver may map it; else None."""
     at = Memory.of(array) if array.base is not None and array.flags.c_contiguous else None
     if at is None or not at[0].sealed or (at[0].readonly if output else not array.flags.aligned):
         return None
@@ -230,7 +227,7 @@ def in_pools(request: Request) -> bool:
 
 
 def _reported(request: Request, index: int, view: Array, shape: tuple[int, ...]) -> Array:
-    """The bytes of an output as an array of the shape that the driver reports."""
+    """Return the bytes of an output as an array of the reported shape."""
     argument = request.signature.outputs[index]
     size = int(np.prod(shape, dtype=object)) * argument.dtype.itemsize
     if size > view.nbytes:
@@ -240,7 +237,7 @@ def _reported(request: Request, index: int, view: Array, shape: tuple[int, ...])
 
 
 class Frames:
-    """Frames of one prepared model, by shapes; any number of threads."""
+    """The frames of one prepared model, by shapes, for any number of threads."""
 
     def __init__(self) -> None:
         self._free: dict[Key, deque[Frame]] = {}
@@ -249,7 +246,7 @@ class Frames:
 
     @trace.seam("ipc", "transfers", "stage inputs")
     def take(self, request: Request, apart: bool = False) -> tuple[Frame, deque[Frame]]:
-        """A frame for this request alone, filled with its inputs, and where to append it afterwards."""
+        """Return a frame for this request alone, filled with its inputs, and where to append it afterwards."""
         last = self._last
         if last is not None and not (request.input_buffers or request.output_buffers):
             try:
@@ -278,7 +275,7 @@ class Frames:
         return frame, free
 
     def _note(self, memory: Memory, key: Key) -> None:
-        """Frames of that key refer to a pool of the caller's: they go when it does."""
+        """Note that frames of that key refer to a pool of the caller: they are released with it."""
         keys = self._in_pools.get(memory)
         if keys is None:
             keys = self._in_pools[memory] = set()
@@ -288,22 +285,22 @@ class Frames:
         keys.add(key)
 
     def close(self) -> None:
-        """Let all free frames go."""
+        """Release all free frames."""
         self._last, self._free = None, {}
 
     def forget(self, keys: "set[Key]") -> None:
-        """Let the free frames of some keys go."""
+        """Release the free frames of some keys."""
         self._last = None
         for key in keys:
             self._free.pop(key, None)
 
     def forget_pool(self, memory: Memory) -> None:
-        """Let the free frames go that refer to a pool of the caller's."""
+        """Release the free frames that refer to a pool of the caller."""
         self.forget(self._in_pools.pop(memory, set()))
 
 
 def _forget(frames: "weakref.ref[Frames]", keys: "set[Key]") -> None:
-    """A pool may outlive many prepared models, and must not keep them."""
+    """A weak reference: a pool may outlive many prepared models, and must not keep them alive."""
     there = frames()
     if there is not None:
         there.forget(keys)

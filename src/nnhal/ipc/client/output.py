@@ -1,6 +1,6 @@
-"""What a driver's process says: its output and errors come through pipes, are logged, and the last words are kept.
+"""The output of a driver's process: it comes through pipes, is logged, and its last lines are kept.
 
-The process has no terminal that way: nothing to read keystrokes from, nothing to send escape sequences to.
+So the process has no terminal: it cannot read keystrokes or send escape sequences.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ from typing import Literal
 from nnhal.base.log import logger
 from nnhal.base.names import name_of
 
-KEPT, LINE, WORDS = 50, 400, 4000  # lines, bytes of one, characters of all that an error takes
-A_SECOND = 200  # lines logged; a driver that says more is read slowly, and what is left out is counted
+KEPT, LINE, WORDS = 50, 400, 4000  # lines, bytes of one, characters in an error
+A_SECOND = 200  # lines logged; a faster driver is read slowly, and omitted lines are counted
 CRASHES = frozenset(
     {
         *(signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT),
@@ -31,15 +31,15 @@ CRASHES = frozenset(
 )
 _CHUNK = 1 << 16
 _BREATH = 0.01  # seconds
-_LOOK = 0.02  # seconds between looks at whether a process has ended
+_LOOK = 0.02  # seconds between checks whether a process has ended
 _libc = ctypes.PyDLL(None, use_errno=True)  # calls keep the interpreter lock
 
 
 class DriverProcess(subprocess.Popen[bytes]):
-    """A driver's process. `output` is what it said.
+    """A driver's process, with its `output`.
 
-    An application may take the exit status itself, by `os.wait` or by ignoring SIGCHLD. `Popen` takes that for an exit with
-    status 0; here it says nothing about the driver.
+    An application may take the exit status itself, by `os.wait` or by ignoring SIGCHLD. `Popen` then reports status 0;
+    here that says nothing about the driver.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class DriverProcess(subprocess.Popen[bytes]):
         self.output.follow(self.pid)
 
     def fate(self) -> str:
-        """How it ended, with its last words; "" where it has not."""
+        """Return how it ended, with its last lines; "" if it has not."""
         self._reap()
         code = self.returncode
         if code is None:
@@ -84,9 +84,9 @@ class DriverProcess(subprocess.Popen[bytes]):
 
     @property
     def own_end(self) -> Literal["crash", "exit", ""]:
-        """How it ended by its own doing; "" where it has not.
+        """Return how it ended by its own fault; "" otherwise.
 
-        Anybody may send other signals than those of a crash, and the kernel sends SIGKILL where memory is short.
+        Any process may send other signals than those of a crash, and the kernel sends SIGKILL when memory is short.
         """
         self._reap()
         if self.returncode is None or self._taken:
@@ -94,12 +94,12 @@ class DriverProcess(subprocess.Popen[bytes]):
         return "exit" if self.returncode >= 0 else "crash" if -self.returncode in CRASHES else ""
 
     def poll(self) -> int | None:
-        """Its exit status, None while it runs."""
+        """Return its exit status, None while it runs."""
         self._reap()
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end; its exit status. TimeoutExpired after so many seconds."""
+        """Wait for its end, and return its exit status. TimeoutExpired after so many seconds."""
         end, pause = None if timeout is None else time.monotonic() + timeout, 0.0005
         while (code := self.poll()) is None:
             if end is not None and time.monotonic() >= end:
@@ -109,7 +109,7 @@ class DriverProcess(subprocess.Popen[bytes]):
         return code
 
     def _reap(self) -> None:
-        """Take over its exit status where it has ended; the interpreter is kept."""
+        """Read its exit status if it has ended, without releasing the interpreter."""
         status = ctypes.c_int()
         with self._reaping:
             if self.returncode is not None:
@@ -122,13 +122,13 @@ class DriverProcess(subprocess.Popen[bytes]):
 
 
 class Output:
-    """Reads what a process says, on a thread that ends with the process or its pipes.
+    """Reads a process's output, in a thread that ends with the process or its pipes.
 
-    Errors are logged as warnings, output as information. What is not printable is escaped.
+    Errors are logged as warnings, output as information. Unprintable characters are escaped.
     """
 
     def __init__(self, log: Logger) -> None:
-        """Two pipes; `ends` are those to write to. Raises OSError where there is no descriptor left."""
+        """Create two pipes; `ends` are those to write to. Raises OSError if there is no free descriptor."""
         self._log = log
         self._lock = threading.Lock()
         self._levels: dict[int, int] = {}
@@ -149,18 +149,18 @@ class Output:
             raise
 
     def follow(self, pid: int) -> None:
-        """The process has its ends of the pipes: read from now on."""
+        """Read from now on: the process has its ends of the pipes."""
         while self.ends:
             os.close(self.ends.pop())
-        with contextlib.suppress(OSError):  # then its pipes alone say when it has ended
+        with contextlib.suppress(OSError):  # then only its pipes show when it has ended
             self._watch = os.pidfd_open(pid)
         try:
             threading.Thread(target=self._read, name="nnhal-output", daemon=True).start()
-        except RuntimeError:  # no thread to be had; a process that still speaks is told so by EPIPE
+        except RuntimeError:  # no free thread; a process that still writes gets EPIPE
             self.close()
 
     def last_words(self) -> str:
-        """The last lines, on one; all of them where the process has ended."""
+        """Return the last lines as one; all of them if the process has ended."""
         self._drain()
         with self._lock:
             lines = [line for line in (*self._last, *self._begun.values()) if line.strip()]
@@ -168,7 +168,7 @@ class Output:
         return text if len(text) <= WORDS else f"…{text[-WORDS:]}"
 
     def close(self) -> None:
-        """Let go of the pipes."""
+        """Close the pipes."""
         with self._lock:
             fds = [*self._levels, *self.ends, *([self._watch] if self._watch >= 0 else [])]
             self._levels, self._watch = {}, -1
@@ -177,7 +177,7 @@ class Output:
                 os.close(fd)
 
     def forked(self) -> None:
-        """In a forked child: the process is the parent's."""
+        """Reset a forked child: the process belongs to the parent."""
         self._lock = threading.Lock()
         self.close()
 
@@ -200,7 +200,7 @@ class Output:
             self.close()
 
     def _drain(self) -> list[int]:
-        """Take what is there, a chunk of each pipe; the pipes that have ended."""
+        """Read a chunk from each pipe, and return the pipes that have ended."""
         ended: list[int] = []
         lines: list[tuple[int, bytes]] = []
         with self._lock:
@@ -222,7 +222,7 @@ class Output:
         return ended
 
     def _some(self, level: int, lines: list[bytes]) -> list[tuple[int, bytes]]:
-        """As many of them as may be logged now, with their level."""
+        """Return the lines that may be logged now, with their level."""
         now, before = time.monotonic(), []
         if now - self._second > 1:
             if self._left_out:
@@ -235,9 +235,9 @@ class Output:
 
 
 def _at_hand(fd: int) -> bytes | None:
-    """What a pipe that does not block has, b"" at its end, None where there is nothing yet; the interpreter is kept.
+    """Return the available bytes of a non-blocking pipe, b"" at its end, None if there are none yet.
 
-    Beside a busy thread each time that it is given up costs 5 ms, and somebody may wait to be told of a death.
+    It keeps the interpreter: beside a busy thread, each release costs 5 ms, and a caller may wait for news of a death.
     """
     chunk = ctypes.create_string_buffer(_CHUNK)
     length = _libc.read(fd, chunk, _CHUNK)

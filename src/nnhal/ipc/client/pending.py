@@ -1,4 +1,4 @@
-"""What a client waits for beside the replies of its calls: notifications, each exactly once."""
+"""Expected notifications, each exactly once."""
 
 import os
 import select
@@ -13,25 +13,25 @@ from nnhal.ipc.protocol.convert import error_from_wire
 from nnhal.ipc.transport import _native
 from nnhal.ipc.transport.channel import Descriptors
 
-GRACE_NS = 2_000_000  # past a deadline, for the service to say so itself
-CANCEL_SLICE_NS = 20_000_000  # between looks at whether an execution is still wanted
+GRACE_NS = 2_000_000  # past a deadline, for the service to report it itself
+CANCEL_SLICE_NS = 20_000_000  # between checks whether an execution is still wanted
 _LONGEST_NS = 10**15  # 11 days: poll takes no more than 24
 
 
 class Pending:
-    """A notification to come: exactly one. number: of what it will be about. kind: that it must be of.
+    """An expected notification. number: of its object. kind: its class.
 
-    given_up: nobody waits for it any more, or for the answer to its call, so it may still come.
+    given_up: the notification, or the answer to its call, was abandoned and may still come.
     """
 
     def __init__(self, number: int, kind: type[wire.ServiceCall]) -> None:
         self.number, self.kind = number, kind
         self.given_up = False
-        self._answer: list[tuple[Any, Descriptors]] = []  # one, once it came
-        self._wake: Owner | None = None  # an eventfd, while somebody waits
+        self._answer: list[tuple[Any, Descriptors]] = []  # empty until it has come
+        self._wake: Owner | None = None  # an eventfd, while a caller waits
 
     def set(self, result: Any, fds: Descriptors = _native.NONE) -> None:
-        """It came; result: a reply, or the error why it never will."""
+        """Set the notification: a reply, or the error that replaces it."""
         self._answer.append((result, fds))
         wake = self._wake
         if wake is not None and wake.fds:
@@ -39,21 +39,21 @@ class Pending:
 
     @property
     def method(self) -> str:
-        """What it will tell the end of, for messages."""
+        """The method whose end it reports, for messages."""
         return "a preparation" if self.kind is wire.NotifyPrepared else "an execution"
 
     @property
     def came(self) -> bool:
-        """Whether it came."""
+        """Whether it has come."""
         return bool(self._answer)
 
     def wait(
         self, deadline: int | None, cancelled: threading.Event | None = None, watch: int = -1
     ) -> tuple[Any, Descriptors]:
-        """Wait for it; MissedDeadline, Cancelled, or what the service answered.
+        """Wait for it; raise MissedDeadline, Cancelled, or the service's error.
 
-        watch: a pidfd of the service. DeadObject where that has ended: who waits looks himself, as whoever would tell him
-        has to be given the interpreter first.
+        watch: a pidfd of the service; DeadObject if that ends. The caller watches it itself, because the thread that
+        would report a death would need the interpreter first.
         """
         try:
             if not self._answer:
@@ -71,7 +71,7 @@ class Pending:
         poll, wake, most = select.poll(), Owner(), None
         try:
             wake.fds.extend(map(os.eventfd, (0,), (os.EFD_CLOEXEC | os.EFD_NONBLOCK,)))
-        except OSError:  # no descriptor: look now and then
+        except OSError:  # no descriptor: poll
             most = CANCEL_SLICE_NS
         self._wake = wake
         for fd in (*wake.fds, watch):
@@ -90,7 +90,7 @@ class Pending:
 
 
 def _milliseconds(deadline: int | None, most: int | None) -> float | None:
-    """How long to wait at a stretch, at most so many nanoseconds; None for as long as it takes."""
+    """Return how long to wait at once, at most so many nanoseconds; None for no limit."""
     if deadline is None:
         return None if most is None else most / 1e6
     left = max(0, deadline + GRACE_NS - time.monotonic_ns())

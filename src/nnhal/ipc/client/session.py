@@ -1,11 +1,12 @@
-"""A client's connection to a service: lanes for calls, notifications, releases, and the news that the service died.
+"""A client's connection to a service: channels for calls, notifications, releases, and the service's death.
 
-A call takes a lane that is free, or opens one, so any number of threads may call at once. A lane whose call was given up, by
-its deadline or an interrupt, is never used again: it is hung up and watched until the service has seen the end of that call.
-After the greeting the first lane carries what wants no answer, and asks for new lanes, one thread at a time. One thread a
-session keeps house: it takes notifications, sends releases in batches, watches the process and the lanes that were given up.
+A call takes a free channel or opens one, so any number of threads may call at once. A channel whose call was abandoned,
+by its deadline or an interrupt, is never used again: the client hangs it up and watches it until the service has ended
+that call. After the greeting, the first channel carries messages without an answer, and requests for new channels, one
+thread at a time. One housekeeping thread for each session receives notifications, sends releases in batches, and
+watches the process and the abandoned channels.
 
-Longer than other files: what callers, that thread and a death do to one another has to be read together.
+This file is long, because the interaction of callers, that thread and a death has to be read together.
 """
 
 import contextlib
@@ -51,23 +52,23 @@ from nnhal.ipc.transport.channel import Channel, Descriptors, Message, NoProtoco
 from nnhal.ipc.transport.fate import DYING_MS, ended, pidfd
 
 GREETING_NS = 30_000_000_000  # a driver may import a large engine first
-SETTLE_NS = 2_000_000_000  # after an interrupt, for a driver that writes to memory of the caller's to see it
+SETTLE_NS = 2_000_000_000  # after an interrupt, for a driver that writes to the caller's memory to notice it
 HUNG_NS = 2_000_000_000  # past a deadline without an answer: the process hangs
-HUNG_BESIDE_OTHERS_NS = LOOP_TIMEOUT_MAXIMUM_NS  # the same where its end would take something from others
-MAX_LANES = 32  # for calls at once; as many may be given up and not have ended
-KEPT_LANES = 4  # of them, that executions of each lower priority leave to those of higher ones
-_PLACED = 60  # descriptors that go along with a message
+HUNG_BESIDE_OTHERS_NS = LOOP_TIMEOUT_MAXIMUM_NS  # the same if its end would affect others
+MAX_LANES = 32  # for concurrent calls; as many may be abandoned and not ended
+KEPT_LANES = 4  # of these, executions of each lower priority leave so many to those of higher ones
+_PLACED = 60  # descriptors in one message
 _BATCH_SECONDS = 0.002
-_WANT = 0.005  # seconds between looks for a lane
-_LANE_NS = 5_000_000  # at a stretch, for the service to give a new one
+_WANT = 0.005  # seconds between checks for a channel
+_LANE_NS = 5_000_000  # how long to wait at once for the service to give a new one
 NotifiedCall = wire.PrepareModel | wire.PrepareConsidered | wire.PrepareModelFromCache | wire.Execute
-_WISH_MS = 20  # between looks at whether what goes on is still wanted
+_WISH_MS = 20  # between checks whether calls in progress are still wanted
 _log = logger("driver")
 T = TypeVar("T", bound=wire.Reply)
 
 
 def _by_its_name(answer_to: Any) -> Any:
-    """`Session.answer_to` where something is traced: a span of the method's name."""
+    """Wrap `Session.answer_to` for traces: a span with the method's name."""
 
     def traced(session: "Session", name: str, *args: Any, **kwargs: Any) -> Any:
         with trace.span("ipc", wire.phase_of(name), name, session.where):
@@ -77,18 +78,18 @@ def _by_its_name(answer_to: Any) -> Any:
 
 
 class OpenBurst(Protocol):
-    """What a session needs of a burst."""
+    """The part of a burst that a session needs."""
 
     @property
     def busy(self) -> bool:
         """Whether an execution waits for its result."""
 
     def session_died(self) -> None:
-        """Wake whoever waits."""
+        """Wake the waiting execution."""
 
 
 class _GivenUp(NamedTuple):
-    """A lane whose call was given up, and when. late: for a missed deadline. made: what the call was to make, or 0."""
+    """An abandoned channel, and since when. late: for a missed deadline. made: the object that the call creates, or 0."""
 
     channel: Channel
     since: int
@@ -97,17 +98,17 @@ class _GivenUp(NamedTuple):
 
 
 class Session:
-    """One connection; close it to have the service end what it held for it.
+    """One connection. Close it to have the service end what it holds for it.
 
-    dead: why nothing works any more, None while it does. calls: how often each HAL method was called.
+    dead: why nothing works any more, None while it works. calls: the number of calls of each HAL method.
     """
 
     def __init__(
         self, sock: socket.socket, where: str, process: DriverProcess | None = None, greeting: int | None = None
     ) -> None:
-        """Take over a connected socket and greet. process: the service's, where it is this client's own.
+        """Take over a connected socket and greet. process: the service's, if this client owns it.
 
-        greeting: nanoseconds that it may take to answer the greeting, None for `GREETING_NS`.
+        greeting: nanoseconds for the answer to the greeting, None for `GREETING_NS`.
         """
         self.where, self.process = where, process
         self._patience = GREETING_NS if greeting is None else greeting
@@ -115,31 +116,33 @@ class Session:
         self.calls: dict[str, int] = {}
         self._control = Channel(sock)
         self._death_lock = threading.Lock()
-        # Of the first lane, which stays open meanwhile: for who asks for a new one, for who sends what wants no answer.
+        # Of the first channel, which stays open meanwhile: for requests of new ones, and for messages without an
+        # answer.
         self._attaching, self._sending = threading.Lock(), threading.Lock()
-        self._asked_for = 0  # the number of the lane that was asked for last
-        self._overdue = 0  # since when it is, where whoever asked for it had a deadline
+        self._asked_for = 0  # the number of the last requested channel
+        self._overdue = 0  # since when it is late, if its request had a deadline
         self._free: deque[Channel] = deque()
-        # All but those given up; one that nobody holds is closed.
+        # All but abandoned ones; an unreferenced one is closed.
         self._lanes: weakref.WeakSet[Channel] = weakref.WeakSet()
-        self._in_want: deque[threading.Event] = deque()  # of those who wait for a lane
-        self._given_up: dict[int, _GivenUp] = {}  # by the number of the lane, until the service has ended the call
+        self._in_want: deque[threading.Event] = deque()  # of the threads that wait for a channel
+        self._given_up: dict[int, _GivenUp] = {}  # by the number of the channel, until the service has ended the call
         self._numbers = itertools.count(1)
-        self._pending: dict[int, Pending] = {}  # by the number it will be about; also one that nobody waits for
+        self._pending: dict[int, Pending] = {}  # by the number of its object; also abandoned ones
         self.bursts: weakref.WeakValueDictionary[int, OpenBurst] = weakref.WeakValueDictionary()
-        # What only the service holds: contents of buffers, results behind fences. They keep a slow process from being ended.
+        # State that only the service has: contents of buffers, results behind fences. A slow process with such state
+        # gets more time.
         self.holders: weakref.WeakSet[object] = weakref.WeakSet()
-        self._tidied = False  # what the thread that keeps house leaves behind is closed by whoever comes
+        self._tidied = False  # whether resources left by the housekeeping thread are closed by the next caller
         self._late: deque[tuple[Pending, int]] = deque()  # that missed their deadline, and since when
         self._released: deque[int] = deque()
         self._cancelled: deque[int] = deque()
-        self._wishes: dict[int, threading.Event] = {}  # of calls that go on; set where they are not wanted any more
+        self._wishes: dict[int, threading.Event] = {}  # of calls in progress; set when they are not wanted any more
         self._on_death: list[Callable[[NnhalError], None]] = []
         self.watch = self._wake = -1
-        self._own = Owner()  # of both: whoever holds the session may use them
+        self._own = Owner()  # of both; they stay open while the session is referenced
         self.group = next(trace.groups)
         self._followed: trace.Recording | None = None
-        self._log = 0  # the number of what the service writes a trace to
+        self._log = 0  # the number of the log to which the service writes a trace
         try:
             self._start()
         except BaseException:
@@ -153,9 +156,9 @@ class Session:
             self.await_follow(recording, time.monotonic() + trace.TAKEN_UP_SECONDS)
 
     def _start(self) -> None:
-        """Greet, attach the callback lane, start the thread."""
+        """Greet, attach the callback channel, start the thread."""
         self.welcome = self._greet()
-        if self.process is not None:  # it was started by a path, perhaps
+        if self.process is not None:  # perhaps the driver is given by a path
             self.where = f"device {printable(self.welcome.name)}"
         self.level = Level(self.welcome.level)
         self.methods = min(self.level, V1_3)
@@ -177,7 +180,7 @@ class Session:
             raise ResourceExhausted(f"{self.where}: no thread to keep its connection") from None
 
     def _abandon(self) -> None:
-        """Leave nothing of a session that did not come about: no descriptor, no process."""
+        """Release the resources of a session that failed to start: descriptors, process."""
         self._control.close()
         if hasattr(self, "_callbacks"):
             self._callbacks.close()
@@ -206,13 +209,13 @@ class Session:
         return reply
 
     def _unfit(self, why: str, fault: Any = "protocol") -> DeviceUnavailable:
-        """Why nobody is served. fault: as of `NnhalError.driver_fault`, where the process is this client's own."""
+        """Return the error for an unusable service. fault: as in `NnhalError.driver_fault`, for an owned process."""
         error = DeviceUnavailable(f"{self.where}: {why}")
         error.driver_fault = "" if self.process is None else fault
         return error
 
     def _refused(self, error: NnhalError) -> NnhalError:
-        """What a greeting that was answered by an error raises."""
+        """Return the error for a greeting that was answered by an error."""
         if isinstance(error, ResourceExhausted):
             return with_note(ResourceExhausted(f"{self.where}: {error}"), error.stack)
         what = "did not start" if self.process is not None else "refused the connection"
@@ -222,20 +225,20 @@ class Session:
     # --------------------------------------------------------------------------------------------------------- calls
 
     def number(self) -> int:
-        """A number for what ends by itself. What has an owner, who exists before the call, has a `lease`."""
+        """Return a number for an object that ends by itself. An object with an owner has a `lease`."""
         return next(self._numbers)
 
     def lease(self) -> _native.Lease:
-        """A number that is given back with what holds the lease, whatever a signal handler does meanwhile."""
+        """Return a number that is released with its holder, whatever signal handlers do meanwhile."""
         return _native.Lease(self.number(), self._released.append, self._own)
 
     def packing(self, held: "dict[Memory, tuple[int, int]] | None" = None) -> Packing:
-        """For the memories of one message. held: those that were sent ahead, by object and place."""
+        """Return the packing for one message's memories. held: those that were sent ahead, by object and place."""
         return Packing(self.pools, held)
 
     @contextlib.contextmanager
     def carrying(self, memories: Sequence[Memory], control: Control) -> Iterator[Packing]:
-        """For a message with these memories; where they are more than go with one message, they are sent ahead."""
+        """Return the packing for these memories; if one message cannot hold them, they are sent ahead."""
         held: dict[Memory, tuple[int, int]] = {}
         leases: list[_native.Lease] = []
         try:
@@ -263,21 +266,21 @@ class Session:
         fds: Sequence[int] = (),
         work: bool = False,
     ) -> tuple[T, Descriptors]:
-        """Call and wait, as long as `control` allows; the reply and its descriptors.
+        """Call and wait, as long as `control` permits; return the reply and its descriptors.
 
         Args:
             message: The call.
             expect: The kind of its reply.
-            control: The budget of what the call is a part of. Without a deadline, the process has `QUERY_NS` to answer.
-            packing: The memories that the message names.
-            fds: Descriptors that go along.
-            work: Whether the driver may be at work before it answers: then it has `WORK_NS`.
+            control: The budget of the whole operation. Without a deadline, the process has `QUERY_NS` to answer.
+            packing: The memories that the message refers to.
+            fds: Descriptors to send.
+            work: Whether the driver may work before it answers: then it has `WORK_NS`.
 
         Raises:
-            NnhalError: What the service reports.
+            NnhalError: The error that the service reports.
             MissedDeadline: The deadline has passed.
             Cancelled: Its owner cancelled it.
-            DeviceUnavailable: There is no deadline, and the process stays silent; the session has ended.
+            DeviceUnavailable: There is no deadline, and the process does not answer; the session has ended.
             DeadObject: The session has ended.
         """
         reply, received = self.ask(message, control, packing, fds=fds, work=work)
@@ -292,13 +295,13 @@ class Session:
         fds: Sequence[int] = (),
         work: bool = False,
     ) -> tuple[wire.Reply, Descriptors]:
-        """As `call`, with a reply of any kind, which may be that it failed."""
+        """As `call`, with a reply of any kind, including an error."""
         given = (*fds, *packing.fds) if packing is not None else tuple(fds)
         made = message.object if isinstance(message, wire.MakingCall) else 0
         return self.answer_to(wire.hal_name(message), wire.encode(message), control, given, made=made, work=work)
 
     def expected(self, message: wire.ClientCall, reply: wire.Reply, expect: type[T]) -> T:
-        """The reply to a call, of the kind that it must be; raises what the service reports."""
+        """Return the reply to a call, verified; raise the error that the service reports."""
         if isinstance(reply, wire.Failed):
             raise self.error(reply)
         if not isinstance(reply, expect):
@@ -317,10 +320,11 @@ class Session:
         lanes: int = MAX_LANES,
         work: bool = False,
     ) -> tuple[wire.Reply, Descriptors]:
-        """As `call`, with a call that is encoded already, and with an answer of any kind.
+        """As `call`, with an encoded call, and with an answer of any kind.
 
-        name: the HAL's, of the method. direct: the driver writes to memory of the caller's, and must not after the end.
-        made: the number of what the call makes. lanes: it waits while so many calls are at it.
+        name: the method's in the HAL. direct: whether the driver writes to the caller's memory, and must not do so
+        after the end. made: the number of the object that the call creates. lanes: it waits while so many calls are in
+        progress. work: as in `call`.
         """
         self.calls[name] = self.calls.get(name, 0) + 1
         try:
@@ -346,7 +350,7 @@ class Session:
         lanes: int,
         patience: int,
     ) -> Message:
-        """Send bytes on a lane of this call's own and wait for the answer."""
+        """Send bytes on a channel for this call and wait for the answer."""
         if self.dead is not None:
             raise again(self.dead)
         try:
@@ -383,7 +387,7 @@ class Session:
         control: Control,
         patience: int,
     ) -> Message:
-        """As `Channel.call`, until the deadline, or for as long as the process may be silent, and while it is wanted."""
+        """As `Channel.call`, until the deadline, or the longest silence of the process, or cancellation."""
         channel.ask(data, fds)
         deadline, cancelled = control.deadline, control.cancelled
         end = time.monotonic_ns() + patience if deadline is None else deadline + GRACE_NS
@@ -398,7 +402,7 @@ class Session:
                     raise MissedDeadline(f"{self.where}: the deadline has passed without an answer") from None
 
     def silent(self, name: str, *, work: bool) -> NnhalError:
-        """The error for a process that did not answer in time a call without a deadline; the session ends."""
+        """Return the error for a process that did not answer a call without a deadline in time; the session ends."""
         seconds = (WORK_NS if work else QUERY_NS) // 10**9
         text = f"device {self.welcome.name}: did not answer {name} within {seconds} s; it is dropped"
         self.give_up(text)
@@ -417,9 +421,9 @@ class Session:
         packing: Packing | None = None,
         late: str = "",
     ) -> tuple[Any, Descriptors]:
-        """A call, and what its notification says: what the service does may begin before it has answered the call.
+        """Make a call, and return its notification, which may come before the answer.
 
-        late: of the MissedDeadline where that does not come in time.
+        late: of the MissedDeadline if it does not come in time.
         """
         pending = None
         try:
@@ -432,7 +436,7 @@ class Session:
 
     @trace.seam("ipc", "", "launch", detail=lambda self: self.where)
     def notified(self, message: NotifiedCall, control: Control) -> Pending:
-        """A call and the notification that is to follow. MissedDeadline where not even the call is taken."""
+        """Make a call that a notification follows. MissedDeadline if not even the call is accepted."""
         trace.hand_over((self.group, message.object))
         return self._notified(message, control, None)
 
@@ -448,7 +452,7 @@ class Session:
         except BaseException:  # interrupted
             pending.given_up = True
             raise
-        if self.dead is not None and not pending.came:  # it may have died between
+        if self.dead is not None and not pending.came:  # it may have died in between
             pending.set(self.dead)
         return pending
 
@@ -459,7 +463,7 @@ class Session:
         direction=trace.OUT,
     )
     def outcome(self, pending: Pending, control: Control) -> tuple[Any, Descriptors]:
-        """Wait for a notification; where that is given up, the service is told."""
+        """Wait for a notification; if the wait is abandoned, the service is informed."""
         return self._outcome(pending, control)
 
     def _outcome(self, pending: Pending, control: Control) -> tuple[Any, Descriptors]:
@@ -482,10 +486,10 @@ class Session:
             raise
 
     def confirm_abandoned(self, control: Control) -> None:
-        """Come back when the service knows every call that this client abandoned: none begins to write a buffer any more.
+        """Wait until the service knows every call that this client abandoned: none begins to write a buffer any more.
 
-        An execution that uses driver buffers comes after that. The thread that keeps house sends the same without an
-        answer, so the service may still begin an abandoned call when the next one has ended.
+        An execution with driver buffers comes after that. The housekeeping thread sends the same without an answer, so
+        the service may still begin an abandoned call when the next one has ended.
         """
         lanes = list(self._given_up.values())
         numbers = {lane.channel.number for lane in lanes} | {lane.made for lane in lanes if lane.made}
@@ -494,27 +498,27 @@ class Session:
             self.call(wire.Cancel(tuple(numbers)), wire.Acknowledged, control)
 
     def watch_wish(self, number: int, cancelled: threading.Event | None) -> None:
-        """Tell the service when nobody wants any more what a call began; until `forget_wish`."""
+        """Inform the service when a call's result is not wanted any more, until `forget_wish`."""
         if cancelled is not None:
             self._wishes[number] = cancelled
             self._rouse()
 
     def forget_wish(self, number: int) -> None:
-        """What a call began has ended."""
+        """Note that a call has ended."""
         self._wishes.pop(number, None)
 
     def error(self, failed: wire.Failed) -> NnhalError:
-        """The error that the service reported; a process that asks to be replaced is."""
+        """Return the error that the service reported; a process that requests its replacement is replaced."""
         error = error_from_wire(failed)
         if failed.recycle and self.process is not None:
             self._died(DeadObject(f"{self.where}: the process is replaced: {error}"), fate=False)
         return error
 
     def _lane(self, control: Control, most: int) -> Channel:
-        """A lane when fewer calls are at it: one that is free, or a new one up to the limit.
+        """Return a channel once fewer calls are in progress: a free one, or a new one up to the limit.
 
-        MissedDeadline, Cancelled, and ResourceExhausted where none will be. A process that has not given a new lane within
-        `QUERY_NS` is silent, which is a MissedDeadline too.
+        Raises MissedDeadline, Cancelled, or ResourceExhausted if there will be none. A process that gives no new
+        channel within `QUERY_NS` is silent, which is also MissedDeadline.
         """
         deadline, cancelled = control.deadline, control.cancelled
         asked = 0  # since when
@@ -550,7 +554,7 @@ class Session:
                 raise Cancelled("execution: cancelled by its owner")
 
     def _check_given_up(self) -> None:
-        """Refuse one more lane where as many as there may be have calls that were given up and do not end."""
+        """Refuse another channel if as many as permitted have abandoned calls that do not end."""
         if len(self._given_up) >= MAX_LANES:
             if self.process is not None:
                 raise self._died(
@@ -559,16 +563,16 @@ class Session:
             raise ResourceExhausted(f"{self.where}: {MAX_LANES} calls were given up and have not ended, must be fewer")
 
     def _attach(self, deadline: int) -> Channel:
-        """The lane for notifications, by a deadline; DeviceUnavailable after it."""
+        """Return the channel for notifications; DeviceUnavailable after the deadline."""
         while (channel := self._asked(_LANE_NS, callbacks=True)) is None:
             if time.monotonic_ns() > deadline:
                 raise DeviceUnavailable(f"{self.where}: gave no lane for notifications in time")
         return channel
 
     def _asked(self, wait: int, *, callbacks: bool = False) -> Channel | None:
-        """A new lane, where the service gives one within so many nanoseconds; one that comes later is for who asks next."""
+        """Return a new channel, if the service gives one within so many nanoseconds. A late one is for the next request."""
         control = self._control
-        with self._attaching:  # never for longer than a moment: others have deadlines
+        with self._attaching:  # never for long: other threads have deadlines
             if self.dead is not None:
                 raise again(self.dead)
             try:
@@ -593,7 +597,7 @@ class Session:
         raise self._died(NoProtocol(f"{self.where}: answered AttachLane with {type(reply).__name__}"))
 
     def _await_lane(self) -> None:
-        """Until a lane is free, as far as this thread is first of those that wait for one; a moment at most."""
+        """Wait briefly for a free channel, while this thread is the first that waits."""
         gate = threading.Event()
         self._in_want.append(gate)
         if not gate.wait(_WANT):
@@ -601,21 +605,21 @@ class Session:
                 self._in_want.remove(gate)
 
     def _keep(self, channel: Channel) -> None:
-        """For the next call."""
+        """Keep a channel for the next call."""
         self._free.append(channel)
         self._call_in()
         self._close_late_lanes()
 
     def _call_in(self) -> None:
-        """Have whoever waits for a lane first look again."""
+        """Wake the first thread that waits for a channel."""
         if self._in_want:
             with contextlib.suppress(IndexError):
                 self._in_want.popleft().set()
 
     def _give_up(self, lane: _GivenUp) -> None:
-        """Nobody waits for the answer on this lane any more."""
+        """Abandon a channel: no caller waits for its answer any more."""
         self._lanes.discard(lane.channel)
-        if self.dead is None:  # else all lanes end, and who waited is not kept from hearing of it
+        if self.dead is None:  # otherwise all channels end, and the waiting callers are woken
             lane.channel.hang_up()
         self._cancelled.append(lane.channel.number)
         pending = self._pending.get(lane.made)
@@ -626,12 +630,12 @@ class Session:
         self._close_late_lanes()
 
     def _close_late_lanes(self) -> None:
-        """Those that came after the thread that keeps house."""
+        """Close the channels that were returned after the housekeeping thread ended."""
         if self._tidied:
             self._close_lanes()
 
     def _close_lanes(self) -> None:
-        """Those that nobody uses."""
+        """Close the free channels."""
         while self._free:
             with contextlib.suppress(IndexError):
                 self._free.pop().close()
@@ -642,12 +646,12 @@ class Session:
     # ---------------------------------------------------------------------------------------------------- house-keeping
 
     def release(self, number: int) -> None:
-        """Give back an object; sent with others in a moment. Safe in finalizers."""
+        """Release an object; sent with others soon. Safe in finalizers."""
         self._released.append(number)
         self._rouse()
 
     def end_object(self, number: int) -> None:
-        """Give back an object at once, and wait until the driver has ended it."""
+        """Release an object at once, and wait until the driver has ended it."""
         release = wire.encode(wire.Release((number,)))
         try:
             self._transact(release, (), UNLIMITED, False, 0, MAX_LANES, QUERY_NS)
@@ -655,9 +659,9 @@ class Session:
             raise self.silent("Release", work=False) from None
 
     def _settle(self, channel: Channel) -> None:
-        """Wait until the service has ended a call that was given up: the driver may be writing to memory of the caller's.
+        """Wait until the service has ended an abandoned call: the driver may be writing to the caller's memory.
 
-        A process of this client's own that takes too long is ended.
+        A process that this client owns is ended if it takes too long.
         """
         end = time.monotonic_ns() + SETTLE_NS
         while self.dead is None and channel.socket.fileno() >= 0:
@@ -675,7 +679,7 @@ class Session:
             os.eventfd_write(self._wake, 1)
 
     def on_death(self, call: Callable[[NnhalError], None]) -> None:
-        """Call this, held weakly where it is a method, when the service dies."""
+        """Call this when the service dies; a method is held weakly."""
         with self._death_lock:
             if self.dead is None:
                 self._on_death.append(call)
@@ -738,7 +742,7 @@ class Session:
                 self._rouse()
 
     def _send_endings(self) -> None:
-        """What nobody waits for at once, what nobody holds in batches."""
+        """Send the cancellations at once, and the releases in batches."""
         if self._cancelled:
             self._control.send(wire.encode(wire.Cancel(_some(self._cancelled))))
         if self._released:
@@ -748,11 +752,11 @@ class Session:
             self._rouse()
 
     def _is_late(self) -> bool:
-        """Whether anything that was given up has not ended, as far as is known."""
+        """Whether an abandoned call has not ended, as far as is known."""
         return bool(self._given_up or self._late or self._overdue)
 
     def _look_at_late(self) -> None:
-        """What was given up: it ends when the service has seen to it; a process that never does hangs."""
+        """Check the abandoned calls: the service ends them; a process that never does hangs."""
         now = time.monotonic_ns()
         if self._overdue:
             self._take_overdue(now)
@@ -763,9 +767,9 @@ class Session:
                 self._late.append((pending, since))
         for number, lane in list(self._given_up.items()):
             if self._has_ended(lane):
-                self._given_up.pop(number, None)  # it may have been closed by another thread: the session has died
+                self._given_up.pop(number, None)  # another thread may have closed it: the session has died
                 lane.channel.close()
-                if lane.made:  # the service has made it by now, and did not know it when its owner went
+                if lane.made:  # the service has created it by now, which was unknown when its owner was released
                     self._cancelled.append(lane.made)
                     self.release(lane.made)
                 continue
@@ -773,7 +777,7 @@ class Session:
                 self._look_whether_hangs(now - lane.since)
 
     def _take_overdue(self, now: int) -> None:
-        """The lane that nobody waited for, where it is there by now; a process that never gives it hangs."""
+        """Take a late channel, if it has come by now; a process that never gives it hangs."""
         since = self._overdue
         with contextlib.suppress(ResourceExhausted):
             channel = self._asked(0)
@@ -784,9 +788,9 @@ class Session:
                 self._look_whether_hangs(now - since)
 
     def _has_ended(self, lane: _GivenUp) -> bool:
-        """Whether the service has ended a lane that was given up; what it still says is nobody's.
+        """Whether the service has ended an abandoned call; what it still sends is dropped.
 
-        What was refused is not notified of.
+        A refused call gets no notification.
         """
         while True:
             try:
@@ -796,36 +800,36 @@ class Session:
                 return False
             except DeadObject:
                 return True
-            except NnhalError:  # an answer that is refused
+            except NnhalError:  # an error as the answer
                 continue
 
     def _look_whether_hangs(self, late: int) -> None:
-        """End an own process where a call is so many nanoseconds past its deadline without an answer.
+        """End an owned process if a call is so many nanoseconds past its deadline without an answer.
 
-        It may be slow: while it has something of others, it has longer.
+        It may be slow: while it has state of others, it gets more time.
         """
         if self.process is not None and late > HUNG_NS and (late > HUNG_BESIDE_OTHERS_NS or not self._has_others()):
             self._died(DeadObject(f"{self.where}: the driver process hangs and was killed"))
 
     def _has_others(self) -> bool:
-        """Whether somebody waits for the process, or would lose what only it holds."""
+        """Whether other calls wait for the process, or state would be lost with it."""
         calls = len(self._lanes) > len(self._free) or any(not each.given_up for each in list(self._pending.values()))
         return calls or bool(self.holders) or any(burst.busy for burst in list(self.bursts.values()))
 
     def confirm_death(self, text: str) -> NnhalError:
-        """The error for a lane or queue that ended by itself: the process's death where that is why."""
+        """Return the error for a channel or queue that ended by itself: the process's death if that is the reason."""
         if self.dead is None and self.watch >= 0 and not ended(self.watch, DYING_MS):
             return DeadObject(text)
         return self._died(DeadObject(text))
 
     def give_up(self, why: str) -> None:
-        """End a session whose service does not answer; its own process is killed."""
+        """End a session whose service does not answer; an owned process is killed."""
         self._died(DeadObject(why))
 
     # ---------------------------------------------------------------------------------------------------------- traces
 
     def follow(self, recording: trace.Recording) -> None:
-        """Have the service write to a log of this recording, without a wait."""
+        """Have the service write to a log of this recording; does not wait."""
         if self.dead is not None or self._followed is recording:
             return
         self._followed = recording
@@ -833,7 +837,7 @@ class Session:
         try:
             memory = Memory.allocate(trace.size_of(slots), "nnhal-trace")
             number, packing = self.number(), self.packing()
-            self._log = number  # also of what is interrupted on its way
+            self._log = number  # also if it is interrupted on its way
             message = wire.WriteTrace(number, packing.pool(memory), recording.since)
             with self._sending:
                 self._control.send(wire.encode(message), packing.fds)
@@ -847,7 +851,7 @@ class Session:
         recording.look()
 
     def await_follow(self, recording: trace.Recording, until: float) -> None:
-        """Wait for the service to take it up, never longer, whatever that is at."""
+        """Wait for the service to begin, at most until the given time."""
         memory = next((remote.memory for remote in recording.remotes if remote.group == self.group), None)
         while memory is not None and not trace.taken(memory):
             if time.monotonic() > until or self.dead is not None:
@@ -856,7 +860,7 @@ class Session:
             time.sleep(0.0005)
 
     def unfollow(self) -> None:
-        """The service need not write any more."""
+        """End the service's recording."""
         self._followed = None
         if self._log:
             self.release(self._log)
@@ -865,16 +869,16 @@ class Session:
     # ------------------------------------------------------------------------------------------------------------- end
 
     def _fate(self) -> str:
-        """How this client's own process ended, "" where it did not, or is not known."""
+        """Return how an owned process ended; "" if it did not, or if that is unknown."""
         if self.process is None:
             return ""
         return self.process.fate()
 
     def _died(self, error: NnhalError, *, fate: bool = True) -> NnhalError:
-        """Note that nothing works any more, wake every waiter; returns the error to raise.
+        """Note the death, wake every waiting call, and return the error to raise.
 
-        fate: whether the message says how the process ended. The driver is at fault where its process broke the protocol, or
-        ended itself before this client ended it.
+        fate: whether the message describes how the process ended. The driver is at fault if its process broke the
+        protocol, or ended itself before this client ended it.
         """
         with self._death_lock:
             if self.dead is not None:
@@ -898,12 +902,12 @@ class Session:
             burst.session_died()
         for call in self._on_death:
             call(error)
-        if self._wake >= 0 and (self.process is None or self.watch < 0):  # else the end of the process wakes it
+        if self._wake >= 0 and (self.process is None or self.watch < 0):  # otherwise the end of the process wakes it
             os.eventfd_write(self._wake, 1)
         return again(error)
 
     def end(self) -> None:
-        """End the connection, and with it an own process, without a wait: safe in finalizers."""
+        """End the connection, and an owned process, without waiting: safe in finalizers."""
         if self.dead is None:
             self.dead = Closed(f"{self.where}: the connection was closed")
             os.eventfd_write(self._wake, 1)
@@ -936,7 +940,7 @@ class Session:
                 self.process.wait()
 
     def _forked(self) -> None:
-        """In a forked child: the connection is the parent's."""
+        """Reset a forked child: the connection belongs to the parent."""
         self.dead = Closed(f"{self.where}: belongs to the process that this one was forked from; compile again here")
         self._death_lock, self._attaching, self._sending = threading.Lock(), threading.Lock(), threading.Lock()
         for channel in (self._control, self._callbacks, *list(self._lanes)):
@@ -946,7 +950,7 @@ class Session:
 
 
 def _some(numbers: deque[int]) -> tuple[int, ...]:
-    """As many numbers as go with one message."""
+    """Return as many numbers as fit into one message."""
     return tuple(numbers.popleft() for _ in range(min(len(numbers), 1 << 15)))
 
 

@@ -1,14 +1,14 @@
-"""Which system calls a confined process may make, and why. Whatever is not named here is refused.
+"""The system calls that a sandboxed process may make, and why. All others are refused.
 
-Measured, not guessed: what the service, the reference kernels, LiteRT, numpy, scipy and imports call once they are confined,
-and what the same needs in musl. docs/confinement.md says the same; a test holds it to that.
+The list is measured: it has the calls of the service, the reference kernels, LiteRT, numpy, scipy and imports in the
+sandbox, and their counterparts in musl. A test compares it with docs/confinement.md.
 """
 
 from nnhal.base.records import Record
 
 
 class AllowedCalls(Record, frozen=True):
-    """System calls that are harmless whatever their arguments."""
+    """System calls that are harmless with any arguments."""
 
     what: str
     why: str
@@ -70,10 +70,10 @@ OWN = -1  # stands for the process's own number
 
 
 class Check(Record, frozen=True):
-    """What an argument (0 to 5) must be: one of `values`, where there are any, with all bits of `has` and none of `lacks`.
+    """The rule for an argument (0 to 5): one of `values`, if there are any, with all bits of `has` and none of `lacks`.
 
-    The lower 32 bits are looked at, as the kernel does for an int; all 64 for `null`, which must be zero. kinds: what its
-    second byte may not be, which says of an ioctl what it is for.
+    The lower 32 bits are compared, as the kernel does for an int; all 64 for `null`, which must be zero. kinds:
+    forbidden values of its second byte, which is the type of an ioctl.
     """
 
     argument: int
@@ -107,7 +107,8 @@ IOCTL = (
 )
 PRCTL = (3, 15, 16, 51, 64, 0x53564D41)  # GET_DUMPABLE, SET_NAME, GET_NAME, SVE_GET_VL, SME_GET_VL, SET_VMA
 AF_UNIX, SOCK_SEQPACKET, SOCK_CLOEXEC = 1, 5, 0x80000
-# Of files, block devices, terminals, sockets, userfaultfd, seccomp, namespaces, processes: what else a process has open.
+# Of files, block devices, terminals, sockets, userfaultfd, seccomp, namespaces, processes: the other descriptors of a
+# process.
 NO_DEVICE = (0x00, 0x12, 0x21, 0x54, 0x58, 0x66, 0x76, 0x89, 0x8A, 0x8B, 0x93, 0x94, 0xAA, 0xB7, 0xE5, 0xFF)
 _itself = Check(0, (0, OWN))
 
@@ -143,7 +144,7 @@ JUDGED = (
 )
 
 
-# For a process that is given devices. What a descriptor is of cannot be seen here; landlock opens no other devices.
+# For a process with devices. The filter cannot see what a descriptor refers to; landlock allows no other devices.
 WITH_DEVICES = JudgedCall(
     "ioctl",
     "the same, and what is not for files, terminals, sockets, processes or memory",
@@ -152,5 +153,5 @@ WITH_DEVICES = JudgedCall(
 
 
 def plain_names() -> list[str]:
-    """Names of the calls that are allowed with any arguments."""
+    """Return the names of the calls that are allowed with any arguments."""
     return [name for group in ALLOWED for name in group.calls.split()]

@@ -1,4 +1,4 @@
-"""How much a confined process may use."""
+"""Resource limits of a sandboxed process."""
 
 import os
 import resource
@@ -13,14 +13,12 @@ def _three_quarters_of_memory() -> int:
 
 
 class Limits(Record, frozen=True):
-    """What a confined process may use. A limit never rises above the one it is under already, but that of descriptors may
-    up to the hard one.
+    """The resource limits of a sandboxed process. No limit is raised, except that of descriptors up to the hard one.
 
     memory: bytes of private writable memory (RLIMIT_DATA: heaps, stacks, arenas; shared pools do not count).
-    descriptors: one more than the highest descriptor (RLIMIT_NOFILE).
-    file: bytes that one file, or memory that can be sent, may grow to (RLIMIT_FSIZE).
-    processes: processes and threads of the *user*, all of them, not of this process alone (RLIMIT_NPROC); None leaves it.
-    Core dumps are always off.
+    descriptors: one more than the highest descriptor (RLIMIT_NOFILE). file: bytes that one file, or memory that can be
+    sent, may grow to (RLIMIT_FSIZE). processes: processes and threads of the *user*, not of this process alone
+    (RLIMIT_NPROC); None leaves it unchanged. Core dumps are always off.
     """
 
     memory: int = field(default_factory=_three_quarters_of_memory)
@@ -36,15 +34,15 @@ class Limits(Record, frozen=True):
 
 
 def require(fact: bool, message: str) -> None:
-    """InvalidArgument where it is not so."""
+    """Raise InvalidArgument unless the condition holds."""
     if not fact:
-        from nnhal.base.errors import InvalidArgument  # it imports numpy, whose threads are not to be there yet
+        from nnhal.base.errors import InvalidArgument  # imports numpy, whose threads must not exist yet
 
         raise InvalidArgument(message)
 
 
 def limit(limits: Limits) -> str:
-    """Set the limits, for good; what they are."""
+    """Set the limits, for good, and return them."""
     wanted = {
         "data": (resource.RLIMIT_DATA, limits.memory),
         "descriptors": (resource.RLIMIT_NOFILE, limits.descriptors),
@@ -56,7 +54,7 @@ def limit(limits: Limits) -> str:
 
 
 def _lowered(which: int, value: int) -> int:
-    """Set a limit, not above what it is already; what it is now."""
+    """Set a limit, not above the current one, and return it."""
     under = resource.getrlimit(which)[which == resource.RLIMIT_NOFILE :]
     least = min([value, *(x for x in under if x != resource.RLIM_INFINITY)])
     resource.setrlimit(which, (least, least))
@@ -64,7 +62,7 @@ def _lowered(which: int, value: int) -> int:
 
 
 def raise_descriptors(value: int) -> None:
-    """Have this process open so many, where its hard limit allows; never fewer than it may already."""
+    """Allow this process so many descriptors, if its hard limit permits; never fewer than now."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = value if hard == resource.RLIM_INFINITY else min(value, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -1,4 +1,4 @@
-"""Numbers of the kernel's system calls on x86-64 and aarch64. What the filter allows is named."""
+"""Numbers of the kernel's system calls on x86-64 and aarch64, for the calls that the filter names."""
 
 from nnhal.ipc.confinement.kernel import AUDIT_ARCH
 
@@ -79,6 +79,6 @@ NAMES = frozenset(name for name, *_ in _ROWS)
 
 
 def numbers(machine: str) -> dict[str, int]:
-    """System calls by name, as far as the architecture (a key of AUDIT_ARCH) has them."""
+    """Return the system calls of an architecture (a key of AUDIT_ARCH), by name."""
     column = list(AUDIT_ARCH).index(machine)
     return {name: int(found[column]) for name, *found in _ROWS if found[column] != "-"}

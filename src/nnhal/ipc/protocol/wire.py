@@ -1,10 +1,10 @@
-"""The wire form of the driver interface: messages, their limits, and the HAL level of each method and field.
+"""The wire format of the driver interface: messages, their limits, and the HAL level of each method and field.
 
 Every message is an array in MessagePack whose first element is its tag. Structs are append-only: a field is never moved
-or removed, a new one has a default. `VERSION` changes when that rule has to be broken; tests hold golden bytes. Every
-list, string and byte string has a limit that is checked before its memory is allocated.
+or removed, and a new one has a default. `VERSION` changes when that rule has to be broken; tests hold golden bytes.
+Every list, string and byte string has a limit that is checked before its memory is allocated.
 
-Longer than other files: it is one table, and a protocol wants to be read in one place.
+This file is long, because a protocol should be readable in one place.
 """
 
 from collections.abc import Callable
@@ -16,13 +16,13 @@ from msgspec import Meta
 from nnhal.base.levels import V1_0, V1_1, V1_2, V1_3, Level
 
 VERSION = 3
-INLINE = 64 << 10  # bytes that travel in the message itself; what is longer goes by a sealed memfd
+INLINE = 64 << 10  # bytes inside a message; longer data goes through a sealed memfd
 MAX_MESSAGE = 1 << 30  # bytes of a message in a memfd
-MAX_DESCRIPTORS = 64  # that travel with one message; those of models with more pools go ahead of it
+MAX_DESCRIPTORS = 64  # in one message; those of models with more pools are sent ahead
 NOT_MEASURED = 2**64 - 1
 
 U32 = Annotated[int, Meta(ge=0, lt=2**32)]
-U64 = Annotated[int, Meta(ge=0)]  # MessagePack ends at 2**64 - 1
+U64 = Annotated[int, Meta(ge=0)]  # MessagePack's largest integer is 2**64 - 1
 I32 = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 Id = Annotated[int, Meta(ge=0)]
 Text = Annotated[str, Meta(max_length=16384)]
@@ -39,7 +39,7 @@ class Struct(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class WireOperand(Struct, frozen=True):
-    """An operand. extension: bytes of an extension's own parameters. location: pool, offset, length."""
+    """An operand. extension: the bytes of an extension's parameters. location: pool, offset, length."""
 
     type: U32
     dimensions: Dims
@@ -72,7 +72,7 @@ class WireSubgraph(Struct, frozen=True):
 
 
 class Pool(Struct, frozen=True):
-    """A memory of the client's. Its descriptor comes along, or came with the `Hold` whose object and place these are."""
+    """A memory of the client. Its descriptor is in this message, or was in the `Hold` with this object and place."""
 
     kind: Text
     size: U64
@@ -97,7 +97,7 @@ class WireModel(Struct, frozen=True):
 
 
 class WireArgument(Struct, frozen=True):
-    """An input or output: where in which pool of the request. pool -1: the driver provides the memory (outputs only)."""
+    """An input or output: its place in a pool of the request. pool -1: the driver provides the memory (outputs only)."""
 
     pool: I32
     offset: U64
@@ -106,13 +106,13 @@ class WireArgument(Struct, frozen=True):
 
 
 class BufferPool(Struct, tag_field="t", tag=1, frozen=True):
-    """A driver buffer in the place of a pool, by its number."""
+    """A driver buffer in place of a pool, by its number."""
 
     buffer: Id
 
 
 class MemoryPool(Struct, tag_field="t", tag=0, frozen=True):
-    """A memory in the place of a pool."""
+    """A memory in place of a pool."""
 
     memory: Pool
 
@@ -121,7 +121,7 @@ Arguments = Annotated[tuple[WireArgument | None, ...], Meta(max_length=4096)]
 
 
 class WireRequest(Struct, frozen=True):
-    """What one execution reads and writes."""
+    """The inputs and outputs of one execution."""
 
     inputs: Arguments
     outputs: Arguments
@@ -129,14 +129,14 @@ class WireRequest(Struct, frozen=True):
 
 
 class WireTiming(Struct, frozen=True):
-    """Nanoseconds; NOT_MEASURED where there is no measure."""
+    """Nanoseconds; NOT_MEASURED for none."""
 
     on_device: U64 = NOT_MEASURED
     in_driver: U64 = NOT_MEASURED
 
 
 class WirePerformance(Struct, frozen=True):
-    """Stated performance."""
+    """Declared performance."""
 
     exec_time: float
     power_usage: float
@@ -154,21 +154,21 @@ class WireGroup(Struct, frozen=True):
 
 
 class ClientCall(msgspec.Struct, array_like=True, frozen=True, gc=False, tag_field="t"):
-    """A call from the client. method: its HAL name. forms: the levels that have a form of it, "" for nnhal's own.
+    """A call from the client. method: its HAL name. forms: the levels that have a version of it, "" for nnhal's additions.
 
-    phase: what it belongs to, in a trace.
+    phase: its phase in a trace.
     """
 
     method: ClassVar[str] = ""
     phase: ClassVar[str] = "initialisation"
     forms: ClassVar[tuple[Level, ...]] = (V1_0,)
-    since: ClassVar[dict[str, Level]] = {}  # fields that later forms added
+    since: ClassVar[dict[str, Level]] = {}  # fields that later versions added
 
 
 class MakingCall(ClientCall, frozen=True):
-    """A call that begins or makes something. object: its number, the client's choice, which it has not used before.
+    """A call that creates something. object: its number, chosen by the client and not used before.
 
-    So the client owns it before it asks, and what is interrupted between an answer and its owner is given back.
+    So the client owns it before the call, and an interrupt between the answer and its owner releases it.
     """
 
     object: Id
@@ -182,37 +182,37 @@ class Hello(ClientCall, tag=0, frozen=True):
 
 
 class AttachLane(MakingCall, tag=1, frozen=True):
-    """One more lane for calls. The service makes the pair of sockets; the client's end comes with the answer.
+    """Request another channel for calls. The service creates the sockets; the client's end comes with the answer.
 
-    callbacks: the service sends notifications on it.
+    callbacks: whether the service sends notifications on it.
     """
 
     callbacks: bool
 
 
 class Release(ClientCall, tag=2, frozen=True):
-    """The client holds these objects no longer. Wants no answer; one that is asked for comes when they have ended."""
+    """The client has released these objects. Without an answer, except on request, once they have ended."""
 
     phase: ClassVar[str] = "termination"
     objects: Annotated[tuple[Id, ...], Meta(max_length=1 << 16)]
 
 
 class Cancel(ClientCall, tag=4, frozen=True):
-    """Nobody waits any more: for what these executions give, for the call on these lanes. Wants no answer."""
+    """The results of these executions, or of the calls on these channels, are not wanted any more. Without an answer."""
 
     phase: ClassVar[str] = "termination"
     objects: Annotated[tuple[Id, ...], Meta(max_length=1 << 16)]
 
 
 class Hold(MakingCall, tag=3, frozen=True):
-    """Hold pools whose descriptors come along, for messages that have more than fit one; an object until it is released."""
+    """Hold pools whose descriptors are in this message, for messages with too many; an object until it is released."""
 
     phase: ClassVar[str] = "transfers"
     pools: Annotated[tuple[Pool, ...], Meta(max_length=MAX_DESCRIPTORS)]
 
 
 class HoldFiles(MakingCall, tag=42, frozen=True):
-    """Hold cache files whose descriptors come along, those of the model first; an object until it is released."""
+    """Hold cache files whose descriptors are in this message, model files first; an object until it is released."""
 
     phase: ClassVar[str] = "transfers"
     token: Annotated[bytes, Meta(min_length=32, max_length=32)]
@@ -221,8 +221,9 @@ class HoldFiles(MakingCall, tag=42, frozen=True):
 
 
 class WriteTrace(MakingCall, tag=43, frozen=True):
-    """Write what is done for this client to the log in this memory, until it is released. Wants no answer: the log says that
-    it was taken. begun: on the monotonic clock; what was before is not for it.
+    """Write events of this client's calls to the log in this memory, until it is released.
+
+    Without an answer: the log shows that it is in use. begun: on the monotonic clock; earlier events are not recorded.
     """
 
     pool: Pool
@@ -230,7 +231,7 @@ class WriteTrace(MakingCall, tag=43, frozen=True):
 
 
 class GetCapabilities(ClientCall, tag=10, frozen=True):
-    """`form` (in every versioned call): the HAL level whose form of the method is meant."""
+    """`form` (in every versioned call): the HAL level whose version of the method is called."""
 
     method: ClassVar[str] = "getCapabilities"
     forms: ClassVar[tuple[Level, ...]] = (V1_0, V1_1, V1_2, V1_3)
@@ -238,7 +239,7 @@ class GetCapabilities(ClientCall, tag=10, frozen=True):
 
 
 class GetStatus(ClientCall, tag=11, frozen=True):
-    """What the device is busy with."""
+    """Whether the device is available."""
 
     method: ClassVar[str] = "getStatus"
 
@@ -251,7 +252,7 @@ class GetVersionString(ClientCall, tag=12, frozen=True):
 
 
 class GetType(ClientCall, tag=13, frozen=True):
-    """What kind of device it is."""
+    """The kind of device."""
 
     method: ClassVar[str] = "getType"
     forms: ClassVar[tuple[Level, ...]] = (V1_2,)
@@ -265,14 +266,14 @@ class GetSupportedExtensions(ClientCall, tag=14, frozen=True):
 
 
 class GetNumberOfCacheFiles(ClientCall, tag=40, frozen=True):
-    """How many model and data files the driver keeps one compilation in."""
+    """The number of model and data files in a cache entry."""
 
     method: ClassVar[str] = "getNumberOfCacheFilesNeeded"
     forms: ClassVar[tuple[Level, ...]] = (V1_2,)
 
 
 class GetRelaxations(ClientCall, tag=34, frozen=True):
-    """Names of what the device's results may do besides what the definitions say; nnhal's own, at every level."""
+    """The names of the device's permitted deviations from the definitions; nnhal's addition, at every level."""
 
 
 class GetSupportedOperations(ClientCall, tag=15, frozen=True):
@@ -286,9 +287,9 @@ class GetSupportedOperations(ClientCall, tag=15, frozen=True):
 
 
 class PreparingCall(MakingCall, frozen=True):
-    """A call that prepares; `NotifyPrepared` with its number follows on the callback lane, exactly once.
+    """A call that prepares; `NotifyPrepared` with its number follows on the callback channel, exactly once.
 
-    options: the driver's own, as JSON. deadline: a point on the monotonic clock, 0 for none. cache: the number of the
+    options: the driver's, as JSON. deadline: a point on the monotonic clock, 0 for none. cache: the number of the
     `HoldFiles` to save to or prepare from, 0 for none.
     """
 
@@ -317,7 +318,7 @@ class PrepareModel(PreparingCall, tag=16, frozen=True):
 
 
 class PrepareModelFromCache(PreparingCall, tag=41, frozen=True):
-    """As `PrepareModel`, from what was saved to the files. model: its outline, with no operations."""
+    """As `PrepareModel`, from the contents of the files. model: its outline, with no operations."""
 
     method: ClassVar[str] = "prepareModelFromCache"
     forms: ClassVar[tuple[Level, ...]] = (V1_2, V1_3)
@@ -325,9 +326,9 @@ class PrepareModelFromCache(PreparingCall, tag=41, frozen=True):
 
 
 class Consider(MakingCall, tag=38, frozen=True):
-    """What the driver says of a model that is to be compiled with these hints, which are as of `PrepareModel`.
+    """Ask for the driver's answer about a model with these hints, which are as in `PrepareModel`.
 
-    The model, the hints and what the driver works out are kept, where the answer says so, until the number is released.
+    If the answer says so, the model, the hints and the driver's reusable work are kept until the number is released.
     """
 
     phase: ClassVar[str] = "preparation"
@@ -342,9 +343,9 @@ class Consider(MakingCall, tag=38, frozen=True):
 
 
 class PrepareConsidered(MakingCall, tag=39, frozen=True):
-    """As `PrepareModel`, of a model that was considered, or of the part of it that is cut to some operations, in order.
+    """As `PrepareModel`, for a considered model, or for the part of it that is cut to some operations, in order.
 
-    operations: none for the whole model.
+    operations: empty for the whole model.
     """
 
     phase: ClassVar[str] = "compilation"
@@ -356,7 +357,7 @@ class PrepareConsidered(MakingCall, tag=39, frozen=True):
 
 
 class Bind(MakingCall, tag=19, frozen=True):
-    """Check a request against a prepared model and map its memories; what it gives is executed any number of times."""
+    """Check a request against a prepared model and map its memories; the result can be executed any number of times."""
 
     phase: ClassVar[str] = "transfers"
     prepared: Id
@@ -364,7 +365,7 @@ class Bind(MakingCall, tag=19, frozen=True):
 
 
 class Execute(MakingCall, tag=20, frozen=True):
-    """Execute in the background; `NotifyExecuted` with its number follows on the callback lane, exactly once."""
+    """Execute in the background; `NotifyExecuted` with its number follows on the callback channel, exactly once."""
 
     phase: ClassVar[str] = "execution"
     method: ClassVar[str] = "execute"
@@ -378,10 +379,10 @@ class Execute(MakingCall, tag=20, frozen=True):
 
 
 class ExecuteSynchronously(ClientCall, tag=21, frozen=True):
-    """Execute and reply when it is done, on a lane or over the queues of a burst.
+    """Execute and reply when it is done, on a channel or over the queues of a burst.
 
-    The reply is `Acknowledged` where all outputs were written in the client's memory, in the shapes that the model declares,
-    and nothing was measured; else `Executed` or `Failed`.
+    The reply is `Acknowledged` if all outputs are in the client's memory, with the declared shapes, and nothing was
+    measured; else `Executed` or `Failed`.
     """
 
     phase: ClassVar[str] = "execution"
@@ -396,7 +397,7 @@ class ExecuteSynchronously(ClientCall, tag=21, frozen=True):
 
 
 class ExecuteFenced(MakingCall, tag=22, frozen=True):
-    """Execute once the fences are signalled, whose descriptors come along.
+    """Execute once the fences are signalled, whose descriptors are in this message.
 
     The fence of its end comes with the answer, unless it has ended already.
     """
@@ -413,7 +414,7 @@ class ExecuteFenced(MakingCall, tag=22, frozen=True):
 
 
 class GetExecutionInfo(ClientCall, tag=23, frozen=True):
-    """What became of a fenced execution."""
+    """The outcome of a fenced execution."""
 
     phase: ClassVar[str] = "results"
     method: ClassVar[str] = "getExecutionInfo"
@@ -422,7 +423,7 @@ class GetExecutionInfo(ClientCall, tag=23, frozen=True):
 
 
 class ConfigureExecutionBurst(MakingCall, tag=24, frozen=True):
-    """Open a burst over the queues whose descriptor comes along."""
+    """Open a burst over the queues whose descriptor is in this message."""
 
     phase: ClassVar[str] = "preparation"
     method: ClassVar[str] = "configureExecutionBurst"
@@ -469,11 +470,11 @@ class GetShape(ClientCall, tag=33, frozen=True):
 
 
 class GetUsage(ClientCall, tag=35, frozen=True):
-    """What each client of the service holds, and may hold."""
+    """The usage and limits of each client of the service."""
 
 
 class GetMemoryUse(ClientCall, tag=36, frozen=True):
-    """What a prepared model holds, as its driver knows it."""
+    """The memory of a prepared model, as its driver knows it."""
 
     prepared: Id
 
@@ -494,13 +495,13 @@ class Reply(msgspec.Struct, array_like=True, frozen=True, gc=False, tag_field="t
 
 
 class Acknowledged(Reply, tag=0, frozen=True):
-    """Done, with nothing to say."""
+    """Done, without a result."""
 
 
 class Failed(Reply, tag=1, frozen=True):
-    """An error. kind: its class in the exception tree. recycle: the process should be replaced by a fresh one.
+    """An error. kind: its class in the exception tree. recycle: whether the process should be replaced.
 
-    stack: the frames of the driver's own code, where it raised it.
+    stack: the frames of the driver's code that raised it.
     """
 
     status: U32
@@ -512,10 +513,9 @@ class Failed(Reply, tag=1, frozen=True):
 
 
 class Welcome(Reply, tag=2, frozen=True):
-    """The answer to Hello. confinement: what of it was applied, and why not. layout: what models are to have, or "".
+    """The answer to Hello. confinement: the applied mechanisms, and why others are not. layout: the preferred one, or "".
 
-    origin: what the process loaded as its driver, a name or a whole path; "" where it does not say. code: a digest of the
-    code that it loaded.
+    origin: the driver that the process loaded, a name or a whole path; "" if unknown. code: a digest of its code.
     """
 
     version: U32
@@ -556,7 +556,7 @@ class Verdicts(Reply, tag=6, frozen=True):
 
 
 class Claimed(Reply, tag=16, frozen=True):
-    """The answer to `Consider`. kept: whether there is something under its number now."""
+    """The answer to `Consider`. kept: whether its number refers to something now."""
 
     verdicts: Annotated[tuple[tuple[bool, Text], ...], Meta(max_length=1 << 20)]
     groups: Annotated[tuple[WireGroup, ...], Meta(max_length=1 << 20)] = ()
@@ -564,8 +564,9 @@ class Claimed(Reply, tag=16, frozen=True):
 
 
 class Executed(Reply, tag=8, frozen=True):
-    """What an execution gave. provided: outputs in memory of the driver's; their bytes lie one after the other in `data`, or
-    in the memory whose descriptor comes along.
+    """The results of an execution. provided: outputs in the driver's memory.
+
+    Their bytes are one after the other in `data`, or in the memory whose descriptor is in this message.
     """
 
     shapes: Annotated[tuple[Dims, ...], Meta(max_length=4096)] = ()
@@ -576,13 +577,13 @@ class Executed(Reply, tag=8, frozen=True):
 
 
 class Shape(Reply, tag=12, frozen=True):
-    """A shape, None where there are no contents."""
+    """A shape, None without contents."""
 
     shape: Dims | None
 
 
 class Info(Reply, tag=10, frozen=True):
-    """Timing of a fenced execution. shapes: of its outputs; none where all are as the model says."""
+    """The times of a fenced execution. shapes: of its outputs; empty if all are as declared."""
 
     launched: WireTiming
     fenced: WireTiming
@@ -590,7 +591,7 @@ class Info(Reply, tag=10, frozen=True):
 
 
 class Quota(Struct, frozen=True):
-    """The limit of one resource or thing for each client. own: kept for each; common: for all together; 0 of things."""
+    """The limit of one resource for each client. own: reserved for each; common: for all together; 0 of objects."""
 
     name: Text
     most: U64
@@ -599,14 +600,14 @@ class Quota(Struct, frozen=True):
 
 
 class Usages(Struct, frozen=True):
-    """What the client of a process holds, in the order of the quotas."""
+    """The usage of one process's clients, in the order of the quotas."""
 
     pid: U32
     used: Annotated[tuple[U64, ...], Meta(max_length=256)]
 
 
 class Usage(Reply, tag=13, frozen=True):
-    """All quotas, and who holds what. most: clients at once."""
+    """All quotas, and the usage of each client. most: clients at once."""
 
     most: U32
     quotas: Annotated[tuple[Quota, ...], Meta(max_length=256)]
@@ -623,7 +624,7 @@ class WireMemoryUse(Reply, tag=14, frozen=True):
 
 
 class CacheFileCounts(Reply, tag=17, frozen=True):
-    """How many files of each kind. code: what compilations are told apart by; why it is not known, "" where it is."""
+    """The number of files of each kind. code: the identity of the driver's code; why it is unknown, or ""."""
 
     model: Annotated[int, Meta(ge=0, le=32)]
     data: Annotated[int, Meta(ge=0, le=32)]
@@ -632,7 +633,7 @@ class CacheFileCounts(Reply, tag=17, frozen=True):
 
 
 class PreparedTraits(Reply, tag=15, frozen=True):
-    """What a prepared model says of itself, as of `nnhal.hal.device.Traits`, in its notification."""
+    """The attributes of a prepared model, as in `nnhal.hal.device.Traits`, in its notification."""
 
     weights_consumed: bool = False
     changeable: Annotated[tuple[Text, ...], Meta(max_length=4096)] = ()
@@ -643,7 +644,7 @@ class PreparedTraits(Reply, tag=15, frozen=True):
 
 
 class ServiceCall(msgspec.Struct, array_like=True, frozen=True, gc=False, tag_field="t"):
-    """A call from the service, on the callback lane."""
+    """A call from the service, on the callback channel."""
 
 
 class NotifyPrepared(ServiceCall, tag=0, frozen=True):
@@ -654,7 +655,7 @@ class NotifyPrepared(ServiceCall, tag=0, frozen=True):
 
 
 class NotifyExecuted(ServiceCall, tag=1, frozen=True):
-    """The end of an Execute; where the driver provided outputs by descriptor, it comes along."""
+    """The end of an Execute. If the driver provides outputs by descriptor, it is in this message."""
 
     object: Id
     result: Executed | Failed
@@ -675,12 +676,12 @@ ServiceCalls = NotifyPrepared | NotifyExecuted
 
 encode = msgspec.msgpack.Encoder().encode
 DONE = Acknowledged()
-ENCODED_DONE = encode(DONE)  # told by its bytes: most answers are this one
+ENCODED_DONE = encode(DONE)  # recognised by its bytes: most answers are this one
 WireError = msgspec.DecodeError
 
 
 def _decoder(kind: Any) -> Callable[[bytes], Any]:
-    """Decodes one message; WireError for all that is none, which for msgspec bad UTF-8 and deep nesting are not."""
+    """Return the decoder of one message; WireError for invalid ones, including bad UTF-8 and deep nesting."""
     inner = msgspec.msgpack.Decoder(kind).decode
 
     def decode(data: bytes) -> Any:
@@ -698,12 +699,12 @@ decode_callback: Callable[[bytes], ServiceCalls] = _decoder(ServiceCalls)
 
 
 def form_for(call: type[ClientCall], level: Level) -> Level | None:
-    """The newest form of a method that a service of this level has; None where it has none."""
+    """Return the newest version of a method that a service of this level has; None without one."""
     return max((f for f in call.forms if f <= level), default=None)
 
 
 def hal_name(call: ClientCall) -> str:
-    """The HAL's name of what is called: `prepareModel_1_1`; nnhal's own messages by their class."""
+    """Return the HAL's name of a call: `prepareModel_1_1`; nnhal's additions have their class name."""
     form = getattr(call, "form", call.forms[0])
     if not call.method:
         return type(call).__name__
@@ -711,7 +712,7 @@ def hal_name(call: ClientCall) -> str:
 
 
 def phase_of(name: str) -> str:
-    """The phase of what `hal_name` calls so."""
+    """Return the trace phase of a call by its `hal_name`."""
     return _PHASES.get(name.partition("_1_")[0], "initialisation")
 
 
@@ -719,7 +720,7 @@ _PHASES = {call.method or call.__name__: call.phase for call in get_args(ClientC
 
 
 def refusal(call: ClientCall, level: Level) -> str:
-    """Why a service of this level does not take the call: a later method, form or field; "" where it does."""
+    """Return why a service of this level rejects a call: a later method, version or field; "" if it accepts it."""
     form = getattr(call, "form", call.forms[0])
     if form == call.forms[-1] <= level:  # it has all fields
         return ""
@@ -734,6 +735,6 @@ def refusal(call: ClientCall, level: Level) -> str:
 
 
 def _default(call: ClientCall, name: str) -> object:
-    """What a field is where it is left out."""
+    """Return the default of an omitted field."""
     defaults = type(call).__struct_defaults__
     return defaults[type(call).__struct_fields__.index(name) - len(type(call).__struct_fields__) + len(defaults)]

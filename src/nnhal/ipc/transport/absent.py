@@ -1,4 +1,4 @@
-"""In place of `_native` where it was not built: what modules name as they load; all else is refused with the remedy."""
+"""Replaces `_native` if it is not built: the names that modules need to load. Any use raises an error with the remedy."""
 
 from typing import Any
 
@@ -9,14 +9,14 @@ CLIENT, SERVICE = range(2)
 
 
 class Descriptors:
-    """Descriptors that came with a message: none ever do."""
+    """Descriptors of a message; there are never any."""
 
 
 NONE = Descriptors()
 
 
 def refusal() -> DeviceUnavailable:
-    """The error for whatever needs another process."""
+    """Return the error for any use of another process."""
     return DeviceUnavailable(
         "isolation: nnhal was installed without its extension nnhal.ipc.transport._native, which processes of drivers and "
         "services need; install a C compiler and then nnhal again (pip install --force-reinstall --no-deps), or a wheel, "
