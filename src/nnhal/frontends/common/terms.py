@@ -59,13 +59,20 @@ class OpenDimension(Struct, eq=False):
 class Term(Struct, eq=False):
     """A value during import.
 
-    value: its NNAPI type and shape; `data` is set for constants. kind: its type in the file. data: the part of the
-    value that is known at import, in the file's shape and type; None, or an OpenDimension in an array of objects, is an
-    element known only at execution. blob: the place of constant data in the file. scalar: whether it has rank 0 in the
-    file; in NNAPI it has one dimension of 1. span: the range of integer values. doubtful: whether its operator was
-    refused. variable: of a resource. graph: of a SUBGRAPH operand. made: whether the importer made this constant, and
-    its cost is not charged yet. parts: the real and imaginary parts of complex numbers, which NNAPI lacks. reals: for
-    integers of a type that NNAPI lacks, the same numbers as a float tensor.
+    Attributes:
+        value: Its NNAPI type and shape; `data` is set for constants.
+        kind: Its type in the file.
+        data: The part of the value that is known at import, in the file's shape and type. None, or an OpenDimension in an
+            array of objects, is an element known only at execution.
+        blob: The place of constant data in the file.
+        scalar: Whether it has rank 0 in the file; in NNAPI it has one dimension of 1.
+        span: The range of integer values.
+        doubtful: Whether its operator was refused.
+        variable: The variable of a resource.
+        graph: The graph of a SUBGRAPH operand.
+        made: Whether the importer made this constant, and its cost is not charged yet.
+        parts: The real and imaginary parts of complex numbers, which NNAPI lacks.
+        reals: For integers of a type that NNAPI lacks, the same numbers as a float tensor.
     """
 
     value: Value

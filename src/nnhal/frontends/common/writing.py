@@ -83,8 +83,7 @@ class OperationWriter:
                     term.made = False
 
     def refuse(self, reason: str) -> NoReturn:
-        # One without a reason follows from another's
-        raise Inexpressible(reason or "is refused without a reason")  # one
+        raise Inexpressible(reason or "is refused without a reason")  # without a reason, it follows from another's
 
     def require(self, condition: Any, reason: str) -> None:
         """Refuse the operator unless the condition holds."""

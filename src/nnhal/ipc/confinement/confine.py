@@ -32,13 +32,19 @@ def confine(
 ) -> dict[str, str]:
     """Sandbox the calling process, irreversibly.
 
-    read: absolute paths that it may read in addition to Python's. allow: names of system calls that it may make, with
-    any arguments, in addition to `confinement.allowed`; landlock and the limits still apply. devices: absolute paths of
-    character devices that it may read, write and control.
+    Args:
+        read: Absolute paths that it may read in addition to Python's.
+        limits: Its resource limits.
+        allow: Names of system calls that it may make, with any arguments, in addition to `confinement.allowed`.
+            Landlock and the limits still apply.
+        devices: Absolute paths of character devices that it may read, write and control.
 
-    Returns "stdio", "no_new_privs", "rlimits", "landlock", "seccomp", each with "applied: what" or "not applied: why".
-    Raises InvalidArgument, before anything is applied, for a relative or missing path, a path that is not a character
-    device, or an unknown system call.
+    Returns:
+        For each of "stdio", "no_new_privs", "rlimits", "landlock" and "seccomp": "applied: what" or "not applied: why".
+
+    Raises:
+        InvalidArgument: A path is relative or missing or is not a character device, or a system call is unknown. Nothing
+            is applied then.
     """
     for path in read:
         fits = path.is_absolute() and os.path.exists(path)

@@ -17,10 +17,14 @@ class Limits(Record, frozen=True):
 
     A limit never rises above the current one, except descriptors, up to the hard one.
 
-    memory: bytes of private writable memory (RLIMIT_DATA: heaps, stacks, arenas; shared pools do not count).
-    descriptors: one more than the highest descriptor (RLIMIT_NOFILE). file: the most bytes of one file, or of memory
-    that can be sent (RLIMIT_FSIZE). processes: all processes and threads of the *user*, not of this process alone
-    (RLIMIT_NPROC); None for no change. Core dumps are always off.
+    Attributes:
+        memory: Bytes of private writable memory (RLIMIT_DATA: heaps, stacks, arenas; shared pools do not count).
+        descriptors: One more than the highest descriptor (RLIMIT_NOFILE).
+        file: The most bytes of one file, or of memory that can be sent (RLIMIT_FSIZE).
+        processes: All processes and threads of the *user*, not of this process alone (RLIMIT_NPROC); None for no
+            change.
+
+    Core dumps are always off.
     """
 
     memory: int = field(default_factory=_three_quarters_of_memory)

@@ -35,7 +35,7 @@ _log = logger("driver")
 
 
 def listen(address: str) -> socket.socket:
-    """Return a listening socket; call it outside the sandbox. address: HOST:PORT, a port of this machine, or unix:PATH.
+    """Return a listening socket, not sandboxed yet. address: HOST:PORT, PORT (of this machine only), or unix:PATH.
 
     Raises InvalidArgument for another address, DeviceUnavailable if the socket cannot be opened. A Unix socket is
     accessible to the user only; one that an ended process left behind is replaced.
