@@ -356,7 +356,7 @@ def test_a_driver_that_writes_past_its_output_is_found_out_and_the_result_droppe
         for _ in range(2):
             out = np.full_like(X, -1)
             with pytest.raises(
-                OperationFailed, match="device witness: wrote past the end of output 0, must not; the results"
+                OperationFailed, match="device witness: wrote past the end of output 0, must stay within it"
             ):
                 ways[way](out)
             assert (out == -1).all()

@@ -67,7 +67,7 @@ def test_options_are_refused_alike_by_a_driver_in_a_process_of_its_own(isolation
 
 def test_options_that_cannot_travel_are_an_error_to_the_caller():
     options = {"faulty": {"run": object()}}
-    with pytest.raises(InvalidArgument, match=r"driver_options of faulty: .* must be what JSON can hold"):
+    with pytest.raises(InvalidArgument, match=r"driver_options of faulty: .* must be values that JSON can represent"):
         nnhal.compile(sums(), devices="faulty", isolation="process", fallback="allow", driver_options=options)
 
 

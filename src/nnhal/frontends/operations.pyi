@@ -22,7 +22,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def add(
         self,
@@ -42,7 +43,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def argmax(
         self,
@@ -57,7 +59,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def argmin(
         self,
@@ -71,7 +74,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def average_pool_2d(
         self,
@@ -94,7 +98,8 @@ class Operations:
         Returns:
             output [batch, out_h, out_w, depth], NHWC unless nchw
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def axis_aligned_bbox_transform(
         self,
@@ -117,7 +122,8 @@ class Operations:
         Returns:
             output [num_rois, deltas]
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def batch_matmul(
         self,
@@ -138,7 +144,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def batch_to_space_nd(
         self,
@@ -158,7 +165,8 @@ class Operations:
         Returns:
             output [out_n, out_h, out_w, depth], NHWC unless nchw
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def bidirectional_sequence_lstm(
         self,
@@ -294,7 +302,8 @@ class Operations:
             bw_state_out
             bw_cell_state_out
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def bidirectional_sequence_rnn(
         self,
@@ -338,7 +347,8 @@ class Operations:
             fw_hidden_state_out
             bw_hidden_state_out
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def box_with_nms_limit(
         self,
@@ -371,7 +381,8 @@ class Operations:
             classes [num_output_rois]
             batches [num_output_rois]
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def cast(
         self,
@@ -388,7 +399,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def channel_shuffle(
         self,
@@ -407,7 +419,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def concatenation(
         self,
@@ -425,7 +438,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def conv_2d(
         self,
@@ -451,7 +465,8 @@ class Operations:
         Returns:
             output [batch, out_h, out_w, depth_out], NHWC unless nchw
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def depthwise_conv_2d(
         self,
@@ -478,7 +493,8 @@ class Operations:
         Returns:
             output [batch, out_h, out_w, depth_out], NHWC unless nchw
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def depth_to_space(
         self,
@@ -497,7 +513,8 @@ class Operations:
         Returns:
             output [batch, out_h, out_w, out_d], NHWC unless nchw
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def dequantize(
         self,
@@ -513,7 +530,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def detection_postprocessing(
         self,
@@ -547,7 +565,8 @@ class Operations:
             classes [batches, rows]
             num_detections [batches]
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def div(
         self,
@@ -565,7 +584,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def elu(
         self,
@@ -579,7 +599,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def embedding_lookup(
         self,
@@ -598,7 +619,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def equal(
         self,
@@ -612,7 +634,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def exp(
         self,
@@ -625,7 +648,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def expand_dims(
         self,
@@ -641,7 +665,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def fill(
         self,
@@ -658,7 +683,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def floor(
         self,
@@ -673,7 +699,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def fully_connected(
         self,
@@ -695,7 +722,8 @@ class Operations:
         Returns:
             output [batch_size, num_units]
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def gather(
         self,
@@ -712,7 +740,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def generate_proposals(
         self,
@@ -747,7 +776,8 @@ class Operations:
             roi_out [num_output_rois, 4]
             batches_out [num_output_rois]
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def greater(
         self,
@@ -761,7 +791,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def greater_equal(
         self,
@@ -775,7 +806,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def grouped_conv_2d(
         self,
@@ -801,7 +833,8 @@ class Operations:
         Returns:
             output [batch, out_h, out_w, depth_out], NHWC unless nchw
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def hard_swish(
         self,
@@ -816,7 +849,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def hashtable_lookup(
         self,
@@ -838,7 +872,8 @@ class Operations:
             output
             hits
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def heatmap_max_keypoint(
         self,
@@ -861,7 +896,8 @@ class Operations:
             scores [num_boxes, num_keypoints]
             keypoints [num_boxes, num_keypoints, 2]
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def if_(
         self,
@@ -883,7 +919,8 @@ class Operations:
         Returns:
             results
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def instance_normalization(
         self,
@@ -902,7 +939,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def l2_normalization(
         self,
@@ -920,7 +958,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def l2_pool_2d(
         self,
@@ -940,7 +979,8 @@ class Operations:
         Returns:
             output [batch, out_h, out_w, depth], NHWC unless nchw
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def less(
         self,
@@ -954,7 +994,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def less_equal(
         self,
@@ -968,7 +1009,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def local_response_normalization(
         self,
@@ -988,7 +1030,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def log(
         self,
@@ -1001,7 +1044,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def logical_and(
         self,
@@ -1015,7 +1059,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def logical_not(
         self,
@@ -1028,7 +1073,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def logical_or(
         self,
@@ -1042,7 +1088,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def logistic(
         self,
@@ -1059,7 +1106,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def log_softmax(
         self,
@@ -1076,7 +1124,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def lsh_projection(
         self,
@@ -1095,7 +1144,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def lstm(
         self,
@@ -1162,7 +1212,8 @@ class Operations:
             cell_state_out [batch, units]
             output [batch, output_size]
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def maximum(
         self,
@@ -1178,7 +1229,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def max_pool_2d(
         self,
@@ -1200,7 +1252,8 @@ class Operations:
         Returns:
             output [batch, out_h, out_w, depth], NHWC unless nchw
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def mean(
         self,
@@ -1220,7 +1273,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def minimum(
         self,
@@ -1236,7 +1290,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def mirror_pad(
         self,
@@ -1255,7 +1310,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def mul(
         self,
@@ -1275,7 +1331,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def neg(
         self,
@@ -1288,7 +1345,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def not_equal(
         self,
@@ -1302,7 +1360,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def pack(
         self,
@@ -1318,7 +1377,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def pad(
         self,
@@ -1337,7 +1397,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def pad_v2(
         self,
@@ -1357,7 +1418,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def pow(
         self,
@@ -1371,7 +1433,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def prelu(
         self,
@@ -1387,7 +1450,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def quantize(
         self,
@@ -1403,7 +1467,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def quantized_16bit_lstm(
         self,
@@ -1449,7 +1514,8 @@ class Operations:
             cell_state_out [batch, output_size]
             output [batch, output_size]
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def quantized_lstm(
         self,
@@ -1522,7 +1588,8 @@ class Operations:
             cell_state_out [batch, units]
             output [batch, output_size]
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def random_multinomial(
         self,
@@ -1540,7 +1607,8 @@ class Operations:
         Returns:
             output [batch, samples]
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def rank(
         self,
@@ -1553,7 +1621,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def reduce_all(
         self,
@@ -1571,7 +1640,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def reduce_any(
         self,
@@ -1589,7 +1659,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def reduce_max(
         self,
@@ -1609,7 +1680,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def reduce_min(
         self,
@@ -1629,7 +1701,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def reduce_prod(
         self,
@@ -1647,7 +1720,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def reduce_sum(
         self,
@@ -1665,7 +1739,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def relu(
         self,
@@ -1682,7 +1757,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def relu1(
         self,
@@ -1699,7 +1775,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def relu6(
         self,
@@ -1716,7 +1793,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def reshape(
         self,
@@ -1734,7 +1812,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def resize_bilinear(
         self,
@@ -1758,7 +1837,8 @@ class Operations:
         Returns:
             output [batch, new_h, new_w, depth], NHWC unless nchw
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def resize_nearest_neighbor(
         self,
@@ -1782,7 +1862,8 @@ class Operations:
         Returns:
             output [batch, new_h, new_w, depth], NHWC unless nchw
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def reverse(
         self,
@@ -1801,7 +1882,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def rnn(
         self,
@@ -1826,7 +1908,8 @@ class Operations:
             hidden_state_out [batch, units]
             output [batch, units]
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def roi_align(
         self,
@@ -1854,7 +1937,8 @@ class Operations:
         Returns:
             output [num_rois, out_height, out_width, depth], NHWC unless nchw
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def roi_pooling(
         self,
@@ -1880,7 +1964,8 @@ class Operations:
         Returns:
             output [num_rois, out_height, out_width, depth], NHWC unless nchw
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def rsqrt(
         self,
@@ -1895,7 +1980,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def select(
         self,
@@ -1912,7 +1998,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def sin(
         self,
@@ -1925,7 +2012,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def slice(
         self,
@@ -1945,7 +2033,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def softmax(
         self,
@@ -1964,7 +2053,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def space_to_batch_nd(
         self,
@@ -1986,7 +2076,8 @@ class Operations:
         Returns:
             output [out_n, out_h, out_w, depth], NHWC unless nchw
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def space_to_depth(
         self,
@@ -2005,7 +2096,8 @@ class Operations:
         Returns:
             output [batch, out_h, out_w, out_d], NHWC unless nchw
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def split(
         self,
@@ -2023,7 +2115,8 @@ class Operations:
         Returns:
             parts
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def sqrt(
         self,
@@ -2036,7 +2129,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def squeeze(
         self,
@@ -2055,7 +2149,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def strided_slice(
         self,
@@ -2082,7 +2177,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def sub(
         self,
@@ -2102,7 +2198,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def svdf(
         self,
@@ -2128,7 +2225,8 @@ class Operations:
             state_out [batch, state_size]
             output [batch, units]
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def tanh(
         self,
@@ -2145,7 +2243,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def tile(
         self,
@@ -2163,7 +2262,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def topk_v2(
         self,
@@ -2181,7 +2281,8 @@ class Operations:
             values
             indices
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def transpose(
         self,
@@ -2200,7 +2301,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def transpose_conv_2d(
         self,
@@ -2227,7 +2329,8 @@ class Operations:
         Returns:
             output [batch, out_h, out_w, depth_out], NHWC unless nchw
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def unidirectional_sequence_lstm(
         self,
@@ -2295,7 +2398,8 @@ class Operations:
             state_out [batch, output_size]
             cell_state_out [batch, units]
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def unidirectional_sequence_rnn(
         self,
@@ -2322,7 +2426,8 @@ class Operations:
             output
             hidden_state_out
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def while_(
         self,
@@ -2342,5 +2447,6 @@ class Operations:
         Returns:
             results
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """

@@ -1,9 +1,11 @@
-"""Frames: shared memory for the arguments of one execution, laid out and bound once, then reused.
+"""Frames: shared memory for the arguments of one execution, laid out and bound once and reused.
 
-An execution with the same shapes takes a free frame, fills in its inputs, and copies the outputs. Arrays in a pool are
-not copied: the frame refers to the pool. Guard bytes follow each output: if a driver writes past its output, its
-results are dropped. A frame is released if it is not kept for reuse, if a pool that it refers to is released, or if a
-driver may still use it. Its binding in the service is released with it.
+An execution with the same shapes takes a free frame, fills in its inputs, and collects the outputs. Arrays in a pool
+are not copied: the frame refers to the pool. Guard bytes follow each output: they reveal a driver that writes past its
+output, and its results are dropped.
+
+A frame is dropped if it is not kept for another execution, if a pool that it refers to is released, or if a driver may
+still be using it. The service drops its binding too.
 """
 
 import weakref
@@ -27,12 +29,13 @@ _SETS = 16  # sets of shapes with frames
 _PROVIDED: Where = (-1, 0, 0, ())  # the driver provides the memory
 
 Key = tuple[Any, ...]
-# Whether input, place, bytes, dims, type and shape of the view; without a shape if the driver determines it.
+# Whether it is an input, its index, bytes and dimensions, type and shape of the view; no shape if the driver reports
+# it.
 _Own = tuple[bool, int, int, tuple[int, ...], np.dtype[Any], tuple[int, ...] | None]
 
 
 def key_of(request: Request, apart: bool = False) -> Key:
-    """Return what two requests must share to use the same frame. apart: as in `Frame`."""
+    """Return what two requests must share to use the same frame. apart: see `Frame`."""
     inputs = [None if x is None else (x.shape, x.dtype) if x.base is None else _key(x) for x in request.given]
     rooms = [_room_key(request, n, apart) for n in range(len(request.shapes))]
     if not (request.input_buffers or request.output_buffers):
@@ -47,7 +50,7 @@ def _key(array: Array) -> Key:
 
 
 def _room_key(request: Request, index: int, apart: bool) -> Key | None:
-    """Return None for an output in the frame with a known size, or in memory of the driver."""
+    """Return None if the frame's memory has an output of known size, or the driver provides the memory."""
     room = request.room(index)
     if room is None:
         return None
@@ -57,22 +60,23 @@ def _room_key(request: Request, index: int, apart: bool) -> Key | None:
 
 
 def _dims(argument: Argument, room: Array) -> tuple[int, ...]:
-    """Return an output's dimensions by its buffer; () for a buffer of bytes."""
+    """Return the dimensions that an output buffer defines; () if it is only bytes."""
     return room.shape if argument.specified_by(room) else ()
 
 
 class Frame:
-    """Shared memory for one request. inputs, outputs: the place of each argument; pool -1: memory of the driver.
+    """Memory for one request. inputs, outputs: the place of each argument; pool -1 means that the driver provides it.
 
-    pools: the memories, until the frame is bound. direct: whether the driver writes an output to the caller's memory.
-    apart: whether outputs never lie in a pool of the caller: the driver may write after the caller has abandoned the
-    call.
+    pools: the memories, until the frame is bound. direct: the outputs that the driver writes into the caller's memory.
+    apart: all outputs lie in the frame's memory, not in the caller's pools, because the driver may continue to write
+    after the caller has abandoned the execution.
     """
 
     def __init__(self, request: Request, apart: bool = False) -> None:
-        self.memories: list[Memory] = []  # its memories: of inputs, which only this process writes, and of outputs
+        # The frame's memories: of inputs, which only this process writes, and of outputs
+        self.memories: list[Memory] = []
         self.pools: list[Memory] = []
-        self.mark = object()  # identifies it without a reference
+        self.mark = object()  # identifies the frame without keeping it alive
         self.inputs: list[Where | None] = []
         self.outputs: list[Where | None] = []
         self.binding: Any = None
@@ -123,13 +127,13 @@ class Frame:
         self._views, self._shapes = [view for _, view, _ in self._out], [view.shape for _, view, _ in self._out]
 
     def bound(self, binding: object) -> None:
-        """Note that the service has its memories: the caller's may be released, the frame's own need no descriptor."""
+        """Store the binding. The service has the memories now, so pools are released and descriptors closed."""
         self.binding, self.pools = binding, []
         for memory in self.memories:
             memory.close_descriptors()
 
     def _shared(self, array: Array, dims: tuple[int, ...], output: bool) -> Where | None:
-        """Return the place of an array in a pool that the driver may map, or None."""
+        """Return where an array lies in a pool that the driver may map; None if it does not."""
         at = _pool_of(array, output)
         if at is None:
             return None
@@ -139,7 +143,7 @@ class Frame:
         return number, at[1], array.nbytes, dims
 
     def _lay_out(self, own: "Sequence[_Own]", inputs: bool) -> None:
-        """Create the frame's memory, and the views into it."""
+        """Allocate a memory of the frame, and the views into it."""
         guard = 0 if inputs else ALIGNMENT
         ends = list(accumulate(aligned(max(1, size)) + guard for _, _, size, *_ in own))
         if not own:
@@ -163,11 +167,13 @@ class Frame:
 
     @property
     def copies(self) -> bool:
-        """Whether any input is copied into it."""
         return bool(self._in)
 
     def try_fill(self, request: Request) -> bool:
-        """Copy the inputs if the request has only ordinary arrays that fit, and no buffers; else return False quickly."""
+        """Copy the inputs in if all are ordinary arrays that fit this frame; otherwise return False, quickly.
+
+        The request must not have driver buffers.
+        """
         if not self._plain or len(request.given) != self._count:
             return False
         for room in request.rooms or ():
@@ -182,16 +188,16 @@ class Frame:
         return True
 
     def fill(self, request: Request) -> None:
-        """Copy the inputs that are not in a pool."""
+        """Copy in the inputs that do not lie in a pool."""
         given = request.given
         for index, view in self._in:
             view[...] = given[index]
 
     @trace.seam("ipc", "results", "take outputs")
     def collect(self, request: Request, shapes: Sequence[tuple[int, ...]] = ()) -> None:
-        """Copy the outputs to the request; ContractBroken if the driver wrote past one of them.
+        """Write the outputs to the request; ContractBroken if the driver wrote past one of them.
 
-        shapes: as the driver reports them; empty if all are as declared.
+        shapes: as the driver reports them; empty if all match the signature.
         """
         if self._guards and self._guards != self._intact:
             place = next(n for n, guard in enumerate(self._guards) if guard != self._intact[n])
@@ -199,7 +205,7 @@ class Frame:
                 guard[:] = intact
             name = request.signature.outputs[self._out[place][0]].name
             where = request.signature.where
-            raise ContractBroken(f"{where}: wrote past the end of {name}, must not; the results are dropped")
+            raise ContractBroken(f"{where}: wrote past the end of {name}, must stay within it; the results are dropped")
         if self._plain and not shapes:
             request.write_all(self._views, self._shapes)
             return
@@ -214,7 +220,7 @@ class Frame:
 
 
 def _pool_of(array: Array, output: bool) -> tuple[Memory, int] | None:
-    """Return the pool of an array and its offset there, if the driver may map it; else None."""
+    """Return the pool of an array that the driver may map, and the array's offset in it; otherwise None."""
     at = Memory.of(array) if array.base is not None and array.flags.c_contiguous else None
     if at is None or not at[0].sealed or (at[0].readonly if output else not array.flags.aligned):
         return None
@@ -222,22 +228,22 @@ def _pool_of(array: Array, output: bool) -> tuple[Memory, int] | None:
 
 
 def in_pools(request: Request) -> bool:
-    """Whether the caller wants an output in a pool that the driver may map."""
+    """Whether the caller requests an output in a pool that the driver may map."""
     return any(room is not None and _pool_of(room, True) is not None for room in request.rooms or ())
 
 
 def _reported(request: Request, index: int, view: Array, shape: tuple[int, ...]) -> Array:
-    """Return the bytes of an output as an array of the reported shape."""
+    """Return the bytes of an output as an array of the shape that the driver reports."""
     argument = request.signature.outputs[index]
     size = int(np.prod(shape, dtype=object)) * argument.dtype.itemsize
     if size > view.nbytes:
-        where = f"{request.signature.where}: {argument.name} is said to have shape {list(shape)}"
+        where = f"{request.signature.where}: {argument.name} has reported shape {list(shape)}"
         raise ContractBroken(f"{where}, must fit the {view.nbytes} bytes of its memory")
     return typed(view, argument.dtype, shape)
 
 
 class Frames:
-    """The frames of one prepared model, by shapes, for any number of threads."""
+    """The frames of one prepared model, by shapes; thread-safe."""
 
     def __init__(self) -> None:
         self._free: dict[Key, deque[Frame]] = {}
@@ -246,7 +252,7 @@ class Frames:
 
     @trace.seam("ipc", "transfers", "stage inputs")
     def take(self, request: Request, apart: bool = False) -> tuple[Frame, deque[Frame]]:
-        """Return a frame for this request alone, filled with its inputs, and where to append it afterwards."""
+        """Return a frame for this request alone, filled with its inputs, and the queue to return it to."""
         last = self._last
         if last is not None and not (request.input_buffers or request.output_buffers):
             try:
@@ -275,7 +281,7 @@ class Frames:
         return frame, free
 
     def _note(self, memory: Memory, key: Key) -> None:
-        """Note that frames of that key refer to a pool of the caller: they are released with it."""
+        """Record that frames of that key refer to a pool of the caller: they are dropped with it."""
         keys = self._in_pools.get(memory)
         if keys is None:
             keys = self._in_pools[memory] = set()
@@ -285,22 +291,22 @@ class Frames:
         keys.add(key)
 
     def close(self) -> None:
-        """Release all free frames."""
+        """Drop all free frames."""
         self._last, self._free = None, {}
 
     def forget(self, keys: "set[Key]") -> None:
-        """Release the free frames of some keys."""
+        """Drop the free frames of some keys."""
         self._last = None
         for key in keys:
             self._free.pop(key, None)
 
     def forget_pool(self, memory: Memory) -> None:
-        """Release the free frames that refer to a pool of the caller."""
+        """Drop the free frames that refer to a pool of the caller."""
         self.forget(self._in_pools.pop(memory, set()))
 
 
 def _forget(frames: "weakref.ref[Frames]", keys: "set[Key]") -> None:
-    """A weak reference: a pool may outlive many prepared models, and must not keep them alive."""
+    """Drop the frames of a pool, through a weak reference: a pool may outlive many prepared models."""
     there = frames()
     if there is not None:
         there.forget(keys)

@@ -1,6 +1,6 @@
-"""The output of a driver's process: it comes through pipes, is logged, and its last lines are kept.
+"""Logs the output and errors of a driver's process, which come through pipes, and keeps the last lines.
 
-So the process has no terminal: it cannot read keystrokes or send escape sequences.
+So the process has no terminal: it can neither read keystrokes nor send escape sequences.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ from typing import Literal
 from nnhal.base.log import logger
 from nnhal.base.names import name_of
 
-KEPT, LINE, WORDS = 50, 400, 4000  # lines, bytes of one, characters in an error
-A_SECOND = 200  # lines logged; a faster driver is read slowly, and omitted lines are counted
+KEPT, LINE, WORDS = 50, 400, 4000  # lines; bytes of one; characters of them all in an error
+A_SECOND = 200  # lines logged; a driver that prints more is read slowly, and skipped lines are counted
 CRASHES = frozenset(
     {
         *(signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT),
@@ -36,10 +36,10 @@ _libc = ctypes.PyDLL(None, use_errno=True)  # calls keep the interpreter lock
 
 
 class DriverProcess(subprocess.Popen[bytes]):
-    """A driver's process, with its `output`.
+    """A driver's process. `output` is what it printed.
 
-    An application may take the exit status itself, by `os.wait` or by ignoring SIGCHLD. `Popen` then reports status 0;
-    here that says nothing about the driver.
+    An application may collect the exit status itself, by `os.wait` or by ignoring SIGCHLD. `Popen` treats that as exit
+    status 0; here it reveals nothing about the driver.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class DriverProcess(subprocess.Popen[bytes]):
         pass_fds: Sequence[int],
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """driver: its name or path. environment: None for that of this process."""
+        """Start the process. driver: its name or path. environment: None for that of this process."""
         self._reaping, self._taken = threading.RLock(), False
         self.output = Output(logger("driver").getChild(name_of(driver)))
         try:
@@ -68,7 +68,7 @@ class DriverProcess(subprocess.Popen[bytes]):
         self.output.follow(self.pid)
 
     def fate(self) -> str:
-        """Return how it ended, with its last lines; "" if it has not."""
+        """Describe how it ended, with its last lines; "" while it runs."""
         self._reap()
         code = self.returncode
         if code is None:
@@ -78,15 +78,16 @@ class DriverProcess(subprocess.Popen[bytes]):
                 return ""
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
         if self._taken:
-            how = "ended; how is not known, as this program takes the exit status of its children itself"
+            how = "ended with an unknown status, because this program collects the exit status of its children itself"
         words = self.output.last_words()
-        return f"the driver process {how}" + (f"; its last words: {words}" if words else "")
+        return f"the driver process {how}" + (f"; its last output: {words}" if words else "")
 
     @property
     def own_end(self) -> Literal["crash", "exit", ""]:
-        """Return how it ended by its own fault; "" otherwise.
+        """How it ended by its own action; "" if it did not.
 
-        Any process may send other signals than those of a crash, and the kernel sends SIGKILL when memory is short.
+        Only the signals of a crash count: any process may send others, and the kernel sends SIGKILL when memory runs
+        out.
         """
         self._reap()
         if self.returncode is None or self._taken:
@@ -94,12 +95,12 @@ class DriverProcess(subprocess.Popen[bytes]):
         return "exit" if self.returncode >= 0 else "crash" if -self.returncode in CRASHES else ""
 
     def poll(self) -> int | None:
-        """Return its exit status, None while it runs."""
+        """Return its exit status; None while it runs."""
         self._reap()
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end, and return its exit status. TimeoutExpired after so many seconds."""
+        """Wait for its end and return the exit status. Raises TimeoutExpired after `timeout` seconds."""
         end, pause = None if timeout is None else time.monotonic() + timeout, 0.0005
         while (code := self.poll()) is None:
             if end is not None and time.monotonic() >= end:
@@ -109,7 +110,7 @@ class DriverProcess(subprocess.Popen[bytes]):
         return code
 
     def _reap(self) -> None:
-        """Read its exit status if it has ended, without releasing the interpreter."""
+        """Collect its exit status if it has ended, without releasing the interpreter lock."""
         status = ctypes.c_int()
         with self._reaping:
             if self.returncode is not None:
@@ -122,13 +123,13 @@ class DriverProcess(subprocess.Popen[bytes]):
 
 
 class Output:
-    """Reads a process's output, in a thread that ends with the process or its pipes.
+    """Reads the output of a process, in a thread that ends with the process or its pipes.
 
     Errors are logged as warnings, output as information. Unprintable characters are escaped.
     """
 
     def __init__(self, log: Logger) -> None:
-        """Create two pipes; `ends` are those to write to. Raises OSError if there is no free descriptor."""
+        """Create two pipes; `ends` are the ends to write to. Raises OSError if no descriptor is free."""
         self._log = log
         self._lock = threading.Lock()
         self._levels: dict[int, int] = {}
@@ -149,18 +150,18 @@ class Output:
             raise
 
     def follow(self, pid: int) -> None:
-        """Read from now on: the process has its ends of the pipes."""
+        """Start to read: the process has its ends of the pipes."""
         while self.ends:
             os.close(self.ends.pop())
-        with contextlib.suppress(OSError):  # then only its pipes show when it has ended
+        with contextlib.suppress(OSError):  # without it, only the pipes signal the end
             self._watch = os.pidfd_open(pid)
         try:
             threading.Thread(target=self._read, name="nnhal-output", daemon=True).start()
-        except RuntimeError:  # no free thread; a process that still writes gets EPIPE
+        except RuntimeError:  # no thread is available; a process that still writes gets EPIPE
             self.close()
 
     def last_words(self) -> str:
-        """Return the last lines as one; all of them if the process has ended."""
+        """Return the last lines, joined into one; complete if the process has ended."""
         self._drain()
         with self._lock:
             lines = [line for line in (*self._last, *self._begun.values()) if line.strip()]
@@ -177,7 +178,7 @@ class Output:
                 os.close(fd)
 
     def forked(self) -> None:
-        """Reset a forked child: the process belongs to the parent."""
+        """Reset a forked child: the process is the parent's."""
         self._lock = threading.Lock()
         self.close()
 
@@ -200,7 +201,7 @@ class Output:
             self.close()
 
     def _drain(self) -> list[int]:
-        """Read a chunk from each pipe, and return the pipes that have ended."""
+        """Read a chunk of each pipe; return the pipes that have ended."""
         ended: list[int] = []
         lines: list[tuple[int, bytes]] = []
         with self._lock:
@@ -235,9 +236,9 @@ class Output:
 
 
 def _at_hand(fd: int) -> bytes | None:
-    """Return the available bytes of a non-blocking pipe, b"" at its end, None if there are none yet.
+    """Read from a pipe that does not block: b"" at its end, None if nothing is there. Keeps the interpreter lock.
 
-    It keeps the interpreter: beside a busy thread, each release costs 5 ms, and a caller may wait for news of a death.
+    Beside a busy thread, each release of the lock costs 5 ms, and a caller may wait to hear of a death.
     """
     chunk = ctypes.create_string_buffer(_CHUNK)
     length = _libc.read(fd, chunk, _CHUNK)

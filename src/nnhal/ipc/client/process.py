@@ -1,9 +1,9 @@
-"""Isolated drivers: a process that is started on demand, and the recovery from its death.
+"""An isolated driver, started on demand and again after a death.
 
 The process belongs to one client and ends with it. When it dies, every waiting call gets DEAD_OBJECT. The next use
-starts it again, after a pause that doubles with every recent death, and prepares compiled models again, once. A device
-whose process caused its own death three times within a minute is quarantined until a quiet minute has passed. A process
-that restarts with other attributes is not used.
+starts it again, after a pause that doubles with every recent death, and prepares compiled models again, once. If the
+process caused its own death three times within a minute, the device is quarantined until a quiet minute has passed. A
+process that comes back as another device is not used.
 """
 
 import os
@@ -44,14 +44,14 @@ from nnhal.ipc.client.session import Session
 from nnhal.ipc.environment import allowed
 from nnhal.model.graph import Model
 
-DEATHS, WINDOW_NS = 3, 60_000_000_000  # so many deaths within this time, caused by the process itself, are a crash loop
+DEATHS, WINDOW_NS = 3, 60_000_000_000  # this many deaths that a process caused within this time are a crash loop
 FIRST_PAUSE_NS, LONGEST_PAUSE_NS = 20_000_000, 1_000_000_000
-FIRST_PASSED = 3  # the lowest descriptor after those of input, output and errors
+FIRST_PASSED = 3  # the lowest descriptor after input, output and errors
 _log = logger("driver")
 
 
 class Health(Struct):
-    """The deaths of a driver's process, and their consequences. clock: monotonic nanoseconds.
+    """Deaths of a driver's process and their consequences. clock: monotonic nanoseconds.
 
     deaths: the last ones, which delay the next start. faults: those that the process caused, which lead to quarantine.
     """
@@ -63,7 +63,7 @@ class Health(Struct):
     total: int = 0
 
     def died(self, why: str, *, fault: bool = True) -> None:
-        """Record a death. fault: whether the process caused it, as in `NnhalError.driver_fault`."""
+        """Record a death. fault: whether the process caused it, see `NnhalError.driver_fault`."""
         self.deaths.append((self.clock(), why))
         if fault:
             self.faults.append(self.deaths[-1])
@@ -73,13 +73,13 @@ class Health(Struct):
 
     @property
     def quarantined_ns(self) -> int:
-        """Return how long the device stays in quarantine; 0 if it is not quarantined."""
+        """How long the device stays in quarantine; 0 if it is not."""
         if len(self.faults) < DEATHS or self.faults[-1][0] - self.faults[0][0] > WINDOW_NS:
             return 0
         return max(0, self.faults[-1][0] + WINDOW_NS - self.clock())
 
     def check(self) -> None:
-        """Raise DeviceUnavailable with the reason if the device is quarantined."""
+        """Raise DeviceUnavailable, with the reason, if the device is quarantined."""
         left = self.quarantined_ns
         if left:
             span = (self.faults[-1][0] - self.faults[0][0]) / 1e9
@@ -117,7 +117,7 @@ def start(driver: str, *, level: str = "", options: Sequence[str] = ()) -> Sessi
     passed = Owner()
     with theirs:
         try:
-            # This program may have closed its input, output or errors, whose numbers the process needs itself.
+            # If this program closed its input, output or errors, the process opens other files under these numbers.
             passed.fds.extend(map(fcntl, (theirs.fileno(),), (F_DUPFD_CLOEXEC,), (FIRST_PASSED,)))
             command = [sys.executable, "-P", "-m", "nnhal.serve", driver, "--fd", str(passed.fds[0]), *options]
             if level:
@@ -133,14 +133,14 @@ def start(driver: str, *, level: str = "", options: Sequence[str] = ()) -> Sessi
 
 
 def _not_started(driver: str, error: OSError) -> NnhalError:
-    """Return the error if this client cannot start a process. A shortage in the client is not the device's fault."""
+    """Return the error for a process that did not start. The device is not at fault for a shortage in the client."""
     raise_own(error)
     kind = ResourceExhausted if ran_short(error) else DeviceUnavailable
-    return kind(f"device {driver}: its process cannot be started: {error.strerror or error}")
+    return kind(f"device {driver}: cannot start its process: {error.strerror or error}")
 
 
 class Resilient(Device):
-    """A remote device that reconnects after a death. connect: returns a new session."""
+    """A remote device that connects again after a death. connect: returns a new session."""
 
     timely = True
 
@@ -150,7 +150,7 @@ class Resilient(Device):
         self._lock = threading.Lock()
         self._closed = False
         self._forked = False
-        self._replaced: DeviceUnavailable | None = None  # why it is not used any more: another device replaced it
+        self._replaced: DeviceUnavailable | None = None  # why it is unusable: another device took its place
         self._cache_files: CacheFiles | None = None
         self._remote = self._fresh()
         self.restarts = 0
@@ -163,28 +163,28 @@ class Resilient(Device):
 
     @property
     def unusable(self) -> bool:
-        """Whether it was closed, was replaced by another device, or belongs to the parent of this forked process."""
+        """Whether it was closed, was replaced by another device, or belongs to the process that forked this one."""
         return self._closed or self._forked or self._replaced is not None
 
     @property
     def calls(self) -> dict[str, int]:
-        """The number of calls of each HAL method since the process started."""
+        """How often each HAL method was called since the process started."""
         return self._remote.session.calls
 
     @property
     def isolated(self) -> bool:
-        """Whether this client owns the process."""
+        """Whether the process belongs to this client alone."""
         return self._remote.session.process is not None
 
     @property
     def pid(self) -> int:
-        """The driver's process."""
+        """The process id of the driver."""
         return self._remote.session.welcome.pid
 
     def _fresh(self) -> RemoteDevice:
         try:
             session = self._connect()
-        except NnhalError as error:  # a process that ends before it serves has died like any other
+        except NnhalError as error:  # a process that ends before it serves counts as a death
             if hasattr(self, "_remote") and error.driver_fault:
                 self.health.died(str(error))
             raise
@@ -207,9 +207,9 @@ class Resilient(Device):
         return remote
 
     def remote(self) -> RemoteDevice:
-        """Return the living remote device; reconnect if the last one died.
+        """Return the live remote device; connect again if the last one died.
 
-        DeviceUnavailable in quarantine, and permanently once another device has replaced it.
+        Raises DeviceUnavailable in quarantine, and permanently once another device has come back in its place.
         """
         remote = self._remote
         if remote.session.dead is None:
@@ -232,7 +232,7 @@ class Resilient(Device):
                 fresh.close()
                 raise
             self._remote = fresh
-            if self.unusable:  # closed during the start: `close` may have seen the previous one
+            if self.unusable:  # closed during the start: `close` may have met the previous one
                 fresh.close()
                 raise Closed(f"device {self.name}: was closed")
             self.restarts += 1
@@ -240,7 +240,7 @@ class Resilient(Device):
             return fresh
 
     def _require_the_same(self, fresh: RemoteDevice) -> None:
-        """Raise DeviceUnavailable if the restarted process has other attributes."""
+        """Raise DeviceUnavailable if the new process reports anything that differs from before."""
         changed = fresh.statement.difference(self._remote.statement)
         if not changed and self._cache_files is not None:
             files = fresh.number_of_cache_files()
@@ -253,11 +253,11 @@ class Resilient(Device):
             raise again(self._replaced)
 
     def capabilities(self) -> Capabilities:
-        """Return the capabilities of the first start: they may not change while the device lives."""
+        """Return what was declared at the first start: it may not change while the device lives."""
         return self._remote.capabilities()
 
     def status(self) -> DeviceStatus:
-        """Return the status; OFFLINE in quarantine."""
+        """Ask the driver; OFFLINE in quarantine."""
         return DeviceStatus.OFFLINE if self.health.quarantined_ns else self.remote().status()
 
     def supports(self, model: Model) -> Sequence[Verdict]:
@@ -267,11 +267,10 @@ class Resilient(Device):
         return self.remote().consider(model, hints)
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
-        """Compile in the driver's process."""
         return ResilientPrepared(self, model, hints)
 
     def number_of_cache_files(self) -> CacheFiles:
-        """Return the driver's numbers, which may not change. Queried each time: its code may have changed."""
+        """Ask the driver each time, because its code may have changed. The numbers must be the same after a restart."""
         files = self.remote().number_of_cache_files()
         if self._cache_files is None:
             self._cache_files = files
@@ -279,30 +278,29 @@ class Resilient(Device):
 
     @property
     def code_identity(self) -> CodeIdentity:
-        """The code identity in the current process."""
+        """The identity of the driver's code in the current process."""
         return self.remote().code_identity
 
     def prepare_from_cache(self, outline: Model, hints: Hints) -> Prepared:
-        """Restore in the driver's process."""
         return ResilientPrepared(self, outline, hints, restored=True)
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
-        """Allocate a buffer in the driver's process; a death loses its contents."""
+        """Allocate a buffer in the driver's process; its contents do not survive a death."""
         return self.remote().allocate(desc, roles)
 
     def close(self) -> None:
-        """End the connection, and the process if this client owns it."""
+        """End the session, and the process if it belongs to this client alone."""
         self._closed = True
         self._remote.close()
 
 
 class ResilientPrepared(Prepared):
-    """A prepared model that is prepared again, once, after its process has died: so it keeps the model."""
+    """A prepared model that keeps its model, so that it is prepared again, once, after its process has died."""
 
     timely = True
 
     def __init__(self, device: Resilient, model: Model, hints: Hints, *, restored: bool = False) -> None:
-        """restored: from the hints' cache; `model` is an outline until the caller sets the whole one."""
+        """Prepare. restored: from the hints' cache; `model` is an outline until the caller sets the complete one."""
         self._device, self.model = device, model
         self._hints = replace(hints, deadline=None, worked_out=None, cache=None)
         self._lock = threading.Lock()
@@ -317,7 +315,7 @@ class ResilientPrepared(Prepared):
 
     @property
     def remote(self) -> RemotePrepared:
-        """Return the model in the living process."""
+        """The model in the live process."""
         inner = self._inner
         if inner.session.dead is None:
             return inner
@@ -329,54 +327,48 @@ class ResilientPrepared(Prepared):
             return self._inner
 
     def within(self, control: Control) -> RemotePrepared:
-        """As `remote`, within an execution's budget: a later execution benefits if it takes longer."""
+        """Like `remote`, within the budget of an execution. A later restart continues for the next execution."""
         if self.alive or not control.bounded:
             return self.remote
         what = f"device {self._device.name}: its process, which died, is started again"
         return by(control.deadline, what, lambda: self.remote, wanted=control.check)
 
     def run(self, request: Request, control: Control) -> Timing | None:
-        """Execute; DeadObject if the process dies meanwhile; the next execution uses a new one."""
+        """Execute. Raises DeadObject if the process dies meanwhile; the next execution starts a new one."""
         inner = self._inner
         if inner.session.dead is not None:
             inner = self.within(control)
         return inner.run(request, control)
 
     def execute(self, request: Request, control: Control, notify: Notify) -> None:
-        """As `run`, in the background."""
         self.within(control).execute(request, control, notify)
 
     def execute_fenced(
         self, request: Request, control: Control, wait_for: Sequence[Fence] = (), after: int | None = None
     ) -> FencedExecution:
-        """As `run`, with fences."""
         return self.within(control).execute_fenced(request, control, wait_for, after)
 
     def burst(self) -> Burst:
-        """Open a burst that reopens after a death."""
+        """Return a burst that opens again after a death."""
         return ResilientBurst(self)
 
     @property
     def changeable(self) -> Collection[str]:  # type: ignore[override]
-        """The driver's value."""
         return self._inner.changeable
 
     @property
     def writes_later(self) -> bool:  # type: ignore[override]
-        """The driver's value."""
         return self._inner.writes_later
 
     def memory(self) -> MemoryUse:
-        """Return the memory of the model in the living process."""
         return self.remote.memory()
 
     def reconfigure(self, options: Mapping[str, Any]) -> None:
-        """Reconfigure in the living process; a replacement gets the same options."""
+        """Change options in the live process, and in the one that replaces it."""
         self.remote.reconfigure(options)
         self._hints = replace(self._hints, options=dict(options))
 
     def close(self) -> None:
-        """Release the model."""
         self._inner.close()
 
     @property
@@ -385,12 +377,12 @@ class ResilientPrepared(Prepared):
         return self._inner.session.dead is None
 
     def end(self) -> None:
-        """As `RemotePrepared.end`."""
+        """Like `RemotePrepared.end`."""
         self._inner.end()
 
 
 class ResilientBurst(Burst):
-    """A burst that reopens after its process died, or its queues ended."""
+    """A burst that opens again after its process has died or its queues have ended."""
 
     def __init__(self, prepared: ResilientPrepared) -> None:
         self.of = self._prepared = prepared
@@ -400,11 +392,10 @@ class ResilientBurst(Burst):
 
     @property
     def plain(self) -> Mapping[str, int]:  # type: ignore[override]
-        """The plain calls of the burst in the living process."""
+        """The counters of the burst in the live process."""
         return self._inner.plain
 
     def run(self, request: Request, control: Control) -> Timing | None:
-        """As `Burst.run`."""
         if (self._target.session.dead is not None or self._inner.ended) and not self._closed:
             self._inner.close()
             self._target = self._prepared.within(control)
@@ -412,7 +403,6 @@ class ResilientBurst(Burst):
         return self._inner.run(request, control)
 
     def free_memory(self, memory: Memory) -> None:
-        """As `Burst.free_memory`."""
         self._inner.free_memory(memory)
 
     def stats(self) -> dict[str, int]:
@@ -421,7 +411,6 @@ class ResilientBurst(Burst):
         return dict(counters())
 
     def close(self) -> None:
-        """End the burst."""
         self._closed = True
         self._inner.close()
 

@@ -1,12 +1,12 @@
-"""A client's connection to a service: channels for calls, notifications, releases, and the service's death.
+"""A client's session with a service: channels for calls, notifications, releases, and detection of its death.
 
-A call takes a free channel or opens one, so any number of threads may call at once. A channel whose call was abandoned,
-by its deadline or an interrupt, is never used again: the client hangs it up and watches it until the service has ended
-that call. After the greeting, the first channel carries messages without an answer, and requests for new channels, one
-thread at a time. One housekeeping thread for each session receives notifications, sends releases in batches, and
-watches the process and the abandoned channels.
+A call uses a free channel or opens one, so any number of threads may call at once. A channel whose call was abandoned
+(deadline, interrupt) is never used again: the client hangs it up, and watches it until the service has ended that call.
+After the greeting, the first channel carries messages without an answer and requests for new channels, one thread at a
+time. Each session has one housekeeping thread: it receives notifications, sends releases in batches, and watches the
+process and the abandoned channels.
 
-This file is long, because the interaction of callers, that thread and a death has to be read together.
+This file is longer than others: the interactions of callers, that thread and a death have to be read together.
 """
 
 import contextlib
@@ -54,21 +54,21 @@ from nnhal.ipc.transport.fate import DYING_MS, ended, pidfd
 GREETING_NS = 30_000_000_000  # a driver may import a large engine first
 SETTLE_NS = 2_000_000_000  # after an interrupt, for a driver that writes to the caller's memory to notice it
 HUNG_NS = 2_000_000_000  # past a deadline without an answer: the process hangs
-HUNG_BESIDE_OTHERS_NS = LOOP_TIMEOUT_MAXIMUM_NS  # the same if its end would affect others
-MAX_LANES = 32  # for concurrent calls; as many may be abandoned and not ended
-KEPT_LANES = 4  # of these, executions of each lower priority leave so many to those of higher ones
-_PLACED = 60  # descriptors in one message
+HUNG_BESIDE_OTHERS_NS = LOOP_TIMEOUT_MAXIMUM_NS  # the same if its end would also cost other calls
+MAX_LANES = 32  # for calls at once; as many may be abandoned and not have ended
+KEPT_LANES = 4  # of them, the number that each lower priority leaves to higher ones
+_PLACED = 60  # descriptors of one message
 _BATCH_SECONDS = 0.002
 _WANT = 0.005  # seconds between checks for a channel
-_LANE_NS = 5_000_000  # how long to wait at once for the service to give a new one
+_LANE_NS = 5_000_000  # for one wait for a new channel
 NotifiedCall = wire.PrepareModel | wire.PrepareConsidered | wire.PrepareModelFromCache | wire.Execute
-_WISH_MS = 20  # between checks whether calls in progress are still wanted
+_WISH_MS = 20  # between checks whether a call is still wanted
 _log = logger("driver")
 T = TypeVar("T", bound=wire.Reply)
 
 
 def _by_its_name(answer_to: Any) -> Any:
-    """Wrap `Session.answer_to` for traces: a span with the method's name."""
+    """Wrap `Session.answer_to` during a trace, in a span with the method's name."""
 
     def traced(session: "Session", name: str, *args: Any, **kwargs: Any) -> Any:
         with trace.span("ipc", wire.phase_of(name), name, session.where):
@@ -78,18 +78,18 @@ def _by_its_name(answer_to: Any) -> Any:
 
 
 class OpenBurst(Protocol):
-    """The part of a burst that a session needs."""
+    """The interface that a session uses of a burst."""
 
     @property
     def busy(self) -> bool:
         """Whether an execution waits for its result."""
 
     def session_died(self) -> None:
-        """Wake the waiting execution."""
+        """Wake the waiting thread."""
 
 
 class _GivenUp(NamedTuple):
-    """An abandoned channel, and since when. late: for a missed deadline. made: the object that the call creates, or 0."""
+    """A channel with an abandoned call, and when. late: by a missed deadline. made: the number of its result, or 0."""
 
     channel: Channel
     since: int
@@ -98,17 +98,19 @@ class _GivenUp(NamedTuple):
 
 
 class Session:
-    """One connection. Close it to have the service end what it holds for it.
+    """One session; close it to have the service release everything it holds for it.
 
-    dead: why nothing works any more, None while it works. calls: the number of calls of each HAL method.
+    dead: the error of every further call, None while it lives. calls: how often each HAL method was called.
     """
 
     def __init__(
         self, sock: socket.socket, where: str, process: DriverProcess | None = None, greeting: int | None = None
     ) -> None:
-        """Take over a connected socket and greet. process: the service's, if this client owns it.
+        """Greet over a connected socket, which the session then owns.
 
-        greeting: nanoseconds for the answer to the greeting, None for `GREETING_NS`.
+        process: the service's, if it belongs to this client alone.
+
+        greeting: the nanoseconds that it may take to answer the greeting, None for `GREETING_NS`.
         """
         self.where, self.process = where, process
         self._patience = GREETING_NS if greeting is None else greeting
@@ -116,33 +118,33 @@ class Session:
         self.calls: dict[str, int] = {}
         self._control = Channel(sock)
         self._death_lock = threading.Lock()
-        # Of the first channel, which stays open meanwhile: for requests of new ones, and for messages without an
+        # Locks of the first channel, which stays open meanwhile: for requests of new ones, and for messages without an
         # answer.
         self._attaching, self._sending = threading.Lock(), threading.Lock()
         self._asked_for = 0  # the number of the last requested channel
-        self._overdue = 0  # since when it is late, if its request had a deadline
+        self._overdue = 0  # when it became overdue, if the requesting call had a deadline
         self._free: deque[Channel] = deque()
-        # All but abandoned ones; an unreferenced one is closed.
+        # All but the abandoned ones; an unreferenced one is closed.
         self._lanes: weakref.WeakSet[Channel] = weakref.WeakSet()
         self._in_want: deque[threading.Event] = deque()  # of the threads that wait for a channel
-        self._given_up: dict[int, _GivenUp] = {}  # by the number of the channel, until the service has ended the call
+        self._given_up: dict[int, _GivenUp] = {}  # by the channel's number, until the service has ended the call
         self._numbers = itertools.count(1)
-        self._pending: dict[int, Pending] = {}  # by the number of its object; also abandoned ones
+        self._pending: dict[int, Pending] = {}  # by the number it will be about; including abandoned ones
         self.bursts: weakref.WeakValueDictionary[int, OpenBurst] = weakref.WeakValueDictionary()
-        # State that only the service has: contents of buffers, results behind fences. A slow process with such state
-        # gets more time.
+        # Objects that only the service holds: contents of buffers, results behind fences. They delay the end of a slow
+        # process.
         self.holders: weakref.WeakSet[object] = weakref.WeakSet()
-        self._tidied = False  # whether resources left by the housekeeping thread are closed by the next caller
-        self._late: deque[tuple[Pending, int]] = deque()  # that missed their deadline, and since when
+        self._tidied = False  # then every caller closes what the housekeeping thread left behind
+        self._late: deque[tuple[Pending, int]] = deque()  # those that missed their deadline, and when
         self._released: deque[int] = deque()
         self._cancelled: deque[int] = deque()
-        self._wishes: dict[int, threading.Event] = {}  # of calls in progress; set when they are not wanted any more
+        self._wishes: dict[int, threading.Event] = {}  # of running calls; set when they are no longer wanted
         self._on_death: list[Callable[[NnhalError], None]] = []
         self.watch = self._wake = -1
-        self._own = Owner()  # of both; they stay open while the session is referenced
+        self._own = Owner()  # of both: holders of the session may use them
         self.group = next(trace.groups)
         self._followed: trace.Recording | None = None
-        self._log = 0  # the number of the log to which the service writes a trace
+        self._log = 0  # the number of the service's trace log
         try:
             self._start()
         except BaseException:
@@ -158,7 +160,7 @@ class Session:
     def _start(self) -> None:
         """Greet, attach the callback channel, start the thread."""
         self.welcome = self._greet()
-        if self.process is not None:  # perhaps the driver is given by a path
+        if self.process is not None:  # it may have been started by a path
             self.where = f"device {printable(self.welcome.name)}"
         self.level = Level(self.welcome.level)
         self.methods = min(self.level, V1_3)
@@ -180,7 +182,7 @@ class Session:
             raise ResourceExhausted(f"{self.where}: no thread to keep its connection") from None
 
     def _abandon(self) -> None:
-        """Release the resources of a session that failed to start: descriptors, process."""
+        """Clean up a session that failed to start: no descriptor and no process remain."""
         self._control.close()
         if hasattr(self, "_callbacks"):
             self._callbacks.close()
@@ -195,7 +197,7 @@ class Session:
             data, _ = self._control.call(wire.encode(wire.Hello(wire.VERSION, _native.cpus())), (), self._patience)
             reply = wire.decode_reply(data)
         except (NoProtocol, wire.WireError) as error:
-            raise self._unfit(f"is no driver service: {error}") from None
+            raise self._unfit(f"is not a driver service: {error}") from None
         except (DeadObject, MissedDeadline) as error:
             how = self._fate()
             fault = "" if self.process is None else self.process.own_end
@@ -205,11 +207,14 @@ class Session:
         if not isinstance(reply, wire.Welcome) or reply.version != wire.VERSION:
             raise self._unfit(f"answered the greeting with {type(reply).__name__}, must be Welcome")
         if reply.level not in Level.__members__.values():
-            raise self._unfit(f"is at level {reply.level}, must be 1 to {max(Level):d}")
+            raise self._unfit(f"has HAL version {reply.level}, must be 1 to {max(Level):d}")
         return reply
 
     def _unfit(self, why: str, fault: Any = "protocol") -> DeviceUnavailable:
-        """Return the error for an unusable service. fault: as in `NnhalError.driver_fault`, for an owned process."""
+        """Return the error of a failed greeting.
+
+        fault: see `NnhalError.driver_fault`; used if the process belongs to this client.
+        """
         error = DeviceUnavailable(f"{self.where}: {why}")
         error.driver_fault = "" if self.process is None else fault
         return error
@@ -225,20 +230,23 @@ class Session:
     # --------------------------------------------------------------------------------------------------------- calls
 
     def number(self) -> int:
-        """Return a number for an object that ends by itself. An object with an owner has a `lease`."""
+        """Return a number for an object that ends by itself.
+
+        An object whose owner exists before the call has a `lease`.
+        """
         return next(self._numbers)
 
     def lease(self) -> _native.Lease:
-        """Return a number that is released with its holder, whatever signal handlers do meanwhile."""
+        """Return a number that is released with the holder of the lease, whatever a signal handler does."""
         return _native.Lease(self.number(), self._released.append, self._own)
 
     def packing(self, held: "dict[Memory, tuple[int, int]] | None" = None) -> Packing:
-        """Return the packing for one message's memories. held: those that were sent ahead, by object and place."""
+        """Collect the memories of one message. held: those that were sent ahead, by object and place."""
         return Packing(self.pools, held)
 
     @contextlib.contextmanager
     def carrying(self, memories: Sequence[Memory], control: Control) -> Iterator[Packing]:
-        """Return the packing for these memories; if one message cannot hold them, they are sent ahead."""
+        """Collect the memories of a message; if they exceed one message's descriptors, they are sent ahead."""
         held: dict[Memory, tuple[int, int]] = {}
         leases: list[_native.Lease] = []
         try:
@@ -266,21 +274,22 @@ class Session:
         fds: Sequence[int] = (),
         work: bool = False,
     ) -> tuple[T, Descriptors]:
-        """Call and wait, as long as `control` permits; return the reply and its descriptors.
+        """Call and wait within `control`; return the reply and its descriptors.
 
         Args:
             message: The call.
             expect: The kind of its reply.
-            control: The budget of the whole operation. Without a deadline, the process has `QUERY_NS` to answer.
-            packing: The memories that the message refers to.
-            fds: Descriptors to send.
-            work: Whether the driver may work before it answers: then it has `WORK_NS`.
+            control: The budget of the operation that the call belongs to. Without a deadline, the process has `QUERY_NS` to
+                answer.
+            packing: The memories that the message names.
+            fds: Descriptors to send with the message.
+            work: Whether the driver may execute before it answers: then it has `WORK_NS`.
 
         Raises:
             NnhalError: The error that the service reports.
             MissedDeadline: The deadline has passed.
             Cancelled: Its owner cancelled it.
-            DeviceUnavailable: There is no deadline, and the process does not answer; the session has ended.
+            DeviceUnavailable: There is no deadline, and the process stays silent; the session has ended.
             DeadObject: The session has ended.
         """
         reply, received = self.ask(message, control, packing, fds=fds, work=work)
@@ -295,13 +304,13 @@ class Session:
         fds: Sequence[int] = (),
         work: bool = False,
     ) -> tuple[wire.Reply, Descriptors]:
-        """As `call`, with a reply of any kind, including an error."""
+        """Like `call`, with a reply of any kind, including an error."""
         given = (*fds, *packing.fds) if packing is not None else tuple(fds)
         made = message.object if isinstance(message, wire.MakingCall) else 0
         return self.answer_to(wire.hal_name(message), wire.encode(message), control, given, made=made, work=work)
 
     def expected(self, message: wire.ClientCall, reply: wire.Reply, expect: type[T]) -> T:
-        """Return the reply to a call, verified; raise the error that the service reports."""
+        """Return the reply to a call if it has the required kind; raise the error that the service reports."""
         if isinstance(reply, wire.Failed):
             raise self.error(reply)
         if not isinstance(reply, expect):
@@ -320,11 +329,10 @@ class Session:
         lanes: int = MAX_LANES,
         work: bool = False,
     ) -> tuple[wire.Reply, Descriptors]:
-        """As `call`, with an encoded call, and with an answer of any kind.
+        """Like `call`, for an encoded call, and with an answer of any kind.
 
-        name: the method's in the HAL. direct: whether the driver writes to the caller's memory, and must not do so
-        after the end. made: the number of the object that the call creates. lanes: it waits while so many calls are in
-        progress. work: as in `call`.
+        name: the HAL method's. direct: whether the driver writes to the caller's memory, which it must not do after the
+        end. made: the number of the call's result. lanes: the call waits while this many calls are running.
         """
         self.calls[name] = self.calls.get(name, 0) + 1
         try:
@@ -338,7 +346,7 @@ class Session:
         try:
             return wire.decode_reply(answer), received
         except wire.WireError as error:
-            raise self._died(NoProtocol(f"{self.where}: answered {name} with what is no message: {error}")) from None
+            raise self._died(NoProtocol(f"{self.where}: answered {name} with an invalid message: {error}")) from None
 
     def _transact(
         self,
@@ -350,7 +358,7 @@ class Session:
         lanes: int,
         patience: int,
     ) -> Message:
-        """Send bytes on a channel for this call and wait for the answer."""
+        """Send bytes on a channel reserved for this call and wait for the answer."""
         if self.dead is not None:
             raise again(self.dead)
         try:
@@ -387,7 +395,7 @@ class Session:
         control: Control,
         patience: int,
     ) -> Message:
-        """As `Channel.call`, until the deadline, or the longest silence of the process, or cancellation."""
+        """Like `Channel.call`, until the deadline or the end of `patience`, and while the call is wanted."""
         channel.ask(data, fds)
         deadline, cancelled = control.deadline, control.cancelled
         end = time.monotonic_ns() + patience if deadline is None else deadline + GRACE_NS
@@ -421,9 +429,9 @@ class Session:
         packing: Packing | None = None,
         late: str = "",
     ) -> tuple[Any, Descriptors]:
-        """Make a call, and return its notification, which may come before the answer.
+        """Call, and return the content of its notification. The service may begin before it has answered the call.
 
-        late: of the MissedDeadline if it does not come in time.
+        late: the message of MissedDeadline if the notification does not come in time.
         """
         pending = None
         try:
@@ -436,7 +444,7 @@ class Session:
 
     @trace.seam("ipc", "", "launch", detail=lambda self: self.where)
     def notified(self, message: NotifiedCall, control: Control) -> Pending:
-        """Make a call that a notification follows. MissedDeadline if not even the call is accepted."""
+        """Call, and return the expected notification. Raises MissedDeadline if not even the call was received."""
         trace.hand_over((self.group, message.object))
         return self._notified(message, control, None)
 
@@ -463,7 +471,7 @@ class Session:
         direction=trace.OUT,
     )
     def outcome(self, pending: Pending, control: Control) -> tuple[Any, Descriptors]:
-        """Wait for a notification; if the wait is abandoned, the service is informed."""
+        """Wait for a notification; if that is abandoned, inform the service."""
         return self._outcome(pending, control)
 
     def _outcome(self, pending: Pending, control: Control) -> tuple[Any, Descriptors]:
@@ -486,10 +494,10 @@ class Session:
             raise
 
     def confirm_abandoned(self, control: Control) -> None:
-        """Wait until the service knows every call that this client abandoned: none begins to write a buffer any more.
+        """Return when the service knows every abandoned call of this client: none begins to write a buffer after that.
 
-        An execution with driver buffers comes after that. The housekeeping thread sends the same without an answer, so
-        the service may still begin an abandoned call when the next one has ended.
+        An execution that uses driver buffers must come after this. The housekeeping thread sends the same message
+        without an answer, so without this the service might still begin an abandoned call after the next one has ended.
         """
         lanes = list(self._given_up.values())
         numbers = {lane.channel.number for lane in lanes} | {lane.made for lane in lanes if lane.made}
@@ -498,30 +506,30 @@ class Session:
             self.call(wire.Cancel(tuple(numbers)), wire.Acknowledged, control)
 
     def watch_wish(self, number: int, cancelled: threading.Event | None) -> None:
-        """Inform the service when a call's result is not wanted any more, until `forget_wish`."""
+        """Until `forget_wish`, inform the service when a call's result is no longer wanted."""
         if cancelled is not None:
             self._wishes[number] = cancelled
             self._rouse()
 
     def forget_wish(self, number: int) -> None:
-        """Note that a call has ended."""
+        """Stop watching: the call's work has ended."""
         self._wishes.pop(number, None)
 
     def error(self, failed: wire.Failed) -> NnhalError:
-        """Return the error that the service reported; a process that requests its replacement is replaced."""
+        """Return the error that the service reported; a process that requests replacement is replaced."""
         error = error_from_wire(failed)
         if failed.recycle and self.process is not None:
             self._died(DeadObject(f"{self.where}: the process is replaced: {error}"), fate=False)
         return error
 
     def _lane(self, control: Control, most: int) -> Channel:
-        """Return a channel once fewer calls are in progress: a free one, or a new one up to the limit.
+        """Return a channel when few enough calls are running: a free one, or a new one up to the limit.
 
-        Raises MissedDeadline, Cancelled, or ResourceExhausted if there will be none. A process that gives no new
-        channel within `QUERY_NS` is silent, which is also MissedDeadline.
+        Raises MissedDeadline, Cancelled, or ResourceExhausted if there will not be one. A process that has not provided
+        a new channel within `QUERY_NS` is silent, which is a MissedDeadline too.
         """
         deadline, cancelled = control.deadline, control.cancelled
-        asked = 0  # since when
+        asked = 0  # the time of the first request
         while True:
             if self.dead is not None:
                 raise again(self.dead)
@@ -541,12 +549,12 @@ class Session:
                     return channel
                 asked = asked or time.monotonic_ns()
                 if deadline is None and time.monotonic_ns() - asked > QUERY_NS:
-                    raise MissedDeadline(f"{self.where}: gave no lane in time")
+                    raise MissedDeadline(f"{self.where}: provided no channel in time")
             else:
                 self._await_lane()
             if deadline is not None and time.monotonic_ns() > deadline + GRACE_NS:
                 if not few:
-                    raise MissedDeadline(f"{self.where}: no lane was free by the deadline")
+                    raise MissedDeadline(f"{self.where}: no channel was free by the deadline")
                 self._overdue = self._overdue or time.monotonic_ns()
                 self._rouse()
                 raise MissedDeadline(f"{self.where}: the deadline has passed without an answer")
@@ -554,25 +562,23 @@ class Session:
                 raise Cancelled("execution: cancelled by its owner")
 
     def _check_given_up(self) -> None:
-        """Refuse another channel if as many as permitted have abandoned calls that do not end."""
+        """Refuse one more channel if the most allowed have abandoned calls that do not end."""
         if len(self._given_up) >= MAX_LANES:
             if self.process is not None:
-                raise self._died(
-                    DeadObject(f"{self.where}: {MAX_LANES} calls were given up and do not end; it is replaced")
-                )
-            raise ResourceExhausted(f"{self.where}: {MAX_LANES} calls were given up and have not ended, must be fewer")
+                raise self._died(DeadObject(f"{self.where}: {MAX_LANES} abandoned calls do not end; it is replaced"))
+            raise ResourceExhausted(f"{self.where}: {MAX_LANES} abandoned calls have not ended, must be fewer")
 
     def _attach(self, deadline: int) -> Channel:
-        """Return the channel for notifications; DeviceUnavailable after the deadline."""
+        """Return the channel for notifications; raise DeviceUnavailable after the deadline."""
         while (channel := self._asked(_LANE_NS, callbacks=True)) is None:
             if time.monotonic_ns() > deadline:
-                raise DeviceUnavailable(f"{self.where}: gave no lane for notifications in time")
+                raise DeviceUnavailable(f"{self.where}: provided no channel for notifications in time")
         return channel
 
     def _asked(self, wait: int, *, callbacks: bool = False) -> Channel | None:
-        """Return a new channel, if the service gives one within so many nanoseconds. A late one is for the next request."""
+        """Return a new channel if the service provides one within `wait` ns; a later one is for the next request."""
         control = self._control
-        with self._attaching:  # never for long: other threads have deadlines
+        with self._attaching:  # held only briefly: other callers have deadlines
             if self.dead is not None:
                 raise again(self.dead)
             try:
@@ -589,7 +595,9 @@ class Session:
             except MissedDeadline:
                 return None
             except wire.WireError as error:
-                raise self._died(NoProtocol(f"{self.where}: answered AttachLane with no message: {error}")) from None
+                raise self._died(
+                    NoProtocol(f"{self.where}: answered AttachLane with an invalid message: {error}")
+                ) from None
             except DeadObject as error:
                 raise self._died(error) from None
         if isinstance(reply, wire.Failed):
@@ -597,7 +605,7 @@ class Session:
         raise self._died(NoProtocol(f"{self.where}: answered AttachLane with {type(reply).__name__}"))
 
     def _await_lane(self) -> None:
-        """Wait briefly for a free channel, while this thread is the first that waits."""
+        """Wait briefly for a free channel, while this thread is first in line."""
         gate = threading.Event()
         self._in_want.append(gate)
         if not gate.wait(_WANT):
@@ -605,7 +613,7 @@ class Session:
                 self._in_want.remove(gate)
 
     def _keep(self, channel: Channel) -> None:
-        """Keep a channel for the next call."""
+        """Return a channel for the next call."""
         self._free.append(channel)
         self._call_in()
         self._close_late_lanes()
@@ -617,9 +625,9 @@ class Session:
                 self._in_want.popleft().set()
 
     def _give_up(self, lane: _GivenUp) -> None:
-        """Abandon a channel: no caller waits for its answer any more."""
+        """Abandon a channel: no thread waits for the answer."""
         self._lanes.discard(lane.channel)
-        if self.dead is None:  # otherwise all channels end, and the waiting callers are woken
+        if self.dead is None:  # otherwise all channels end, and waiting threads must still hear of it
             lane.channel.hang_up()
         self._cancelled.append(lane.channel.number)
         pending = self._pending.get(lane.made)
@@ -630,12 +638,12 @@ class Session:
         self._close_late_lanes()
 
     def _close_late_lanes(self) -> None:
-        """Close the channels that were returned after the housekeeping thread ended."""
+        """Close the channels that came after the end of the housekeeping thread."""
         if self._tidied:
             self._close_lanes()
 
     def _close_lanes(self) -> None:
-        """Close the free channels."""
+        """Close unused channels."""
         while self._free:
             with contextlib.suppress(IndexError):
                 self._free.pop().close()
@@ -646,12 +654,12 @@ class Session:
     # ---------------------------------------------------------------------------------------------------- house-keeping
 
     def release(self, number: int) -> None:
-        """Release an object; sent with others soon. Safe in finalizers."""
+        """Release an object, in a batch with others. Safe in finalizers."""
         self._released.append(number)
         self._rouse()
 
     def end_object(self, number: int) -> None:
-        """Release an object at once, and wait until the driver has ended it."""
+        """Release an object immediately, and wait until the driver has ended it."""
         release = wire.encode(wire.Release((number,)))
         try:
             self._transact(release, (), UNLIMITED, False, 0, MAX_LANES, QUERY_NS)
@@ -661,13 +669,13 @@ class Session:
     def _settle(self, channel: Channel) -> None:
         """Wait until the service has ended an abandoned call: the driver may be writing to the caller's memory.
 
-        A process that this client owns is ended if it takes too long.
+        A process of this client alone that takes too long is ended.
         """
         end = time.monotonic_ns() + SETTLE_NS
         while self.dead is None and channel.socket.fileno() >= 0:
             if time.monotonic_ns() > end:
                 if self.process is not None:
-                    self._died(DeadObject(f"{self.where}: a call that was interrupted does not end; it is replaced"))
+                    self._died(DeadObject(f"{self.where}: an interrupted call does not end; it is replaced"))
                 return
             time.sleep(0.002)
             self._rouse()
@@ -679,7 +687,7 @@ class Session:
             os.eventfd_write(self._wake, 1)
 
     def on_death(self, call: Callable[[NnhalError], None]) -> None:
-        """Call this when the service dies; a method is held weakly."""
+        """Register a callback for the service's death; a method is held weakly."""
         with self._death_lock:
             if self.dead is None:
                 self._on_death.append(call)
@@ -718,11 +726,11 @@ class Session:
         try:
             message = wire.decode_callback(data)
         except wire.WireError as error:
-            raise NoProtocol(f"{self.where}: called back with what is no message: {error}") from None
+            raise NoProtocol(f"{self.where}: called back with an invalid message: {error}") from None
         pending, came = self._pending.get(message.object), type(message).__name__
         if pending is None:
             raise NoProtocol(
-                f"{self.where}: notified by {came} of {message.object}, must be of what was asked for, once"
+                f"{self.where}: notified by {came} of {message.object}, must be of a requested object, once"
             )
         if type(message) is not pending.kind:
             raise NoProtocol(
@@ -742,7 +750,7 @@ class Session:
                 self._rouse()
 
     def _send_endings(self) -> None:
-        """Send the cancellations at once, and the releases in batches."""
+        """Send cancellations immediately, and releases in batches."""
         if self._cancelled:
             self._control.send(wire.encode(wire.Cancel(_some(self._cancelled))))
         if self._released:
@@ -752,11 +760,11 @@ class Session:
             self._rouse()
 
     def _is_late(self) -> bool:
-        """Whether an abandoned call has not ended, as far as is known."""
+        """Whether anything abandoned has not ended, as far as is known."""
         return bool(self._given_up or self._late or self._overdue)
 
     def _look_at_late(self) -> None:
-        """Check the abandoned calls: the service ends them; a process that never does hangs."""
+        """Check abandoned calls: they end when the service has handled them. A process that never does hangs."""
         now = time.monotonic_ns()
         if self._overdue:
             self._take_overdue(now)
@@ -769,7 +777,7 @@ class Session:
             if self._has_ended(lane):
                 self._given_up.pop(number, None)  # another thread may have closed it: the session has died
                 lane.channel.close()
-                if lane.made:  # the service has created it by now, which was unknown when its owner was released
+                if lane.made:  # the service has made it by now, and did not know it when its owner was released
                     self._cancelled.append(lane.made)
                     self.release(lane.made)
                 continue
@@ -777,7 +785,7 @@ class Session:
                 self._look_whether_hangs(now - lane.since)
 
     def _take_overdue(self, now: int) -> None:
-        """Take a late channel, if it has come by now; a process that never gives it hangs."""
+        """Receive the channel that no thread waits for, if it is there; a process that never provides it hangs."""
         since = self._overdue
         with contextlib.suppress(ResourceExhausted):
             channel = self._asked(0)
@@ -788,9 +796,9 @@ class Session:
                 self._look_whether_hangs(now - since)
 
     def _has_ended(self, lane: _GivenUp) -> bool:
-        """Whether the service has ended an abandoned call; what it still sends is dropped.
+        """Whether the service has ended an abandoned channel; further answers on it are ignored.
 
-        A refused call gets no notification.
+        A refused call has no notification.
         """
         while True:
             try:
@@ -800,36 +808,36 @@ class Session:
                 return False
             except DeadObject:
                 return True
-            except NnhalError:  # an error as the answer
+            except NnhalError:  # an invalid answer
                 continue
 
     def _look_whether_hangs(self, late: int) -> None:
-        """End an owned process if a call is so many nanoseconds past its deadline without an answer.
+        """End this client's own process if a call is `late` nanoseconds past its deadline without an answer.
 
-        It may be slow: while it has state of others, it gets more time.
+        It may be slow: while other calls depend on it, it has longer.
         """
         if self.process is not None and late > HUNG_NS and (late > HUNG_BESIDE_OTHERS_NS or not self._has_others()):
             self._died(DeadObject(f"{self.where}: the driver process hangs and was killed"))
 
     def _has_others(self) -> bool:
-        """Whether other calls wait for the process, or state would be lost with it."""
+        """Whether another call waits for the process, or would lose data that only it holds."""
         calls = len(self._lanes) > len(self._free) or any(not each.given_up for each in list(self._pending.values()))
         return calls or bool(self.holders) or any(burst.busy for burst in list(self.bursts.values()))
 
     def confirm_death(self, text: str) -> NnhalError:
-        """Return the error for a channel or queue that ended by itself: the process's death if that is the reason."""
+        """Return the error for a channel or queue that ended by itself: the process's death if that is the cause."""
         if self.dead is None and self.watch >= 0 and not ended(self.watch, DYING_MS):
             return DeadObject(text)
         return self._died(DeadObject(text))
 
     def give_up(self, why: str) -> None:
-        """End a session whose service does not answer; an owned process is killed."""
+        """End a session whose service does not answer, and kill a process of this client alone."""
         self._died(DeadObject(why))
 
     # ---------------------------------------------------------------------------------------------------------- traces
 
     def follow(self, recording: trace.Recording) -> None:
-        """Have the service write to a log of this recording; does not wait."""
+        """Have the service write to a log of this recording, without a wait."""
         if self.dead is not None or self._followed is recording:
             return
         self._followed = recording
@@ -837,7 +845,7 @@ class Session:
         try:
             memory = Memory.allocate(trace.size_of(slots), "nnhal-trace")
             number, packing = self.number(), self.packing()
-            self._log = number  # also if it is interrupted on its way
+            self._log = number  # also the number of an interrupted request
             message = wire.WriteTrace(number, packing.pool(memory), recording.since)
             with self._sending:
                 self._control.send(wire.encode(message), packing.fds)
@@ -851,16 +859,16 @@ class Session:
         recording.look()
 
     def await_follow(self, recording: trace.Recording, until: float) -> None:
-        """Wait for the service to begin, at most until the given time."""
+        """Wait until the service has started to record, but not past `until`."""
         memory = next((remote.memory for remote in recording.remotes if remote.group == self.group), None)
         while memory is not None and not trace.taken(memory):
             if time.monotonic() > until or self.dead is not None:
-                recording.notes.append(f"{self.where}: did not take the trace up in time, spans are missing")
+                recording.notes.append(f"{self.where}: did not start to trace in time; spans are missing")
                 return
             time.sleep(0.0005)
 
     def unfollow(self) -> None:
-        """End the service's recording."""
+        """Stop the service from recording."""
         self._followed = None
         if self._log:
             self.release(self._log)
@@ -869,13 +877,13 @@ class Session:
     # ------------------------------------------------------------------------------------------------------------- end
 
     def _fate(self) -> str:
-        """Return how an owned process ended; "" if it did not, or if that is unknown."""
+        """Describe how this client's own process ended; "" if it did not, or that is not known."""
         if self.process is None:
             return ""
         return self.process.fate()
 
     def _died(self, error: NnhalError, *, fate: bool = True) -> NnhalError:
-        """Note the death, wake every waiting call, and return the error to raise.
+        """End the session and wake every waiting thread; return the error to raise.
 
         fate: whether the message describes how the process ended. The driver is at fault if its process broke the
         protocol, or ended itself before this client ended it.
@@ -907,14 +915,14 @@ class Session:
         return again(error)
 
     def end(self) -> None:
-        """End the connection, and an owned process, without waiting: safe in finalizers."""
+        """End the session, and with it an own process, without a wait: safe in finalizers."""
         if self.dead is None:
             self.dead = Closed(f"{self.where}: the connection was closed")
             os.eventfd_write(self._wake, 1)
 
     @trace.seam("ipc", "termination", "end the connection", detail=lambda self: self.where)
     def close(self) -> None:
-        """As `end`, and wait for it."""
+        """Like `end`, and wait for it."""
         self.end()
         if threading.current_thread() is not self._thread:
             self._thread.join(5)
@@ -940,7 +948,7 @@ class Session:
                 self.process.wait()
 
     def _forked(self) -> None:
-        """Reset a forked child: the connection belongs to the parent."""
+        """Reset a forked child: the session is the parent's."""
         self.dead = Closed(f"{self.where}: belongs to the process that this one was forked from; compile again here")
         self._death_lock, self._attaching, self._sending = threading.Lock(), threading.Lock(), threading.Lock()
         for channel in (self._control, self._callbacks, *list(self._lanes)):
@@ -950,7 +958,7 @@ class Session:
 
 
 def _some(numbers: deque[int]) -> tuple[int, ...]:
-    """Return as many numbers as fit into one message."""
+    """Remove and return as many numbers as fit one message."""
     return tuple(numbers.popleft() for _ in range(min(len(numbers), 1 << 15)))
 
 

@@ -1,16 +1,17 @@
-"""Sandboxes this process for good, before a driver's service runs engine code that may be broken or hostile.
+"""Sandboxes this process irreversibly, before a driver's service runs engine code that may be broken or hostile.
 
-Afterwards, the process computes on memory and descriptors that it holds or receives, and reads what it needs to import.
-It opens no other file, writes none, creates no socket, starts no program or child, and reaches no other process or
-terminal. Each of the five mechanisms is applied if the kernel has it (x86-64 and aarch64); the report lists the others.
+Afterwards the process can only compute on memory and descriptors that it holds or receives, and read what it needs to
+import. It cannot open other files, write files, create sockets, start programs or children, affect other processes, or
+read a terminal. Each of the five mechanisms is applied if the kernel has it (x86-64 and aarch64); the report lists
+those that were not.
 
-    service:  sockets made ──► chdir("/") ──► confine(driver's files, Limits()) ──► import numpy, engine ──► serve
+    service:  sockets made ──► chdir("/") ──► `confine(driver's files, Limits())` ──► import numpy, engine ──► serve
 
-Call it while the process has one thread, before numpy or an engine starts others. Landlock covers the calling thread
-and its later threads (all threads since ABI 8). The report counts threads that escape it; seccomp covers those too. So
-nothing here imports numpy, directly or indirectly.
+Call it while the process has one thread, before numpy or an engine starts threads: landlock covers the calling thread
+and threads that it starts later (all threads since ABI 8). The report counts threads that landlock misses; seccomp
+covers those too. Therefore this package does not import numpy, even indirectly.
 
-docs/confinement.md lists the remaining system calls and the remaining risks.
+`docs/confinement.md` lists the remaining system calls and risks.
 """
 
 import difflib
@@ -32,30 +33,31 @@ def confine(
     """Sandbox the calling process, irreversibly.
 
     Args:
-        read: Absolute paths that it may read, in addition to Python's.
-        limits: The resource limits.
-        allow: Names of system calls to allow with any arguments, in addition to those of `confinement.allowed`.
+        read: Absolute paths that it may read in addition to Python's.
+        limits: Its resource limits.
+        allow: Names of system calls that it may make, with any arguments, in addition to `confinement.allowed`.
             Landlock and the limits still apply.
         devices: Absolute paths of character devices that it may read, write and control.
 
     Returns:
-        For "stdio", "no_new_privs", "rlimits", "landlock" and "seccomp": "applied: what" or "not applied: why".
+        For each of "stdio", "no_new_privs", "rlimits", "landlock" and "seccomp": "applied: what" or "not applied: why".
 
     Raises:
-        InvalidArgument: A path is relative or missing, a device is not a character device, or a system call is unknown.
-            Nothing was applied.
+        InvalidArgument: A path is relative or missing or is not a character device, or a system call is unknown. Nothing
+            is applied then.
     """
     for path in read:
         fits = path.is_absolute() and os.path.exists(path)
-        require(fits, f"confine: read path {str(path)!r} is relative or missing, must be absolute and exist")
+        require(fits, f"sandbox: read path {str(path)!r} is relative or missing, must be absolute and exist")
     for path in devices:
         fits = path.is_absolute() and path.is_char_device()
         require(
-            fits, f"confine: device {str(path)!r} must be the absolute path of a character device, such as /dev/null"
+            fits,
+            f"sandbox: device is {str(path)!r}, must be the absolute path of a character device, such as /dev/null",
         )
     for name in allow:
         like = ", ".join(difflib.get_close_matches(name, NAMES)) or "read"
-        require(name in NAMES, f"confine: allowed call is {name!r}, must be the name of a system call, such as {like}")
+        require(name in NAMES, f"sandbox: allowed call is {name!r}, must be the name of a system call, such as {like}")
     steps = {
         "stdio": stdio.redirect,
         "no_new_privs": kernel.no_new_privileges,
@@ -67,7 +69,7 @@ def confine(
 
 
 def available() -> dict[str, str]:
-    """Return what this kernel supports, by the keys of `confine`; nothing is applied."""
+    """Return what this kernel offers, by the keys of `confine`, without applying anything."""
     offers = {
         "stdio": lambda: "input, output and errors",
         "no_new_privs": lambda: f"prctl, now {kernel.prctl('PR_GET_NO_NEW_PRIVS', kernel.PR_GET_NO_NEW_PRIVS)}",

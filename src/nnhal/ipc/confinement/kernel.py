@@ -1,4 +1,4 @@
-"""System calls by number, and requests of a process to the kernel about itself."""
+"""System calls by number, and settings of the process that the kernel keeps."""
 
 import ctypes
 import os
@@ -14,7 +14,7 @@ AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 
 def checked(name: str, result: int) -> int:
-    """Return the result of a call, or raise its OSError."""
+    """Return the result of a call, or raise the OSError that it represents."""
     if result < 0:
         error = ctypes.get_errno()
         raise OSError(error, f"{name}: {os.strerror(error)}")
@@ -33,20 +33,23 @@ def syscall(name: str, number: int, *arguments: int | bytes | None) -> int:
 
 
 def end_pools() -> None:
-    """Have libraries end the threads that they restart on demand, as before a fork: OpenBLAS, numpy's.
+    """Make libraries (OpenBLAS, numpy) end their thread pools, as they do before a fork; they restart them when needed.
 
-    An existing thread would escape landlock. The child of the fork ends at once.
+    A thread that exists already would escape landlock. The child of that fork ends immediately.
     """
     child = _here.fork()  # without Python's handlers: the child needs none of them
     if child == 0:
         _here._exit(0)
     if child > 0:
-        with suppress(ChildProcessError):  # the kernel reaps children itself
+        with suppress(ChildProcessError):  # the kernel reaps children, by a setting of the application
             os.waitpid(child, 0)
 
 
 def machine() -> str:
-    """Return the architecture. Raises OSError for an unknown one, and for a 32-bit Python on a 64-bit kernel."""
+    """Return the architecture of the tables.
+
+    Raises OSError for another one, also for 32-bit Python on a 64-bit kernel.
+    """
     name, bits = os.uname().machine, 8 * struct.calcsize("P")
     if name not in AUDIT_ARCH or bits != 64:
         raise OSError(0, f"system is {name} with {bits} bits, must be {' or '.join(AUDIT_ARCH)} with 64")
@@ -54,7 +57,7 @@ def machine() -> str:
 
 
 def no_new_privileges() -> str:
-    """Disable set-user-id programs, and tracing by the user's other processes."""
+    """Disable set-user-id programs, and prevent the user's other processes from tracing this one."""
     prctl("PR_SET_NO_NEW_PRIVS", PR_SET_NO_NEW_PRIVS, 1)
     prctl("PR_SET_DUMPABLE", PR_SET_DUMPABLE, 0)
     return "no new privileges, not dumpable"

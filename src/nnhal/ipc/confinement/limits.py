@@ -13,12 +13,18 @@ def _three_quarters_of_memory() -> int:
 
 
 class Limits(Record, frozen=True):
-    """The resource limits of a sandboxed process. No limit is raised, except that of descriptors up to the hard one.
+    """Resource limits of a sandboxed process.
 
-    memory: bytes of private writable memory (RLIMIT_DATA: heaps, stacks, arenas; shared pools do not count).
-    descriptors: one more than the highest descriptor (RLIMIT_NOFILE). file: bytes that one file, or memory that can be
-    sent, may grow to (RLIMIT_FSIZE). processes: processes and threads of the *user*, not of this process alone
-    (RLIMIT_NPROC); None leaves it unchanged. Core dumps are always off.
+    A limit never rises above the current one, except descriptors, up to the hard one.
+
+    Attributes:
+        memory: Bytes of private writable memory (RLIMIT_DATA: heaps, stacks, arenas; shared pools do not count).
+        descriptors: One more than the highest descriptor (RLIMIT_NOFILE).
+        file: The most bytes of one file, or of memory that can be sent (RLIMIT_FSIZE).
+        processes: All processes and threads of the *user*, not of this process alone (RLIMIT_NPROC); None for no
+            change.
+
+    Core dumps are always off.
     """
 
     memory: int = field(default_factory=_three_quarters_of_memory)
@@ -30,19 +36,19 @@ class Limits(Record, frozen=True):
         for name in ("memory", "descriptors", "file", "processes"):
             value = getattr(self, name)
             fits = value is None or 1 <= value < 1 << 63
-            require(fits, f"Limits: {name} = {value}, must be at least 1 and below 1 << 63")
+            require(fits, f"Limits: {name} is {value}, must be at least 1 and below 1 << 63")
 
 
 def require(fact: bool, message: str) -> None:
-    """Raise InvalidArgument unless the condition holds."""
+    """Raise InvalidArgument unless `fact` holds."""
     if not fact:
-        from nnhal.base.errors import InvalidArgument  # imports numpy, whose threads must not exist yet
+        from nnhal.base.errors import InvalidArgument  # it imports numpy, which must not start threads yet
 
         raise InvalidArgument(message)
 
 
 def limit(limits: Limits) -> str:
-    """Set the limits, for good, and return them."""
+    """Set the limits, irreversibly, and describe them."""
     wanted = {
         "data": (resource.RLIMIT_DATA, limits.memory),
         "descriptors": (resource.RLIMIT_NOFILE, limits.descriptors),
@@ -62,7 +68,7 @@ def _lowered(which: int, value: int) -> int:
 
 
 def raise_descriptors(value: int) -> None:
-    """Allow this process so many descriptors, if its hard limit permits; never fewer than now."""
+    """Raise the number of descriptors if the hard limit allows it; never lower it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = value if hard == resource.RLIM_INFINITY else min(value, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

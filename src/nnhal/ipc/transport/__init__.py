@@ -12,7 +12,7 @@ __all__ = ["_native", "require"]
 
 
 def require() -> None:
-    """Raise DeviceUnavailable with the remedy if the C extension is not built."""
+    """Raise DeviceUnavailable, with the remedy, if the extension is missing."""
     from nnhal.ipc.transport import absent
 
     if _native is absent:

@@ -1,4 +1,4 @@
-"""Replaces `_native` if it is not built: the names that modules need to load. Any use raises an error with the remedy."""
+"""Replaces `_native` if it was not built: it has the names that modules import; any other use raises the remedy."""
 
 from typing import Any
 
@@ -9,16 +9,16 @@ CLIENT, SERVICE = range(2)
 
 
 class Descriptors:
-    """Descriptors of a message; there are never any."""
+    """Descriptors of a message; always empty."""
 
 
 NONE = Descriptors()
 
 
 def refusal() -> DeviceUnavailable:
-    """Return the error for any use of another process."""
+    """Return the error for anything that needs another process."""
     return DeviceUnavailable(
-        "isolation: nnhal was installed without its extension nnhal.ipc.transport._native, which processes of drivers and "
+        "isolation: nnhal was installed without its extension nnhal.ipc.transport._native, which isolated drivers and "
         "services need; install a C compiler and then nnhal again (pip install --force-reinstall --no-deps), or a wheel, "
         "or run without isolation"
     )

@@ -1,4 +1,4 @@
-"""The process on the other end of a socket, and whether it has ended, by the kernel."""
+"""Identifies the process on the other end of a socket, and detects its end, through the kernel."""
 
 import ctypes
 import os
@@ -13,10 +13,10 @@ _libc = ctypes.PyDLL(None)  # calls keep the interpreter lock
 
 
 def pidfd(pid: int) -> int:
-    """Return a descriptor that becomes readable when the process ends; -1 if that is impossible."""
+    """Return a descriptor that becomes readable when the process ends; -1 if none is available."""
     try:
         return os.pidfd_open(pid)
-    except (OSError, OverflowError):  # the number may be invalid
+    except (OSError, OverflowError):  # the reported number may be wrong
         return -1
 
 
@@ -27,7 +27,7 @@ def peer_of(sock: socket.socket) -> tuple[int, int]:
 
 
 def watch_peer(sock: socket.socket) -> int:
-    """Return a pidfd of the process on the other end; -1 if that is impossible."""
+    """Return a pidfd of the process on the other end; -1 if none is available."""
     try:
         return struct.unpack("i", sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD, 4))[0]
     except OSError:
@@ -38,10 +38,10 @@ def watch_peer(sock: socket.socket) -> int:
 
 
 def ended(watch: int, longer: int = 0) -> bool:
-    """Whether a process has ended, or does within some milliseconds: its sockets close just before it ends.
+    """Whether a process has ended, or ends within some milliseconds: its sockets are closed just before it ends.
 
-    It keeps the interpreter: beside a busy thread, each release costs 5 ms. longer: further milliseconds, without the
-    interpreter, because a process may end slowly on a busy machine.
+    The call keeps the interpreter lock: beside a busy thread, each release costs 5 ms until it returns. longer:
+    additional milliseconds, without the interpreter lock, because a process on a busy machine takes time to end.
     """
     if watch < 0:
         return False
