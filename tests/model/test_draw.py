@@ -156,6 +156,7 @@ def test_a_model_of_seven_hundred_operations_is_an_overview_by_default_which_fit
     titles = [text for text in texts(drawn) if re.match(r"#\d+", text)]
     assert 15 <= len(titles) <= 30 and titles[0].startswith("#0 to #") and titles[-1].endswith("#699")
     assert any(title.startswith("#400") for title in titles)  # a group lies on one device
+    assert not any(text.startswith(("from #", "to #")) for text in texts(drawn))  # one column
 
 
 def test_groups_hold_every_operation_once_and_end_where_few_tensors_are_alive() -> None:
