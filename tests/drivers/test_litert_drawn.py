@@ -52,10 +52,10 @@ REASONS = {  # for which calls of any scales may be refused whose arguments are 
     "UNIDIRECTIONAL_SEQUENCE_RNN": NO_SIGMOID,
 }
 NEVER: dict[str, dict[int, str]] = {  # types of which LiteRT has no kernel, or another one
-    "BATCH_MATMUL": {I32: "does not take TENSOR_INT32"},
-    "CAST": dict.fromkeys((Q16A, Q16S), "does not take TENSOR_QUANT16"),
+    "BATCH_MATMUL": {I32: "does not support TENSOR_INT32"},
+    "CAST": dict.fromkeys((Q16A, Q16S), "does not support TENSOR_QUANT16"),
     "LSH_PROJECTION": {F16: "LiteRT's sparse|the bytes of float16 are hashed"},
-    "RANK": dict.fromkeys((Q16A, Q16S, Q8SYMM, Q8PC), "does not take TENSOR_QUANT"),
+    "RANK": dict.fromkeys((Q16A, Q16S, Q8SYMM, Q8PC), "does not support TENSOR_QUANT"),
 }
 
 

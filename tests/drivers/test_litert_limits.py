@@ -514,7 +514,7 @@ def test_an_alpha_of_an_open_dimension_may_be_larger_than_the_input() -> None:
     [
         ((3, 2), ""),
         ((0, 2), "shape is computed at execution, must be constant"),
-        ((), "needs a shape when the model is prepared, and it is only known at execution"),
+        ((), "needs a shape when the model is prepared, but it is known only at execution"),
     ],
 )
 def test_a_computed_shape_is_refused_where_the_output_does_not_say_it(dims: tuple[int, ...], told: str) -> None:
@@ -539,7 +539,8 @@ def test_more_dimensions_than_xnnpack_splits_are_refused() -> None:
 def test_a_type_that_the_engines_kernel_lacks_is_refused_by_name() -> None:
     pair = {"x": X((2, 2), I32), "y": X((2, 2), I32)}
     assert (
-        reason("BATCH_MATMUL", **pair, adj_x=False, adj_y=False) == "LiteRT's BATCH_MATMUL does not take TENSOR_INT32"
+        reason("BATCH_MATMUL", **pair, adj_x=False, adj_y=False)
+        == "LiteRT's BATCH_MATMUL does not support TENSOR_INT32"
     )
 
 

@@ -96,7 +96,7 @@ def test_shape_at_run_time_must_fit_the_subgraph():
 def test_result_must_fit_the_declared_output():
     unknown = result(F32, (None,))
     call = branches(then=((unknown,), (unknown,)), other=((unknown,), (unknown,)), operands=([1.0, 2.0],))
-    with pytest.raises(OperationFailed, match=r"IF: made float32\[2\], must be float32\[3\]"):
+    with pytest.raises(OperationFailed, match=r"IF: the result is float32\[2\], must be float32\[3\]"):
         run(*call, result(F32, (3,)), context=calls(lambda x: [x]))
 
 

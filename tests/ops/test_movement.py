@@ -433,5 +433,5 @@ def test_a_shape_that_is_none_is_rejected(shape: tuple[int, ...]) -> None:
 
 
 def test_a_kernel_that_cannot_know_its_shape_says_so() -> None:
-    with pytest.raises(OperationFailed, match="needs the value of"):
+    with pytest.raises(OperationFailed, match="is omitted, must have a value"):
         run("FILL", [Value(I32, (1,)), 1.0])

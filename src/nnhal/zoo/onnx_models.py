@@ -1,4 +1,4 @@
-"""The `.onnx` models that packages ship: rows of the catalogue, with the shapes that open ones are usually given."""
+"""The `.onnx` models of packages: rows of the catalogue, with the usual shapes of open ones."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from nnhal.zoo.kinds import Kind
 
 
 class OnnxRow(NamedTuple):
-    """A model. shapes: of inputs whose dimensions the file leaves open, as they are usually."""
+    """A model. shapes: the usual shapes of inputs whose dimensions the file leaves open."""
 
     name: str
     member: str
