@@ -188,7 +188,7 @@ def test_cancelling_ends_a_loop():
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ([sub(0, [NUMBER], [FLAG]), sub(1, [NUMBER], [])], "got 2 inputs, takes 3 or more"),
+        ([sub(0, [NUMBER], [FLAG]), sub(1, [NUMBER], [])], "has 2 inputs, must have 3 or more"),
         ([sub(0, [], [FLAG]), sub(1, [NUMBER], [NUMBER]), NUMBER], "condition_model has 0 inputs, must have 1"),
         ([sub(0, [NUMBER], [FLAG, FLAG]), sub(1, [NUMBER], [NUMBER]), NUMBER], "has 2 outputs, must have 1"),
         ([sub(0, [NUMBER], [NUMBER]), sub(1, [NUMBER], [NUMBER]), NUMBER], "is TENSOR_FLOAT32, must be TENSOR_BOOL8"),

@@ -9,7 +9,7 @@ several.
 | `elementwise.py`, `layers.py`, `shapes.py`, `recurrent.py` | the entries |
 
     graph = OnnxGraph(model)
-    TABLE.lower(model, partial(OnnxTask, graph), forms)
+    TABLE.lower(model, partial(OnnxTask, graph))
     graph.finish()  # a Built: the bytes of an ONNX model, its ends, and the constants that stay in their memory
 """
 
