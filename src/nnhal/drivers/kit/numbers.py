@@ -1,11 +1,15 @@
 """The parameters of operations as the numbers that engines need, for every signature of an operation."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from nnhal.ops.common import ACTIVATION_RANGE, dilation_of, encode, fused, padding
 from nnhal.ops.schema import Bound
+
+PARTS = 512  # of a quantisation step, of which 255 are less than a half
+SAME = 2.0**-22  # relative: quotients of scales this close are equal in float32
 
 
 class Window(NamedTuple):
@@ -63,3 +67,16 @@ def stored_bounds(a: Bound) -> tuple[int, int]:
     """
     low, high = encode(a.out, np.array(bounds(a), np.float32)).tolist()
     return low, high
+
+
+def makes_halves(scales: Sequence[float], step: float) -> bool:
+    """Whether many multiples of scales are exact halves of a quantisation step, which 8-bit kernels round in different ways.
+
+    They are if the quotient of a scale and the step is a whole number of 512ths, but not an integer.
+    """
+    for scale in scales:
+        parts = scale / step * PARTS
+        whole = round(parts)
+        if whole % PARTS and abs(parts - whole) <= whole * SAME:
+            return True
+    return False
