@@ -471,7 +471,7 @@ def test_an_index_outside_ends_the_execution() -> None:
     given = np.arange(8, dtype=np.float32).reshape(4, 2)
     assert run(model, given, np.array([3, 0, 3], np.int32))[0].tolist() == given[[3, 0, 3]].tolist()
     for index in (-1, 4, 2**31 - 1, -(2**31)):
-        with pytest.raises(OperationFailed, match="an index lies outside"):
+        with pytest.raises(OperationFailed, match="an index is outside"):
             run(model, given, np.array([0, index, 0], np.int32))
 
 
