@@ -170,7 +170,7 @@ def test_what_needs_the_driver_in_this_process_is_not_asked_of_another() -> None
         if check.inside:
             with trying(trial_of(device())) as trial:
                 trial.isolated = True
-                told = "needs the driver in this process"
+                told = "needs the driver in this process (without --isolate)"
                 assert outcome_of(check, trial) == ("skipped", told, ""), name
     assert Counter(check.inside for check in CHECKS.values())[True] == 7
 

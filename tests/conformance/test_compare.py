@@ -173,7 +173,7 @@ def test_what_has_no_value_has_no_frequencies():
 
 
 def test_samples_have_a_row_for_each_row_of_logits():
-    wrong = "has shape {}, must be of 1 rows"
+    wrong = "has shape {}, must have 1 rows"
     assert of_classes([[0, 0]], [0]) == (wrong.format([1]), "")
     assert of_classes([[0, 0]], [[0, 1], [0, 1]]) == (wrong.format([2, 2]), "")
     assert of_classes([[0, 0]], [[[0, 1]]]) == (wrong.format([1, 1, 2]), "")

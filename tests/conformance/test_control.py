@@ -278,7 +278,7 @@ def test_a_loop_that_does_not_look_at_its_time_out_is_found() -> None:
         return Control(loop_timeout=400_000_000)
 
     verdict, reason, _ = looked(altered(patient), "loop-timeout", "WHILE")
-    assert verdict == "failed" and "after the time-out of its loop" in reason
+    assert verdict == "failed" and "after the timeout of its loop" in reason
     assert looked(Reference(), "loop-timeout", "WHILE") == ("passed", "", "")
 
 

@@ -204,7 +204,7 @@ def test_a_sample_has_an_element_to_write(wanted: Any, sample: bool, monkeypatch
     if sample:
         assert trial.samples()
     else:
-        with pytest.raises(NotAsked, match="has an element to write"):
+        with pytest.raises(NotAsked, match="has an output element"):
             trial.samples()
 
 
@@ -359,7 +359,7 @@ def test_a_limit_that_never_came_to_the_driver_is_no_verdict_about_it(
         return run(self, prepared, arrays, UNLIMITED, **how)
 
     monkeypatch.setattr(Trial, "run", refused)
-    assert with_samples(device(), name, SMALL) == ("skipped", "nothing that it judges happened", "")
+    assert with_samples(device(), name, SMALL) == ("skipped", "the check saw nothing to judge", "")
 
 
 def test_an_execution_is_cancelled_before_it_begins_and_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -426,15 +426,15 @@ def test_a_block_is_of_5_to_40_rounds_and_about_50_ms_after_5_of_warming_up(
 @pytest.mark.parametrize(
     ("seconds", "what", "steps", "said"),
     [
-        (1.0, "descriptors", (2, 2, 2), "each run leaves 0.4 descriptors behind (15 rounds)"),
+        (1.0, "descriptors", (2, 2, 2), "each run leaks 0.4 descriptors (15 iterations)"),
         (1.0, "descriptors", (2, 1, 9), ""),
-        (1.0, "threads", (5, 5, 5), "each run leaves 1 threads behind (15 rounds)"),
+        (1.0, "threads", (5, 5, 5), "each run leaks 1 threads (15 iterations)"),
         (1.0, "processes", (5, 0, 5), ""),
-        (0.0, "processes", (20, 20, 20), "each run leaves 0.5 processes behind (120 rounds)"),
+        (0.0, "processes", (20, 20, 20), "each run leaks 0.5 processes (120 iterations)"),
         (0.0, "processes", (19, 20, 20), ""),
-        (1.0, "resident memory", (256 * KIB,) * 3, "each run leaves 51 KiB of resident memory behind (15 rounds)"),
+        (1.0, "resident memory", (256 * KIB,) * 3, "each run leaks 51 KiB of resident memory (15 iterations)"),
         (1.0, "resident memory", (256 * KIB, 256 * KIB - 1, 256 * KIB), ""),
-        (0.0, "address space", (320 * KIB,) * 3, "each run leaves 8 KiB of address space behind (120 rounds)"),
+        (0.0, "address space", (320 * KIB,) * 3, "each run leaks 8 KiB of address space (120 iterations)"),
         (0.0, "address space", (320 * KIB - 1,) * 3, ""),
     ],
 )

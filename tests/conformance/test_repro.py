@@ -99,7 +99,7 @@ def test_a_vector_that_is_gone_and_a_folder_that_cannot_be_written_are_said_to_b
         with pytest.raises(InvalidArgument, match=f"vectors: {gone} is no longer in .*corpus"):
             write(tmp_path, Selection(corpus), Outcome(gone, "failed"))
     (tmp_path / "file").write_text("")
-    with pytest.raises(InvalidArgument, match=r"repro .*/file/one: Not a directory, must be a folder that can be writ"):
+    with pytest.raises(InvalidArgument, match=r"repro .*/file/one: Not a directory, must be a writable folder"):
         write(tmp_path / "file", Selection(corpus), Outcome(ONE, "failed"))
 
 

@@ -463,7 +463,9 @@ FAULTS: dict[str, list[tuple[Callable[[], Device], str, str]]] = {
     "constants-kept": [(lambda: running(scribbled_constants), ADD, "a constant of the model was written to")],
     "prepared-twice": [(lambda: device(prepared=SharedEngine), ADD, "other of the same model was closed")],
     "many-prepared": [(lambda: device(prepared=Contexts), ADD, "prepared model 9 of 16")],
-    "stable-verdicts": [(lambda: device(prepared=Tired, supports=no_after_a_run), ADD, "yes, and no while the model is prepared")],
+    "stable-verdicts": [
+        (lambda: device(prepared=Tired, supports=no_after_a_run), ADD, "yes, and no while the model is prepared")
+    ],
     "hints": [(lambda: device(prepare=by_hints), ADD, "with threads 2: output 0 differs")],
     "options": [(lambda: device(prepare=wrong_kind), ADD, "must be ignored or InvalidArgument")],
     "late-write": [(lambda: giving(late), ADD, "written after the execution ended")],
@@ -500,8 +502,8 @@ FAULTS: dict[str, list[tuple[Callable[[], Device], str, str]]] = {
     ],
     "growth": [
         (lambda: giving(leaking(lambda: np.ones(1 << 18, np.uint8))), ADD, r"leaves 2\d\d KiB of"),
-        (lambda: giving(leaking(lambda: os.dup(0))), ADD, "leaves 1 descriptors behind"),
-        (lambda: giving(leaking(kept_thread)), ADD, "leaves 1 threads behind"),
+        (lambda: giving(leaking(lambda: os.dup(0))), ADD, "leaks 1 descriptors"),
+        (lambda: giving(leaking(kept_thread)), ADD, "leaks 1 threads"),
     ],
     "burst": [(lambda: device(prepared=type("P", (Healthy,), {"burst": zero_burst})), ADD, "in a burst: output 0 differs")],
     "fenced": [
@@ -732,7 +734,7 @@ def test_copies_that_a_driver_makes_of_its_process_are_found_and_end_with_it(tmp
     driver.write_text(LEAVING.replace("        return super().prepare", forks[1:]))
     chosen = Validation(drivers=(str(driver),), only=("growth/ABS",), draws=1)
     (outcome,) = [o for some, _, _ in run_checks(chosen, 1) for o in some.outcomes if o.check == "growth"]
-    assert outcome.verdict == "failed" and "leaves 1 processes behind" in outcome.reason
+    assert outcome.verdict == "failed" and "leaks 1 processes" in outcome.reason
     pids = [int(line) for line in told.read_text().split()]
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "the end of the copies")
 

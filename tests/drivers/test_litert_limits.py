@@ -410,9 +410,9 @@ def test_a_swish_that_its_own_kernel_has_no_16_bits_for_is_refused_under_exact_n
         (128.0, 128.0, "input scale 128 is too coarse"),
         (1.0, 2 / 256 * 0.999, "is too fine for LiteRT here"),
         (1.0, 127.0, ""),
-        (1.0, 129.0, "16 bits for the quotient of scales"),
+        (1.0, 129.0, "the quotient of scales exceeds 16 bits"),
         (2.0**-20, 1e-6, ""),
-        (2.0**-21, 1e-6, "16 bits for the quotient of scales"),
+        (2.0**-21, 1e-6, "the quotient of scales exceeds 16 bits"),
     ):
         given = {"input": X((4,), scale=scale), "scale": out, "zero_point": 0}
         assert reason("HARD_SWISH", **given) == ""

@@ -1,6 +1,4 @@
-"""Compares outputs with the expected ones within the test vectors' tolerances, and explains patterns of their
-differences.
-"""
+"""Compares outputs with the expected ones within the test vectors' tolerances, and explains patterns of differences."""
 
 from collections.abc import Iterator, Sequence
 
@@ -52,9 +50,7 @@ def _near(a: Array, e: Array, limits: tuple[float, float]) -> Array:
 
 
 def tolerance(kind: int, half: bool, mobilenet: bool = False) -> tuple[float, float]:
-    """Return the absolute and relative tolerance of an output, by AOSP's test harness; types of extensions count as
-    float32.
-    """
+    """Return an output's absolute and relative tolerance, by AOSP's test harness; types of extensions count as float32."""
     if kind == OperandType.TENSOR_FLOAT16 or (half and kind == OperandType.TENSOR_FLOAT32):
         return HALF, HALF
     if kind in (OperandType.TENSOR_FLOAT32, OperandType.FLOAT32) or kind >> EXTENSION_SHIFT:
@@ -67,8 +63,9 @@ def tolerance(kind: int, half: bool, mobilenet: bool = False) -> tuple[float, fl
 def compare_frequencies(
     vector: Vector, inputs: Sequence[Array | None], outputs: Sequence[Array | None]
 ) -> tuple[str, str]:
-    """Compare random outputs: the share of samples of each class with the softmax of the input. Returns as
-    `compare_all`.
+    """Compare random outputs: the share of samples of each class with the softmax of the input.
+
+    Returns as `compare_all`.
     """
     logits, samples = inputs[0], outputs[0]
     if logits is None or samples is None:

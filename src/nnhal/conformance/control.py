@@ -191,8 +191,9 @@ def while_call(
     given: bool,
     carried: int | None = None,
 ) -> WhileCall:
-    """Make a WHILE around a call. given: whether the counter's limit is an input of the model. Otherwise as
-    `WhileCall`.
+    """Make a WHILE around a call. given: whether the counter's limit is an input of the model.
+
+    The other arguments are those of `WhileCall`.
     """
     read = [v for p in inner.given if p != carried and (v := inner.inputs[p]) is not None]
     counter, limit = counting.number(0), counting.limit(rounds)
@@ -350,9 +351,7 @@ def _shown(array: Array | None) -> str:
 
 
 def sources(name: str, rng: np.random.Generator, takes: Takes) -> list[Source]:
-    """Return functions that draw calls of IF or WHILE, from operations that a device supports alone, otherwise from
-    ADD.
-    """
+    """Return functions that draw calls of IF or WHILE, from operations that a device supports alone, else from ADD."""
     fitting = [cell for cell, model in _alone() if takes(model)]
     fitting = fitting or [cell for cell, _ in _alone() if (cell.op.name, cell.kind) == ("ADD", F32)]
     chosen = [fitting[n] for n in rng.permutation(len(fitting))[:CHOSEN]]

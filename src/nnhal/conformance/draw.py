@@ -1,5 +1,4 @@
-"""Draws calls of an operation from its record: every signature, type, argument and class of values that the record
-allows.
+"""Draws calls of an operation from its record: every signature, type, argument and class of values.
 
 The record names the ranges (`Arg.drawn`, `Op.sized`, `Op.scaled`, `Op.counted`); for anything else the draw uses
 whatever its rules allow. A call that the record refuses is drawn again, so rules between arguments (padding and filter)
@@ -74,9 +73,7 @@ class Cell(Record, frozen=True):
 
 
 def cells(names: Sequence[str] = ()) -> Iterator[Cell]:
-    """Yield all cells, except control flow, which has no values itself, and operations of extensions that are not
-    named.
-    """
+    """Yield all cells, except control flow, which has no values, and operations of extensions that are not named."""
     for name, record in OPS.items():
         if (names and name not in names) or any(SUBGRAPH in _allowed(a) for a in record.forms[0]):
             continue
@@ -208,8 +205,9 @@ class Drawn:
         return self._sizes[name]
 
     def _size(self) -> int:
-        """Return a size, mostly small; one of a call may be large enough for the main loop and the remainder of a SIMD
-        kernel.
+        """Return a size, mostly small.
+
+        One of a call may be large enough for the main loop and the remainder of a SIMD kernel.
         """
         if self.open and self.rng.random() < 0.1:
             return 0
@@ -335,8 +333,9 @@ class Drawn:
         return self.whole(-2 if low is None else int(low), 3 if argument.at_most is None else int(argument.at_most))
 
     def _shape(self, argument: Arg) -> tuple[int, ...]:
-        """Return the shape by the pattern; else that of the call, whose dimensions a broadcasting operation drops or
-        sets to 1.
+        """Return the shape by the pattern; else that of the call.
+
+        A broadcasting operation drops some dimensions of the latter or sets them to 1.
         """
         if argument.dims is not None:
             return self.shape_of(argument.name)

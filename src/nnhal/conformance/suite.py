@@ -131,8 +131,9 @@ def fate_of(text: str) -> str:
 
 
 def _run(vector: Vector, device: Device, variant: str, way: str, at: Callable[[str], None]) -> Request | str:
-    """Return the request after its execution, or why the device does not support the vector. Raises the driver's
-    errors.
+    """Return the request after its execution, or why the device does not support the vector.
+
+    Raises the driver's errors.
     """
     at(BUILDING)
     model = vector.model(dynamic=variant == "dynamic", signed=variant == "signed")

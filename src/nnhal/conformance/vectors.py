@@ -68,9 +68,7 @@ class Vector(Record, frozen=True):
         return {operation["type"] for g in graphs for operation in g["operations"]}
 
     def model(self, *, dynamic: bool = False, signed: bool = False) -> Model:
-        """Return the model. dynamic: with outputs of unknown dimensions; signed: with unsigned 8-bit tensors made
-        signed.
-        """
+        """Return the model. dynamic: with unknown output dimensions; signed: with unsigned 8-bit tensors made signed."""
         builder = ModelBuilder(self.id)
         for graph in self.test.get("referenced", ()):
             sub = builder.subgraph()

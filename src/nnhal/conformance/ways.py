@@ -54,8 +54,9 @@ def fenced(_: Device, prepared: Prepared, request: Request, control: Control) ->
 
 
 def callback(_: Device, prepared: Prepared, request: Request, control: Control) -> None:
-    """Execute with a callback that must come exactly once; a HAL object prepared inside `by_callbacks` uses its own
-    too.
+    """Execute with a callback that must come exactly once.
+
+    A HAL object prepared inside `by_callbacks` uses its own callback too.
     """
     came: list[NnhalError | None] = []
     done = threading.Event()

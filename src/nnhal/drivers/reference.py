@@ -150,8 +150,9 @@ class Interpreter(Prepared):
         return Timing(spent, spent) if control.measure else None
 
     def memory(self) -> MemoryUse:
-        """Report constants, which are read in place, and intermediates if all shapes are known and no subgraph is
-        called.
+        """Report constants, which are read in place, and intermediates if they are known.
+
+        They are known if all shapes are and no subgraph is called.
         """
         constants = {(o.lifetime, o.location): o.location.length for g in self.graphs for o in constants_of(g)}
         return MemoryUse(0, sum(constants.values()), 0, self._intermediates())

@@ -52,8 +52,9 @@ def by_zero(a: Bound, x: Array, y: Array) -> Any:
 
 
 def product(a: Bound, x: Array, y: Array) -> Array:
-    """Multiply in float64 if quantised: with extreme scales, real values leave float32's range before they are scaled
-    back.
+    """Multiply, in float64 if quantised.
+
+    With extreme scales, real values leave float32's range before they are scaled back.
     """
     return np.multiply(x, y, dtype=np.float64 if a.out.quantised else x.dtype)
 

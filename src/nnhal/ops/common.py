@@ -219,8 +219,9 @@ def windows(a: Bound, x: Array) -> Array:
 
 
 def product(x: Array, y: Array, out: Array | None = None) -> Array:
-    """Multiply matrices. A long float32 product is the float64 sum of shorter ones, whose float32 sums are accurate
-    enough.
+    """Multiply matrices.
+
+    A long float32 product is the float64 sum of shorter ones, whose float32 sums are accurate enough.
     """
     many = x.shape[-1]
     if x.dtype != np.float32 or many <= INNER:

@@ -109,7 +109,7 @@ def body_fits(a: Bound) -> None:
 
 
 def loop_shapes(a: Bound) -> list[Shape | None]:
-    """Return the dimensions that the shapes after no iteration and after any other one have in common."""
+    """Shape rule: the dimensions that the shapes after no iteration and after any other one have in common."""
     ends = zip(a.outs, a.operands, a.body_model.outputs, strict=False)
     return [None if first is None else common(first.shape, last.shape) for _, first, last in ends]
 

@@ -1,5 +1,6 @@
-"""A 64-bit fingerprint of bytes: FarmHash's, by its published definition. It never changes, because models depend on
-it.
+"""A 64-bit fingerprint of bytes: FarmHash's, by its published definition.
+
+It never changes, because models depend on it.
 """
 
 from struct import unpack_from

@@ -1,9 +1,9 @@
-"""Fixed-point arithmetic of the quantised LSTMs, which are defined bit by bit: every product is rounded in a prescribed
-way.
+"""Fixed-point arithmetic of the quantised LSTMs, which are defined bit by bit.
 
-A 16-bit value with n integer bits is an integer q that represents q * 2**(n - 15). The functions follow the published
-algorithms of gemmlowp, on which all implementations agree. Their tanh is off by up to 12 units of 2**-15, so
-floating-point computation would not give the defined results. Arrays are int64, so that no intermediate overflows.
+Every product is rounded in a prescribed way. A 16-bit value with n integer bits is an integer q that represents q *
+2**(n - 15). The functions follow the published algorithms of gemmlowp, on which all implementations agree. Their tanh
+is off by up to 12 units of 2**-15, so floating-point computation would not give the defined results. Arrays are int64,
+so that no intermediate overflows.
 """
 
 import math
@@ -101,10 +101,10 @@ def logistic(x: Array, bits: int) -> Array:
 
 
 def inverse_root(x: Array) -> tuple[Array, Array]:
-    """Return 1 / sqrt(x) of positive 31-bit integers, as a fraction of 31 bits and the number of halvings of the
-    product with it.
+    """Return 1 / sqrt(x) of positive 31-bit integers.
 
-    The definition has five Newton steps from 1, which do not always give all digits.
+    The result is a fraction of 31 bits and the number of halvings of the product with it. The definition has five
+    Newton steps from 1, which do not always give all digits.
     """
     pairs = (29 - np.frexp(x)[1].astype(np.int64)) // 2
     between = x * 4.0**pairs * 2.0**-29  # from 1/4 to 1

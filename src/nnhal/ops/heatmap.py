@@ -17,12 +17,10 @@ def large(a: Bound) -> None:
 
 
 def peak(a: Bound, around: Array) -> tuple[Array, Array]:
-    """Return the peak of a parabola through 3 x 3 elements [..., y, x], as [x, y] from their middle, and its value
-    there.
+    """Return the peak of a parabola through 3 x 3 elements [..., y, x] and its value there.
 
-    Taylor's expansion to the second order is m + g·d + d·H·d / 2 with the slope g and the curvature H; d solves H d =
-    -g. If H is
-    singular, d is 0.
+    The peak is [x, y] from their middle. Taylor's expansion to the second order is m + g·d + d·H·d / 2 with the slope g
+    and the curvature H; d solves H d = -g. If H is singular, d is 0.
     """
     (nw, n, ne), (w, m, e), (sw, s, se) = np.moveaxis(around, (-2, -1), (0, 1))
     gx, gy = (e - w) / 2, (s - n) / 2

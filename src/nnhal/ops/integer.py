@@ -32,10 +32,10 @@ def multiplier(factor: float | Array) -> tuple[Array, Array]:
 
 
 def rescaled(x: Array, factor: float | Array, up: bool | Array = False, cut: bool | Array = False) -> Array:
-    """Multiply 32-bit integers by real factors. up: whether the second rounding is half upwards; else half away from
-    zero.
+    """Multiply 32-bit integers by real factors.
 
-    cut: whether bits are cut off instead of the second rounding.
+    up: whether the second rounding is half upwards; else half away from zero. cut: whether bits are cut off instead of
+    the second rounding.
     """
     return scaled_by(x, *multiplier(factor), up, cut)
 
@@ -146,8 +146,9 @@ FINE = 7  # fraction bits that inputs get
 
 
 def hard_swish(a: Bound, x: Array) -> Array:
-    """Multiply x by a gate between 0 and 1. The fraction of the last product is cut off, so the result is below the
-    real one.
+    """Multiply x by a gate between 0 and 1.
+
+    The fraction of the last product is cut off, so the result is below the real one.
     """
     fine = np.float32(2.0**-FINE) * np.float32(a.input.scale)
     wide = steps(a.input, x) << FINE

@@ -253,8 +253,9 @@ def sequence(a: Bound, *tensors: Any) -> tuple[Array, ...]:
 
 
 def scratch(a: Bound) -> int:
-    """Return the size of the scratch output; Unknown if none is declared and the input gate may be omitted at
-    execution.
+    """The size of the scratch output.
+
+    Unknown if none is declared and the input gate may be omitted at execution.
     """
     weights = a.input_to_input
     if weights is not None and weights.data is None and not (a.out.shape and a.out.shape[-1]):
@@ -270,7 +271,7 @@ def room(a: Bound, own_gate: bool) -> int:
 
 
 def outputs_counted(a: Bound) -> None:
-    """Both last states are outputs, or none."""
+    """Both last states are outputs, or neither."""
     a.require(len(a.outs) != 2, "has 2 outputs, must have 1 or 3: both last states or none")
 
 
@@ -280,8 +281,9 @@ def one_way_shapes(a: Bound) -> list[Shape | None]:
 
 
 def half_open(prefix: str = "") -> dict[str, Any]:
-    """Make the arguments of examples: all weights are 0, so the gates are half open; half of the state 6 and of the
-    bias 2 make 4.
+    """Make the arguments of examples.
+
+    All weights are 0, so the gates are half open; half of the state 6 and of the bias 2 make 4.
     """
     weights = [f"{source}_to_{gate}" for source in ("input", "state") for gate in ("forget", "cell", "output")]
     biases = {"bias_forget": [0], "bias_cell": [2], "bias_output": [0]}

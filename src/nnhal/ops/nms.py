@@ -1,5 +1,6 @@
-"""BOX_WITH_NMS_LIMIT, and non-maximum suppression: the best box is chosen; boxes that overlap it lose score or are
-dropped.
+"""BOX_WITH_NMS_LIMIT, and non-maximum suppression.
+
+The best box is chosen; boxes that overlap it lose score or are dropped.
 """
 
 from collections.abc import Callable
@@ -65,10 +66,9 @@ def choose(boxes: Array, scores: Array, suppress: Suppress, most: int = -1) -> t
 def choose_by_class(
     boxes: Array, scores: Array, threshold: float, suppress: Suppress, most: int
 ) -> tuple[Array, Array, Array]:
-    """Return box, class and score of the choice of each class but 0, the background, from boxes [n, classes, 4]; best
-    first.
+    """Return box, class and score of the choice of each class but 0, the background; best first.
 
-    threshold: a score must be greater.
+    boxes: [n, classes, 4]. threshold: a score must be greater.
     """
     found = []
     for kind in range(1, scores.shape[1]):

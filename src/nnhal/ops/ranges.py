@@ -1,9 +1,9 @@
-"""The values that test generators may choose for an argument: the ranges that records name with `drawn`, `sized` and
-`counted`.
+"""The values that test generators may choose for an argument.
 
-A range is a function of the call under construction, `Draw`. It returns a number, an array, a `Value` if the
-quantisation matters too, a list of them for a variadic argument, or None to omit the argument. Reading another argument
-or dimension from the draw draws it first, so ranges may depend on each other.
+Records name these ranges with `drawn`, `sized` and `counted`. A range is a function of the call under construction,
+`Draw`. It returns a number, an array, a `Value` if the quantisation matters too, a list of them for a variadic
+argument, or None to omit the argument. Reading another argument or dimension from the draw draws it first, so ranges
+may depend on each other.
 """
 
 import math

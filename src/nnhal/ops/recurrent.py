@@ -1,6 +1,4 @@
-"""Shared functions of the recurrent operations: activations, unrolling over time in either layout, two directions,
-linking.
-"""
+"""Shared functions of the recurrent operations: activations, unrolling over time, two directions, linking."""
 
 from collections.abc import Callable, Iterable
 from functools import wraps
@@ -64,8 +62,9 @@ def size(a: Bound, name: str) -> int | None:
 
 
 def given(a: Bound, name: str) -> bool:
-    """Whether an optional argument has a value; Unknown for an input declared as [0], which may be omitted at
-    execution.
+    """Whether an optional argument has a value.
+
+    Unknown for an input declared as [0], which may be omitted at execution.
     """
     value: Value | None = getattr(a, name)
     if value is not None and perhaps_omitted(value):
@@ -82,8 +81,9 @@ def all_or_none(a: Bound, names: Iterable[str]) -> list[str]:
 
 
 def named(a: Bound, tensors: Iterable[Any], prefix: str = "") -> SimpleNamespace:
-    """Return the tensors of a kernel call by the names of their arguments; with a prefix, only those that have it,
-    without it.
+    """Return the tensors of a kernel call by the names of their arguments.
+
+    With a prefix, return only those that have it, without it.
     """
     pairs = zip((argument.name for argument, _ in a.inputs), tensors, strict=True)
     return SimpleNamespace(**{n.removeprefix(prefix): x for n, x in pairs if n.startswith(prefix)})
@@ -93,8 +93,9 @@ def named(a: Bound, tensors: Iterable[Any], prefix: str = "") -> SimpleNamespace
 
 
 def double(kernel: Kernel) -> Kernel:
-    """Make a kernel that computes in float64: float32's roundings would add up over the steps, and the gates magnify
-    them.
+    """Make a kernel that computes in float64.
+
+    Roundings of float32 would add up over the steps, and the gates magnify them.
     """
 
     @wraps(kernel)
@@ -288,8 +289,7 @@ def two_way_shapes(a: Bound, outputs: tuple[str, str], *states: str) -> list[Sha
 def two_ways(
     a: Bound, fw: tuple[Step, States], bw: tuple[Step, States], x: Array, aux: Array | None, crossed: bool
 ) -> tuple[Array, ...]:
-    """Run one cell forwards and one backwards; return the output sequences, merged or not, then the last states of
-    both.
+    """Run one cell forwards and one backwards; return the output sequences, merged or not, then both last states.
 
     crossed: whether both cells read `aux` in addition to `x`; otherwise the backward one reads it instead of `x`, if it
     is given.

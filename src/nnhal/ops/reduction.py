@@ -107,8 +107,9 @@ def products_leave_range(a: Bound, x: Array, axes: Array) -> Any:
 
 
 def product(x: Array, axes: tuple[int, ...]) -> Array:
-    """Multiply in float64; a factor of 0 among finite ones makes it 0, even if their product overflows before it meets
-    the 0.
+    """Multiply in float64.
+
+    A factor of 0 among finite ones makes the product 0, even if it overflows before it meets the 0.
     """
     zero = (x == 0).any(axes) & np.isfinite(x).all(axes)
     return np.where(zero, 0, np.multiply.reduce(x, axes, np.float64))
@@ -128,8 +129,9 @@ def without_axis(a: Bound) -> list[Shape]:
 
 
 def position(function: Kernel, nan: float) -> Kernel:
-    """Make a kernel: the index of the element of `function` along the axis, NaN counted as `nan`; the first among
-    equals.
+    """Make a kernel: the index of the element of `function` along the axis, the first among equals.
+
+    nan: the number that NaN counts as.
     """
     return lambda a, x: function(np.where(np.isnan(x), nan, x), a.axis).astype(np.int32).reshape(a.shapes[0])
 

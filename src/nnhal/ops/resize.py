@@ -71,8 +71,9 @@ def one_grid(a: Bound) -> None:
 
 
 def positions(a: Bound, size: int, new: int) -> Array:
-    """Return the positions of the output's elements in the input, along one axis, in float32: its rounding decides
-    neighbours.
+    """Return the positions of the output's elements in the input, along one axis.
+
+    They are float32, whose rounding decides neighbours.
     """
     between = a.align_corners and new > 1
     step = np.float32(size - 1) / np.float32(new - 1) if between else np.float32(size) / np.float32(new)

@@ -139,8 +139,7 @@ def fixed(table: Mapping[Any, tuple[float, int]]) -> Quant:
 def arg(
     name: str, spec: Spec | Loose | type[IntEnum], dims: str | None = None, *, rank: Any = None, **more: Any
 ) -> Arg:
-    """Make an argument: `arg("input", T, "batch height width depth")`, `arg("axis", INT32)`, `arg("activation",
-    Activation)`.
+    """Make an argument, such as `arg("axis", INT32)` or `arg("input", T, "batch height width depth")`.
 
     Args:
         name: The name, an attribute of `Bound`.
@@ -301,7 +300,7 @@ class Op(Record, frozen=True, dict=True):
         checks: The rules; each calls `a.require`, and may raise the required HAL version with `a.since`.
         sums: "terms" if outputs are sums, in any order; "products" if they are sums of products of tensors, which are
             defined if all inputs are finite and the sum of the products' magnitudes is within the type's range.
-        leaves_open: What else the definition leaves to the driver: `leaves_open(a, *tensors)`, with the kernel's
+        leaves_open: The results that the definition leaves to the driver: `leaves_open(a, *tensors)`, with the kernel's
             arguments, returns a mask for the first output, or one for each. Its docstring describes it.
         sized: Draws a named dimension for generated calls (see `ops.ranges`).
         counted: Draws the number of outputs.

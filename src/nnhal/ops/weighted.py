@@ -1,6 +1,4 @@
-"""Shared functions of operations with weights and a bias: their types, the rules of their scales, exact sums of
-products.
-"""
+"""Shared functions of operations with weights and a bias: types, rules of scales, exact sums of products."""
 
 from collections.abc import Callable
 from typing import Any

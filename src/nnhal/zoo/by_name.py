@@ -30,8 +30,9 @@ def path(name: str, progress: Progress | None = None) -> Path:
 
 
 def opened(name: str, progress: Progress | None = None) -> BinaryIO:
-    """Open the file of a model or picture for reading, with its digest verified. Arguments and errors are those of
-    `path`.
+    """Open the file of a model or picture for reading, with its digest verified.
+
+    Arguments and errors are those of `path`.
     """
     return zoo.opened(name, progress) if _fetched(name) else _maker().opened(name, progress)
 

@@ -1,5 +1,6 @@
-"""The folder that caches models. It belongs to the user, its files are identified by digests, and links in it are not
-followed.
+"""The folder that caches models.
+
+It belongs to the user, its files are identified by digests, and links in it are not followed.
 """
 
 import hashlib

@@ -1,3 +1,1 @@
-"""Verifies kernel variants on this processor: `hard` makes calls, `worker` runs them, `run` judges and stores the
-results.
-"""
+"""Verifies kernel variants on this processor: `hard` makes calls, `worker` runs them, `run` judges and stores results."""

@@ -7,7 +7,8 @@ coarse as the greatest sum needs, and finer. Other operations, and further calls
 (`conformance.draw`).
 
 A kernel may also cut off the decimals of a bound that is not a stored value. One quantisation step is within the
-tolerance, but may be all of RELU1 if the quantisation is coarse. So results at a bound, and zeros, must equal the reference's.
+tolerance, but may be all of RELU1 if the quantisation is coarse. So results at a bound, and zeros, must equal the
+reference's.
 """
 
 import math
@@ -116,7 +117,9 @@ class Maker:
         return int(limits.min), (int(limits.min) + int(limits.max) + 1) // 2, int(limits.max)
 
     def tensor(self, shape: Sequence[int], zero: int = 0, scale: float = SCALE, axis: int = 0) -> Value:
-        """Make a tensor: if quantised, each slice along the axis has a pattern of the type's ends; else numbers of a
+        """Make a tensor.
+
+        If it is quantised, each slice along the axis has a pattern of the type's ends; otherwise it has numbers of a
         magnitude.
         """
         shape = tuple(shape)
@@ -159,9 +162,7 @@ class Maker:
         return Value(I32, (channels,), scale, data=data)
 
     def products(self) -> Iterator[tuple[int, int, int]]:
-        """Yield zero points of input and weights, and the products of a sum: all zero points, and in addition long
-        sums.
-        """
+        """Yield zero points of input and weights, and the products of a sum: all zero points, and long sums."""
         pairs = [(x, w) for x, w, _ in self.all_weights()]
         width = len(pairs) // 3  # zero points of weights: all depths with each
         sizes = [
@@ -279,8 +280,9 @@ def _pools(m: Maker) -> Iterator[Made]:
 
 
 def _bounded(m: Maker) -> Iterator[Made]:
-    """Yield pictures of the least value, of 0 and of the greatest: results are far beyond the bounds of an activation,
-    or 0.
+    """Yield pictures of the least value, of 0 and of the greatest.
+
+    Results are far beyond the bounds of an activation, or 0.
     """
     low, middle, high = m.zero_points()
     make, activations = BOUNDED[m.operation], (Activation.RELU1, Activation.RELU6)

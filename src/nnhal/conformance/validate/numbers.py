@@ -141,8 +141,7 @@ def chance(more: int, count: int) -> float:
 
 
 def _spread(trial: Trial, call: Call) -> tuple[Call, Outputs]:
-    """Return the call with the output scale that keeps the most results inside their bounds, and the reference's
-    results.
+    """Return the call with the output scale that keeps the most results inside their bounds, and the wanted results.
 
     A result at an end of its type does not show how a driver rounds. If the record allows no other scale, the call is
     unchanged.

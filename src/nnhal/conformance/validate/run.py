@@ -123,9 +123,7 @@ class _Checks(Work):
         return replace(first, verdict=verdict, reason=reason, alone=second.verdict, found=second.found)
 
     def after(self, outcome: CheckOutcome) -> tuple[list[Bundle], list[CheckOutcome]]:
-        """Return bundles for new operations of extensions and for checks that waited for this one, and the skipped
-        checks.
-        """
+        """Return bundles for new operations of extensions and for waiting checks, and the skipped checks."""
         came = self._came[outcome.operation]
         verdict = came[outcome.check] = outcome.alone or outcome.verdict
         if outcome.check == "extensions":

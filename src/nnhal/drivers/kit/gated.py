@@ -1,5 +1,4 @@
-"""Finds gated recurrent units (GRU) among the operations of a model: engines have them whole, NNAPI has only their
-parts.
+"""Finds gated recurrent units (GRU) in a model: engines have them whole, NNAPI has only their parts.
 
 One step, where * is elementwise, and `reset` is applied before the product unless `reset_behind`:
 
@@ -110,9 +109,7 @@ class _Search:
         return a, self.main.operations[n]
 
     def _made(self, operand: int, kind: str) -> Iterator[tuple[int, ...]]:
-        """Yield the inputs of the operand's operation, in both orders for sums and products; nothing if it is of
-        another kind.
-        """
+        """Yield the inputs of the operand's operation if it is of this kind, in both orders for sums and products."""
         made = self._maker(operand, kind)
         if made is None or (made[0].form_has("activation") and stated(made[0], "activation") != Activation.NONE):
             return
@@ -122,9 +119,7 @@ class _Search:
             yield inputs[::-1]
 
     def _piece(self, operand: int, axis: int, count: int) -> Iterator[tuple[int, int]]:
-        """Yield the input and the number of a piece, if a SPLIT into `count` pieces along rows (axis 0) or columns (1)
-        made it.
-        """
+        """Yield the input and the number of a piece of a SPLIT into `count` pieces along rows (axis 0) or columns (1)."""
         made = self._maker(operand, "SPLIT")
         if made is None:
             return
@@ -156,9 +151,7 @@ class _Search:
                             yield _Unit(before, after, gates, candidate, layers, behind)
 
     def _reset(self, before: int, seen: int) -> Iterator[tuple[bool, int, Layer]]:
-        """Yield how the candidate reads the state: whether the gate is behind the product, the gate, the product's
-        layer.
-        """
+        """Yield how the candidate reads the state: whether the gate is behind the product, the gate, its layer."""
         for reset, product in self._made(seen, "MUL"):
             for read, weights, bias in self._made(product, "FULLY_CONNECTED"):
                 if read == before:

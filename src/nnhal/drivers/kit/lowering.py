@@ -29,8 +29,7 @@ from nnhal.ops.schema import Bound, perhaps_omitted
 
 
 class LoweringTask:
-    """One operation to lower: its decoded arguments `a`, the operands that hold them, and the chosen kernel variant
-    `form`.
+    """One operation to lower: its arguments, the operands that hold them, and the chosen kernel variant.
 
     Attributes:
         a: The decoded arguments.

@@ -1,9 +1,8 @@
-"""Bounds of sums of products, in quantisation steps, for engines that use float32 or 32 bits; and bounds of their
-length.
+"""Bounds of sums of products, in quantisation steps, for engines that use float32 or 32 bits.
 
-An engine adds up float32 one after another, and each addition rounds: a sum of n equal numbers is off by up to n/4
-units of 2**-24. NNAPI's tolerance is 128 of these units, so a longer sum is made in stages: sums of blocks, and the sum
-of these.
+It also bounds the length of sums. An engine adds up float32 one after another, and each addition rounds: a sum of n
+equal numbers is off by up to n/4 units of 2**-24. NNAPI's tolerance is 128 of these units, so a longer sum is made in
+stages: sums of blocks, and the sum of these.
 """
 
 import math
@@ -161,9 +160,7 @@ def greatest_of(bias: Value) -> float:
 
 
 def require_exact(greatest: float, ratio: float) -> None:
-    """Refuse sums that float32 may get wrong by 1 LSB of the output. ratio: the products' scale divided by the
-    output's.
-    """
+    """Refuse sums that float32 may get wrong by 1 LSB of the output. ratio: the products' scale by the output's."""
     if greatest > EXACT and greatest / EXACT * ratio > SLIGHT:
         raise Refused(f"sums of up to {greatest:g} are not exact in float32")
 

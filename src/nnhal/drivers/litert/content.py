@@ -72,7 +72,10 @@ class Content:
         return bytes(bytearray(self._data))
 
     def given_to(self, make: Callable[..., Any], **settings: Any) -> Any:
-        """Call `make` with the bytes as its argument `model_content`. The bytes are valid while the result lives."""
+        """Call `make` with the bytes as its argument `model_content`; its result keeps them.
+
+        The bytes are valid while this content lives.
+        """
         made = make(model_content=self._data, **settings)
         made.nnhal_content = self
         return made

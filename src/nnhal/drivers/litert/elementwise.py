@@ -143,8 +143,9 @@ def unary(t: Task) -> None:
 
 @entry("RSQRT")
 def reciprocal_root(t: Task) -> None:
-    """Use real values for quantised tensors; values below 0 give the greatest value then, as 0 does. XNNPACK returns
-    NaN for 0.
+    """Use real values for quantised tensors, for which XNNPACK returns NaN for 0.
+
+    Values below 0 give the greatest value then, as 0 does.
     """
     x = t.dequantised(t.x("input"))
     if t.a.T in QUANTS:
@@ -195,9 +196,7 @@ def hard_swish(t: Task) -> None:
     t.require(scale < COARSEST_SWISH, f"input scale {scale:g} is too coarse for LiteRT, must be below {COARSEST_SWISH}")
     t.require_scale(2 * scale, out.value)
     flat = out.value.quantised and (scale / out.value.scale < FLATTEST_SWISH or scale < FINEST_SWISH)
-    t.require(
-        not flat, "the quotient of scales exceeds the 16 bits of LiteRT's own kernel, must fit for exact numerics"
-    )
+    t.require(not flat, "the quotient of scales exceeds 16 bits, must fit for LiteRT's kernel under exact numerics")
     t.emit(t.name, [x], out)
 
 

@@ -357,9 +357,7 @@ def softmax(t: Task) -> None:
 
 
 def distances(t: Task, x: EngineTensor) -> EngineTensor:
-    """Return the distances of elements from the greatest in their row, times beta; halved, so that they cannot
-    overflow.
-    """
+    """Return the distances of elements from the greatest in their row, times beta, halved to avoid overflow."""
     half, distance, scaled = (t.temporary(x.value) for _ in range(3))
     greatest = t.along(x.value, [-1])
     t.emit("MUL", [x, t.constant(0.5, np.float32)], half, "Mul")
@@ -481,8 +479,9 @@ def l2_normalisation(t: Task) -> None:
 
 @entry("INSTANCE_NORMALIZATION", types=FLOATS)
 def instance_normalisation(t: Task) -> None:
-    """Compute (x - mean) * gamma / sqrt(variance + epsilon) + beta; numbers whose squares overflow are scaled down
-    first.
+    """Compute (x - mean) * gamma / sqrt(variance + epsilon) + beta.
+
+    Numbers whose squares overflow are scaled down first.
     """
     a, x = t.a, t.image("input")
     t.require(a.epsilon >= LEAST_EPSILON, f"epsilon is {a.epsilon:g}, must be at least {LEAST_EPSILON:g} for float32")

@@ -32,8 +32,9 @@ def transpose(t: Task) -> None:
 
 @entry("CONCATENATION", exact=True)
 def concatenation(t: Task) -> None:
-    """Convert inputs to the output's scale: LiteRT's signed kernel needs one scale, and its unsigned one rounds
-    differently.
+    """Convert inputs to the output's scale.
+
+    LiteRT's signed kernel needs one scale, and its unsigned one rounds differently.
     """
     inputs = [t.requantised(x, t.out.value) for x in t.many("parts")]
     t.emit(t.name, inputs, t.out, "Concatenation", axis=axis_of(t.a, "axis", t.out.value.rank))
@@ -84,8 +85,9 @@ def slice_(t: Task) -> None:
 
 @entry("STRIDED_SLICE", exact=True)
 def strided_slice(t: Task) -> None:
-    """Slice from the first picked element to one after the last: LiteRT interprets other bounds outside a dimension
-    differently.
+    """Slice from the first picked element to one after the last.
+
+    LiteRT interprets other bounds outside a dimension differently.
     """
     a, rank = t.a, t.a.input.rank
     begin, end, steps = (t.array(name).tolist() for name in ("begin", "end", "strides"))

@@ -212,8 +212,9 @@ class Task(LoweringTask):
         return x * y
 
     def require_shape_of_input(self, name: str) -> None:
-        """Refuse an output whose shape is open because an argument is computed; a shape that follows from the input is
-        known later.
+        """Refuse an output whose shape is open because an argument is computed.
+
+        A shape that follows from the input is known later.
         """
         if None in self.out.value.dims:
             self.array(name)
@@ -299,8 +300,9 @@ class Task(LoweringTask):
         self.reshape(steps, out)
 
     def clipped(self, x: EngineTensor, bound: float) -> EngineTensor:
-        """Clip real values at a power of two and its negative; NaN stays. No digit changes, unless the value is far
-        below.
+        """Clip real values at a power of two and its negative; NaN stays.
+
+        No digit changes, unless the value is far below.
         """
         scaled, back = self.temporary(x.value), self.temporary(x.value)
         down, up = self.constant(1 / bound, np.float32), self.constant(bound, np.float32)
@@ -331,9 +333,7 @@ class Task(LoweringTask):
         return self.transposed_out((0, 3, 1, 2)) if self.a.nchw else self.out
 
     def recast(self, x: EngineTensor, type: OperandType) -> EngineTensor:
-        """Convert an 8-bit tensor to the other asymmetric type, with the same real values; one of this type is
-        unchanged.
-        """
+        """Convert an 8-bit tensor to the other asymmetric type, with the same real values, unless it has that type."""
         if x.value.type == type:
             return x
         value = other_sign(x.value, type)

@@ -67,9 +67,7 @@ class OnnxRuntime(ProvedDevice):
         return OnnxSession(restore(files), _threads(hints), _provider(self.asked(hints)[1]))
 
     def chosen(self, hints: Hints) -> tuple[Forms, Hints]:
-        """Return the kernel variants, which were verified for the CPU only, and the hints with the driver's own
-        options.
-        """
+        """Return the kernel variants, verified only for the CPU, and the hints with the driver's own options."""
         forms, own = self.asked(hints)
         return (forms if forms.exact or _provider(own) == CPU else UNPROVED), own
 

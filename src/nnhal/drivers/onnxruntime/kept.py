@@ -1,8 +1,7 @@
-"""The cache entry of a compilation: the ONNX model, its relation to the NNAPI model, and constants outside the model's
-pools.
+"""The cache entry of a compilation: the ONNX model, its relation to the NNAPI model, and other constants.
 
-It holds the graph as it was written, not as the engine's optimiser left it. The engine writes the latter only to a
-path, which a sandboxed process may not open.
+The other constants are those outside the model's pools. The entry holds the graph as it was written, not as the
+engine's optimiser left it. The engine writes the latter only to a path, which a sandboxed process may not open.
 """
 
 import json

@@ -34,10 +34,10 @@ _COLOUR = b"\x1b["  # the beginning of the engine's log lines
 
 @cache
 def engine() -> Any:
-    """Import ONNX Runtime with its log silenced; DeviceUnavailable if it, or the package that writes its models, is not
-    installed.
+    """Import ONNX Runtime with its log silenced.
 
-    That package is imported when it writes a model: its import takes longer than the engine's.
+    DeviceUnavailable if it, or the package that writes its models, is not installed. That package is imported when it
+    writes a model: its import takes longer than the engine's.
     """
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read during the import
     try:
@@ -59,8 +59,9 @@ def engine() -> Any:
 
 
 def version() -> str:
-    """Return the engine's version without an import; DeviceUnavailable if it, or the package that writes models, is
-    missing.
+    """Return the engine's version without an import.
+
+    DeviceUnavailable if it, or the package that writes its models, is not installed.
     """
     found = version_of("onnxruntime") if find_spec("onnx") is not None else None
     return str(engine().__version__) if found is None else found

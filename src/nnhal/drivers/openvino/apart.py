@@ -110,8 +110,9 @@ class ComputedNodes:
         return (name, *inputs) if inputs else node.get_name()
 
     def others(self, transpose: Any) -> Iterator[Any]:
-        """Yield the other readers of a Transpose's input, and of its source if OpenVINO removes operations without an
-        effect.
+        """Yield the other readers of a Transpose's input.
+
+        They include those of its source if OpenVINO removes operations without an effect.
         """
         node = transpose
         for source in self._upwards(transpose.input_value(0)):

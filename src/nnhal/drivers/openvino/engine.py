@@ -70,10 +70,10 @@ def core() -> Any:
 
 
 def settings(threads: int, *, throughput: bool) -> dict[str, Any]:
-    """Return settings that compute float32 as float32 and integers as written: OpenVINO must not change results by
-    itself.
+    """Return settings that compute float32 as float32 and integers as written.
 
-    throughput: for several executions at once, each by one thread, instead of one by all.
+    OpenVINO must not change results by itself. throughput: for several executions at once, each by one thread, instead
+    of one by all.
     """
     return {
         "INFERENCE_PRECISION_HINT": "f32",
@@ -214,10 +214,9 @@ class OpenVINOModel(Prepared):
 def compiled(
     inputs: Sequence[Any], outputs: Sequence[Any], constants: Mapping[str, Array], how: Mapping[str, Any]
 ) -> tuple[Any, list[Array]]:
-    """Compile nodes for the processor; return the model and the arrays of its constants. OperationFailed if OpenVINO
-    cannot.
+    """Compile nodes for the processor; return the model and the arrays of its constants.
 
-    constants: by name, of these nodes and of others. how: `settings`.
+    OperationFailed if OpenVINO cannot. constants: by name, of these nodes and of others. how: `settings`.
     """
     try:
         model = ov().Model([opset().result(node) for node in outputs], [node for node in inputs if node is not None])

@@ -136,11 +136,11 @@ class Maths(KnownConstants):
         return found
 
     def beside_constant(self, x: Node, constant: Node) -> tuple[Node, Node]:
-        """Return a computed node and a constant, one of which is divided by the other; the constant is chosen at
-        execution.
+        """Return a computed node and a constant, one of which is divided by the other.
 
-        A layer that includes a division by a constant multiplies by the reciprocal, and treats a constant dividend as
-        the divisor. OpenVINO treats a subnormal constant as 0, so both numbers are scaled there.
+        The constant is chosen at execution. A layer that includes a division by a constant multiplies by the
+        reciprocal, and treats a constant dividend like the divisor. OpenVINO treats a subnormal constant as 0, so both
+        numbers are scaled there.
         """
         constant = self.written(constant)
         known = self.constants[self.name_of(constant)]

@@ -19,10 +19,10 @@ COMPARED |= {"GREATER_EQUAL": "GreaterOrEqual"}
 @entry(*(name for name in PLAIN if name not in CHOICES), types=MOVED)
 @entry(*CHOICES, types=MOVED, exact=True)
 def plain(t: OnnxTask) -> None:
-    """Write the operation itself; a constant tensor of one value becomes that value if another operand has the result's
-    shape.
+    """Write the operation itself.
 
-    x * LOGISTIC(x) uses the engine's sigmoid, one kernel, as the engine fuses it: off by 2e-6 at most, 0 below -18.
+    A constant tensor of one value becomes that value if another operand has the result's shape. x * LOGISTIC(x) uses
+    the engine's sigmoid, one kernel, as the engine fuses it: off by 2e-6 at most, 0 below -18.
     """
     if t.name in CHOICES:
         t.require_alike()
@@ -77,8 +77,9 @@ def prelu(t: OnnxTask) -> None:
 
 @entry("LOGISTIC")
 def logistic(t: OnnxTask) -> None:
-    """Write several operations for floats, at twice the time: ONNX Runtime's own is 0 below -18, whose logarithm is
-    infinite.
+    """Write several operations for floats: ONNX Runtime's own is 0 below -18, whose logarithm is infinite.
+
+    They take twice the time.
     """
     x = t.real("input")
     y = t.o.Sigmoid(x) if t.a.T in QUANTS else t.o.Div(1.0, t.o.Add(t.o.Exp(t.o.Neg(x)), 1.0))

@@ -329,8 +329,9 @@ class OnnxTask(LoweringTask):
         self.put(self.quantised(y, self.a.out.scale))
 
     def quantised(self, y: str, unit: float) -> str:
-        """Round real values in a unit to quantisation steps of the output, halves away from 0; unchanged if it is not
-        quantised.
+        """Round real values in a unit to quantisation steps of the output, halves away from 0.
+
+        The values are unchanged if the output is not quantised.
         """
         value = require_known(self.a.out)
         zero = np.uint8(zero_point(value) if value.quantised else 0)

@@ -313,8 +313,9 @@ def instance_normalisation(t: OnnxTask) -> None:
 
 @entry("RESIZE_NEAREST_NEIGHBOR", exact=True)
 def pick_nearest(t: OnnxTask) -> None:
-    """Pick exactly the definition's elements; if each is repeated equally often, use ONNX's operator, which is much
-    faster.
+    """Pick exactly the definition's elements.
+
+    If each is repeated equally often, use ONNX's operator, which is much faster.
     """
     y, first, times = t.x("input"), 2 if t.a.nchw else 1, repeats(t.a)
     if t.a.nchw and times:

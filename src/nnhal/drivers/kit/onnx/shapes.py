@@ -81,9 +81,7 @@ def tile(t: OnnxTask) -> None:
 
 @entry("GATHER", "EMBEDDING_LOOKUP", types=MOVED, exact=True)
 def gather(t: OnnxTask) -> None:
-    """Map indices below 0, on which NNAPI fails and which ONNX counts from the end, to some on which ONNX Runtime
-    fails.
-    """
+    """Map indices below 0 to some on which ONNX Runtime fails, as NNAPI does: ONNX would count from the end."""
     source, name, axis = ("input", "indices", t.a.axis) if t.name == "GATHER" else ("values", "lookups", 0)
     index = t.x(name)
     if getattr(t.a, name).data is None:

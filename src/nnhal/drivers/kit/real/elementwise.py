@@ -70,8 +70,9 @@ def extreme(t: RealTask) -> None:
 
 @entry("PRELU")
 def prelu(t: RealTask) -> None:
-    """Write it with broadcasting, or the engine's own, which its layers can include, unless a slope makes NaN of a
-    positive number.
+    """Write it with broadcasting, or the engine's own, which its layers can include.
+
+    The engine's own is not used if a slope makes NaN of a number that is not below 0.
     """
     x, alpha = t.x("input"), t.x("alpha")
     slopes, rank = t.o.elements(alpha), t.a.input.rank
@@ -188,8 +189,9 @@ def quantise(t: RealTask) -> None:
 
 @entry("DEQUANTIZE", types=QUANTS | {Q8SYMM, Q8PC})
 def dequantise(t: RealTask) -> None:
-    """Convert stored values to real ones. A guard keeps their products out of 8-bit kernels, which nobody verified for
-    them.
+    """Convert stored values to real ones.
+
+    A guard keeps their products out of 8-bit kernels, which nobody verified for them.
     """
     x = t.x("input")
     t.give(t.op("maximum", x, t.f32(LEAST)) if t.a.input.data is None else x)

@@ -152,8 +152,8 @@ class Primitives(Protocol):
     def lstm(
         self, x: Node, states: Sequence[Node], weights: Sequence[Node], count: int, back: bool
     ) -> Sequence[Node] | None:
-        """Write a plain LSTM over a sequence [batch, time, size]; return outputs and last states, None if the engine
-        has none.
+        """Write a plain LSTM over a sequence [batch, time, size]; return outputs and last states, or None if there is
+        none.
 
         weights: of the input, of the state, and biases, each in the order forget, input, cell, output.
         """
@@ -161,8 +161,7 @@ class Primitives(Protocol):
     def gru(
         self, x: Node, state: Node, weights: Sequence[Node], count: int, reset_behind: bool
     ) -> Sequence[Node] | None:
-        """Write a GRU over a sequence [batch, time, size]; return outputs and the last state, None if the engine has
-        none.
+        """Write a GRU over a sequence [batch, time, size]; return outputs and the last state, or None if there is none.
 
         weights: of the input, of the state, and biases, each in the order update, reset, candidate. If the reset gate
         acts after the product of the candidate's state, that product's bias is a fourth.

@@ -120,8 +120,7 @@ def layer(
 
 
 def eight_bits(t: RealTask, name: str, axis: int) -> list[Node]:
-    """Return constant weights for 8-bit kernels: one tensor, or two whose products are added up if a filter needs 9
-    bits.
+    """Return constant weights for 8-bit kernels: one tensor, or two to be added up if a filter needs 9 bits.
 
     Empty if that is not enough, or if 32 bits or float32 do not hold the sums.
     """
@@ -323,8 +322,9 @@ def local_response(t: RealTask) -> None:
 
 @entry("INSTANCE_NORMALIZATION", types=FLOATS)
 def instance_normalisation(t: RealTask) -> None:
-    """Compute (x - mean) * gamma / sqrt(variance + epsilon) + beta; numbers whose squares overflow are scaled down
-    first.
+    """Compute (x - mean) * gamma / sqrt(variance + epsilon) + beta.
+
+    Numbers whose squares overflow are scaled down first.
     """
     a, x, axes = t.a, t.x("input"), [2, 3] if t.a.nchw else [1, 2]
     t.require(a.epsilon >= LEAST_EPSILON, f"epsilon is {a.epsilon:g}, must be at least {LEAST_EPSILON:g} for float32")

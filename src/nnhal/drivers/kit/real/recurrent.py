@@ -183,8 +183,10 @@ def give(t: RealTask, *nodes: Node) -> None:
 
 @entry("BIDIRECTIONAL_SEQUENCE_LSTM", "BIDIRECTIONAL_SEQUENCE_RNN", types=FLOATS)
 def two_ways(t: RealTask) -> None:
-    """Run forwards and backwards. If linked crosswise, both read the auxiliary input too; in parallel, only the
-    backward cell.
+    """Run forwards and backwards.
+
+    If linked crosswise, both cells also read the auxiliary input; in parallel, the backward cell reads only the
+    auxiliary input.
     """
     cell, aux_weights = (lstm_cell, "fw_aux_to_forget") if t.name.endswith("LSTM") else (rnn_cell, "fw_aux_weights")
     crossed, ahead = bool(t.places(aux_weights)), t.x("input")
