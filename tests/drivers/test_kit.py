@@ -335,7 +335,7 @@ def test_a_verdict_is_what_the_entry_says():
         "not on Sundays",
         "this driver does not lower LOGISTIC",
         "this's RELU does not support TENSOR_FLOAT16",
-        "permutation is omitted",
+        "permutation is omitted, must be given",
         "permutation is computed at execution, must be constant",
         "yes",
     ]

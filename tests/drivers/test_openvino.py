@@ -364,7 +364,7 @@ def test_cells_linked_crosswise_need_the_auxiliary_input_that_may_be_omitted() -
     how = {"activation_kind": "tanh", "time_major": False, "merge_outputs": True}
     cells = {"input": (2, 5, 3), "aux_input": (None, None, None)}
     why = recurrent("BIDIRECTIONAL_SEQUENCE_RNN", 1, **cells, **weights, **more, **how)
-    assert why == "aux_input is omitted"
+    assert why == "aux_input is omitted, must be given"
 
 
 def test_what_the_engine_computes_of_constants_alone_is_refused() -> None:

@@ -176,7 +176,7 @@ class Drawn:
         self._types: dict[str, int] = {}
         self.near = 0 if cell.values != "far" else int(rng.choice((-140, -60, -30, 30, 60, 100)))
 
-    # ------------------------------------------------------------------------------------------- what ranges may ask
+    # --------------------------------------------------------------------------------------------- queries of ranges
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._values:

@@ -169,7 +169,7 @@ def step(a: Bound, *tensors: Any) -> tuple[Array, Array, Array]:
     return output, memory.astype(np.int16), output
 
 
-HALF_OPEN = {  # for an example: half the state; tanh(x) is x where that is small
+HALF_OPEN = {  # for an example: half the state; tanh(x) is x if x is small
     "input": Stored([[1]], Q8S, 1.0),
     **dict.fromkeys(
         [f"{source}_to_{gate}" for source in ("input", "state") for gate in GATES[1:]], Stored([[0]], Q8SYMM, 1.0)

@@ -44,7 +44,7 @@ Kernel = Callable[..., Any]
 Check = Callable[["Bound"], None]
 Permutation: TypeAlias = tuple[int, ...]  # dimension k of the reordered tensor is dimension `order[k]` of the tensor
 Reorder = Callable[["Bound", Permutation], "Reordered"]
-Slot: TypeAlias = tuple["Arg", int, int]  # an argument, and the half-open range of inputs that it takes
+Slot: TypeAlias = tuple["Arg", int, int]  # an argument, and the half-open range of its inputs
 
 
 class _Var:

@@ -89,7 +89,7 @@ def strided_shape(a: Bound) -> list[Shape]:
         count = None if d is None else len(range(*part.indices(d)))
         if a.shrink_mask >> i & 1:
             a.require(part.step > 0, f"strides[{i}] = {part.step}, must be above 0 if the dimension shrinks")
-            a.require(count in (1, None), f"dimension {i} shrinks and is a slice of {count}, must be of 1")
+            a.require(count in (1, None), f"dimension {i} shrinks and has a slice of {count}, must have one of 1")
         else:
             shape.append(count)
     return [tuple(shape) or (1,)]

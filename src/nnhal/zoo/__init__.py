@@ -115,7 +115,7 @@ _MODELS = [
          "21 points of a hand, 224x224, fp16 weights"),
         ("hand_recrop", "holistic_landmark/hand_recrop.tflite",
          "67d996ce96f9d36fe17d2693022c6da93168026ab2f028f9e2365398d8ac7d5d", UNIT,
-         "where a hand is in a coarse crop, 256x256, float"),
+         "position of a hand in a coarse crop, 256x256, float"),
         ("pose_detection", "pose_detection/pose_detection.tflite",
          "9ba9dd3d42efaaba86b4ff0122b06f29c4122e756b329d89dca1e297fd8f866c", SIGNED,
          "persons, 224x224, sparse fp16 weights (DENSIFY)"),

@@ -128,7 +128,7 @@ class Trial:
         self.random = record is not None and record.random
         self.rng = np.random.default_rng(zlib.crc32(drawing.operation.encode()))
 
-    # ------------------------------------------------------------------------------------------------- what there is
+    # --------------------------------------------------------------------------------------------------------- calls
 
     def taken(self) -> list[tuple[Call, Model]]:
         """The calls that the driver declares to support; NotAsked if there are none."""
@@ -203,7 +203,7 @@ class Trial:
         self._own()
         return by_reference(model, arrays)
 
-    # ----------------------------------------------------------------------------------------------- what is asked
+    # ------------------------------------------------------------------------------------------------ driver calls
 
     @contextmanager
     def asking(self, stage: str) -> Iterator[None]:

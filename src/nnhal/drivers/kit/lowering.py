@@ -101,7 +101,7 @@ class LoweringTask:
             Refused: The argument is omitted.
         """
         places = self.places(name)
-        self.require(places, f"{name} is omitted")
+        self.require(places, f"{name} is omitted, must be given")
         return places[0]
 
     def array(self, name: str) -> Array:

@@ -147,7 +147,7 @@ class Graph:
         """Return a variable tensor that holds the value of state operand `index` before every run."""
         value, operand = self.values[index], self.model.main.operands[index]
         if value is None:
-            raise Refused("a state is omitted")
+            raise Refused("a state is omitted, must be given")
         tensor = self.add(value, variable=True)
         if operand.lifetime in CONSTANTS:
             self.resets.append((tensor.index, self.model.constant(operand)))

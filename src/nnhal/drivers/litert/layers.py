@@ -28,7 +28,7 @@ POINTER, ACCUMULATOR = 8, 4  # bytes: XNNPACK holds a pointer for each element t
 # LiteRT quantises their inputs if the weights are integers
 DYNAMIC = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")
 LANES = 16  # channels that XNNPACK computes at once
-TAPS = "for the places of its filter"
+TAPS = "for the positions of its filter"
 
 
 @entry("AVERAGE_POOL_2D", "L2_POOL_2D", "MAX_POOL_2D", exact=True)
@@ -37,7 +37,7 @@ def pool(t: Task) -> None:
     a, x, out, how = t.a, t.image("input"), t.image_out(), scheme(t.a)
     _, height, width, _ = sizes(out)
     met = None if width is None else a.filter_w + (width - 1) * min(a.stride_w, a.filter_w)
-    t.require_room((height, a.filter_h, met), POINTER, "for the places of its window")
+    t.require_room((height, a.filter_h, met), POINTER, "for the positions of its window")
     if t.name == "AVERAGE_POOL_2D" and t.a.T in QUANTS:
         t.require_sum(a.filter_h * a.filter_w)
     window = {"strideW": a.stride_w, "strideH": a.stride_h, "filterWidth": a.filter_w, "filterHeight": a.filter_h}

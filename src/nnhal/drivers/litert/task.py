@@ -53,7 +53,7 @@ class Task(LoweringTask):
         """Return the tensor of an argument that must be there."""
         tensor = self.maybe(name)
         if tensor is None:
-            raise Refused(f"{name} is omitted")
+            raise Refused(f"{name} is omitted, must be given")
         return tensor
 
     def maybe(self, name: str) -> EngineTensor | None:
@@ -80,7 +80,7 @@ class Task(LoweringTask):
         """Return the tensor of an output."""
         tensor = self.graph.operand(self.operation.outputs[number])
         if tensor is None:
-            raise Refused(f"output {number} is omitted")
+            raise Refused(f"output {number} is omitted, must be given")
         return tensor
 
     @property
