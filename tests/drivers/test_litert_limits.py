@@ -292,10 +292,10 @@ def test_a_transposed_convolution_that_is_a_little_cut_off_is_taken() -> None:
 )
 def test_a_window_far_beyond_the_picture_is_refused(kind: str, stride: int, pad: int, size: int) -> None:
     edges = ((pad, pad), (pad, pad))
-    assert "bytes for the places of its window" in reason(
+    assert "bytes for the positions of its window" in reason(
         kind, input=picture(), padding=edges, stride=stride, filter_size=size
     )
-    assert "bytes for the places of its window" in reason(
+    assert "bytes for the positions of its window" in reason(
         kind, input=picture(), padding="same", stride=1, filter_size=size
     )
 
@@ -306,7 +306,7 @@ def test_weights_known_only_at_execution_may_not_unfold_the_picture_many_times()
         return reason("CONV_2D", input=X((1, 256, 256, 64), F32), filter=weights, bias=bias, padding="same")
 
     assert convolution(constant=True) == ""
-    assert f"LiteRT would hold {256 * 256 * 9 * 9 * 64 * 4} bytes for the places of its filter" in convolution(False)
+    assert f"LiteRT would hold {256 * 256 * 9 * 9 * 64 * 4} bytes for the positions of its filter" in convolution(False)
 
 
 @pytest.mark.parametrize(("constant", "held"), [(True, 1024 * 1024 * 9 * 9 * 8), (False, 1016 * 1016 * 9 * 9 * 4)])
@@ -326,7 +326,7 @@ def test_a_transposed_convolution_holds_a_pointer_or_a_sum_for_each_element_that
         stride=1,
         nchw=False,
     )
-    assert found == f"LiteRT would hold {held} bytes for the places of its filter, must be at most {2**28}"
+    assert found == f"LiteRT would hold {held} bytes for the positions of its filter, must be at most {2**28}"
 
 
 @pytest.mark.parametrize("constant", [True, False])
@@ -341,7 +341,7 @@ def test_a_depthwise_convolution_holds_a_pointer_for_each_element_that_its_filte
         depth_multiplier=1,
     )
     held = 1024 * 1024 * 9 * 9 * 8
-    assert found == f"LiteRT would hold {held} bytes for the places of its filter, must be at most {2**28}"
+    assert found == f"LiteRT would hold {held} bytes for the positions of its filter, must be at most {2**28}"
 
 
 def test_a_window_of_a_pooling_holds_a_pointer_for_each_element_that_it_meets() -> None:
@@ -349,7 +349,7 @@ def test_a_window_of_a_pooling_holds_a_pointer_for_each_element_that_it_meets() 
     more = {"padding": "valid", "filter_size": (4096, 2), "stride": (1, 1)}
     found = reason("MAX_POOL_2D", input=X((1, 8200, 16, 1), F32), **more)
     held = (8200 - 4096 + 1) * 4096 * 16 * 8
-    assert found == f"LiteRT would hold {held} bytes for the places of its window, must be at most {2**28}"
+    assert found == f"LiteRT would hold {held} bytes for the positions of its window, must be at most {2**28}"
 
 
 # -------------------------------------------------------------------------------------------- dimensions that turn out 0
@@ -478,7 +478,7 @@ def test_what_is_held_may_be_8_times_the_largest_operand() -> None:
     size = 4096 * 4096
     assert convolution(4) == ""  # 8 bytes a pointer: 4 * 8 = 32 bytes an element, 8 times 4
     assert convolution(5) == (
-        f"LiteRT would hold {size * 5 * 8} bytes for the places of its filter, must be at most {size * 4 * 8}"
+        f"LiteRT would hold {size * 5 * 8} bytes for the positions of its filter, must be at most {size * 4 * 8}"
     )
 
 

@@ -249,9 +249,9 @@ def test_steps_go_from_begin_until_end(
     ("begin", "end", "stride", "message"),
     [
         (0, 1, 0, r"strides\[0\] = 0, must not be 0"),
-        (1, 3, 1, "dimension 0 shrinks and is a slice of 2, must be of 1"),
-        (-1, 0, 1, "dimension 0 shrinks and is a slice of 0, must be of 1"),
-        (4, 5, 1, "dimension 0 shrinks and is a slice of 0, must be of 1"),
+        (1, 3, 1, "dimension 0 shrinks and has a slice of 2, must have one of 1"),
+        (-1, 0, 1, "dimension 0 shrinks and has a slice of 0, must have one of 1"),
+        (4, 5, 1, "dimension 0 shrinks and has a slice of 0, must have one of 1"),
         (1, 0, -1, r"strides\[0\] = -1, must be above 0 if the dimension shrinks"),
     ],
 )
