@@ -1,16 +1,22 @@
-"""The kit: what drivers for an engine have in common, so that an author writes only the engine's part.
+"""Shared building blocks for drivers that compile for an engine.
 
-| file | contents | | --- | --- | | `forms.py` | kernel variants of an operation: the fast one if it was verified, else
-the reference variant | | `gated.py` | GRU: models contain its parts, engines the whole | | `lowering.py` | a table of
-entries that lower operations; one pass over a model for verdicts and preparation | | `movement.py` | movement of
-elements: orders of dimensions, places, parts | | `native.py` | arrays over an engine's memory; engine objects in forked
-children | | `numbers.py` | windows with explicit padding, bounds of activations, scales of products | | `proof.py` | a
-device that runs verified or requested kernel variants | | `onnx/` | a model as ONNX, for engines that read it | |
-`quiet.py` | keeps an engine's output off stderr | | `real/` | operations of all types, through primitives of an engine
-with float32 tensors | | `shapes.py` | models with open shapes, for engines that need known ones | | `sums.py` | the
-size of sums of products; long sums in stages | | `team.py` | instances of an engine that runs one execution at a time |
+| file | contents |
+| --- | --- |
+| `forms.py` | the choice of a kernel variant: the fast one if it was verified, the exact one otherwise |
+| `gated.py` | GRU layers, which models spell out and engines have whole |
+| `lowering.py` | a table of entries that lower operations; one pass over a model for verdicts and preparation |
+| `movement.py` | moves of elements: orders of dimensions, positions, slices, shares |
+| `native.py` | arrays over an engine's memory; objects of an engine in forked children |
+| `numbers.py` | windows with their padding, bounds of activations, scales of products, for every signature |
+| `proof.py` | a device that runs the kernel variants verified on this processor, or those that an option names |
+| `onnx/` | a model as ONNX, for engines that read ONNX |
+| `quiet.py` | keeps an engine's log lines off stderr |
+| `real/` | operations of all types, made of the primitives of an engine of float32 tensors |
+| `shapes.py` | models with open shapes, for an engine that needs known ones |
+| `sums.py` | bounds of sums of products; long sums in stages |
+| `team.py` | instances of an engine that runs one execution at a time |
 
-    from nnhal.driver import LoweringTable, LoweringTask, Refused, Team, for_each_shape, kept_graph, window
+    from nnhal.drivers.kit import Refused, LoweringTable, LoweringTask, Team, for_each_shape, kept_graph, window
 """
 
 from typing import TYPE_CHECKING

@@ -1,8 +1,9 @@
-"""Chooses kernel variants: the fast one if it was verified on this CPU, else the reference variant.
+"""Chooses the kernel variant of an operation: the fast one if it was verified on this processor, else the exact one.
 
-An engine may run an operation in several ways: 8-bit products with CPU instructions that saturate on some CPUs, or the
-same in float32. An entry of the lowering table names its variants, the fastest first, the reference variant last. A
-fast one runs only after its results were compared with the definition on this CPU.
+An engine may have several ways to run an operation. Examples are 8-bit products in the processor's own instructions,
+which saturate on some processors, and the same in float32. An entry of the lowering table names the variants, the
+fastest first, the exact one last. nnhal does not assume that the fast one is right: a verification runs it on this
+processor and compares it with the definition.
 """
 
 from collections.abc import Mapping
@@ -16,17 +17,21 @@ from nnhal.hal.choices import Proved
 class Refused(UnsupportedModel):
     """An operation that the engine cannot run as NNAPI defines it; the message is the reason.
 
-    Any driver may raise it in `prepare` if it cannot compile a model after all.
+    Raised in `prepare`, it reports that the driver cannot compile a model after all.
     """
 
 
 class Forms:
-    """The verified kernel variants of an engine on this CPU.
+    """The known results of verifying an engine's kernel variants on this processor.
 
-    Attributes:
-        found: By operation and its type `T`, the result of the verification. Without one, the reference variant runs.
-        forced: "fast" or "exact", for comparisons: always the first or the last variant of each entry.
-        exact: Whether numerics are exact: 8-bit operations run only if their entry guarantees the reference's results.
+    Args:
+        found: The result of the verification for each operation and its type `T`. Any other operation runs in its exact
+            variant.
+        forced: "fast" or "exact", to compare variants: the first or the last variant of each entry, whatever `found`
+            has.
+        exact: Whether the numerics are exact. If so, 8-bit operations run only if their entry declares results that
+            equal the
+            reference's.
     """
 
     def __init__(
@@ -39,18 +44,18 @@ class Forms:
         self.found, self.forced, self.exact = found, forced, exact
 
     def choose(self, name: str, kind: int | None, known: tuple[str, ...]) -> tuple[str, str]:
-        """Choose the variant for an operation.
+        """Return the variant for an operation, and why it is not a faster one.
 
         Args:
             name: The operation.
             kind: Its type `T`.
-            known: Its variants, the fastest first.
+            known: The variants of the entry, the fastest first; empty if there is only one.
 
         Returns:
-            The variant, and why not a faster one, or "".
+            The variant and the reason, both possibly empty.
 
         Raises:
-            Refused: No variant may run.
+            Refused: No variant is right on this processor.
         """
         proved = None if kind is None else self.found.get((name, kind))
         nowhere = proved is not None and proved.form is None
@@ -60,7 +65,7 @@ class Forms:
         if proved is None:
             return exact, ""
         if proved.form is None:
-            raise Refused(proved.why or f"{name} of {type_name(kind or 0)} is not exact on this processor")
+            raise Refused(proved.why or f"{name} of {type_name(kind or 0)} has no exact kernel on this processor")
         return proved.form if proved.form in known else exact, proved.why
 
 

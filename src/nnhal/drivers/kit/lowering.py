@@ -1,11 +1,11 @@
-"""Lowering tables: verdicts and preparation run the same entries, so a positive verdict always holds.
+"""A table of entries that lower operations. Verdicts and preparation run the same entries, so they cannot disagree.
 
 An entry is a function of a task, which has the arguments of one operation and the driver's additions. It writes to the
-engine's graph, or rejects the operation with a reason. A value that is only known at execution is a reason too.
+engine's graph, or refuses with a reason. A value that it needs and that is known only at execution is also a reason.
 
-An entry may have several kernel variants of an operation, the fastest first and the reference last; `forms.Forms`
-chooses. Models contain a GRU in parts. If the engine has one, the table adds it as a whole, and the parts become
-unused.
+An entry may know several kernel variants of an operation, the fastest first and the exact one last; `forms.Forms`
+chooses. If the engine has a whole GRU, the table also writes it whole; then nothing reads the parts that the model
+spells out.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -29,12 +29,12 @@ from nnhal.ops.schema import Bound, perhaps_omitted
 
 
 class LoweringTask:
-    """One operation to lower. A driver derives a class from it, with access to its graph.
+    """One operation to lower: its arguments, the operands that hold them, and the chosen kernel variant.
 
     Attributes:
         a: The decoded arguments.
-        operation: The operation in the model.
-        form: The chosen kernel variant; "" if the entry has only one.
+        operation: The operation.
+        form: The name of the kernel variant; "" if the entry has only one.
         exact: Whether numerics are exact.
     """
 
@@ -50,26 +50,26 @@ class LoweringTask:
         return self.a.op.name
 
     def require(self, condition: Any, reason: str) -> None:
-        """Reject the operation unless the condition holds.
+        """Refuse the operation unless the condition holds.
 
         Args:
-            condition: The condition.
-            reason: The reason for the user, if it does not hold.
+            condition: Any value; its truth counts.
+            reason: Why the engine cannot run the operation otherwise.
 
         Raises:
-            Refused: The condition does not hold.
+            Refused: The condition is false.
         """
         if not condition:
             raise Refused(reason)
 
     def require_alike(self) -> None:
-        """With exact numerics, reject quantised tensors with different scales: rescaling would round.
+        """Refuse quantised tensors of different scales if numerics are exact: a change of scale rounds.
 
         Raises:
-            Refused: The scales differ.
+            Refused: The scales or zero points differ.
         """
         kinds = {(value.scale, value.zero_point) for value in quantised_of(self.a)}
-        self.require(not self.exact or len(kinds) < 2, "scales differ, and numerics are exact")
+        self.require(not self.exact or len(kinds) < 2, "scales of the tensors differ, must be equal for exact numerics")
 
     def places(self, name: str) -> tuple[int, ...]:
         """Return the operands of an argument.
@@ -78,7 +78,8 @@ class LoweringTask:
             name: The argument.
 
         Returns:
-            One operand; several for a variadic argument; none if it is omitted, or declared as possibly omitted.
+            The indices of the operands: several for a variadic argument, none if it is omitted or is an optional model
+            input.
         """
         inputs, value = self.operation.inputs, self.a.__dict__.get(name, self)
         for argument, start, end in self.a.form.slots(len(inputs)) if value is not None else ():
@@ -88,16 +89,19 @@ class LoweringTask:
         return ()
 
     def place(self, name: str) -> int:
-        """Return the operand of an argument.
+        """Return the operand of an argument that must be there.
 
         Args:
             name: The argument.
 
+        Returns:
+            The index of the operand.
+
         Raises:
-            Refused: It is omitted.
+            Refused: The argument is omitted.
         """
         places = self.places(name)
-        self.require(places, f"{name} is omitted")
+        self.require(places, f"{name} is omitted, must be given")
         return places[0]
 
     def array(self, name: str) -> Array:
@@ -106,8 +110,11 @@ class LoweringTask:
         Args:
             name: The argument.
 
+        Returns:
+            The elements as they are stored.
+
         Raises:
-            Refused: It is omitted, or computed at execution.
+            Refused: The argument is omitted, or is not constant.
         """
         self.place(name)
         value = getattr(self.a, name)
@@ -115,7 +122,7 @@ class LoweringTask:
         return np.asarray(value.data)
 
     def finish(self) -> None:
-        """Finish the operation; called after the entry has returned."""
+        """Complete the operation; called when the entry has returned."""
 
 
 T = TypeVar("T", bound=LoweringTask)
@@ -123,13 +130,13 @@ G = TypeVar("G")
 
 
 class KeptGraph(Generic[G]):
-    """An engine's graph of a whole model, created for the verdicts; the first caller gets it."""
+    """An engine's graph with all operations of a model, made for the verdicts; only the first caller receives it."""
 
     def __init__(self, graph: G) -> None:
-        self._graphs = [graph]  # a list, because `pop` is atomic
+        self._graphs = [graph]  # a list, because pop is atomic
 
     def take(self) -> G | None:
-        """Return the graph, once only, because it is written to."""
+        """Return the graph once, then None: the caller writes to it."""
         return self._graphs.pop() if self._graphs else None
 
 
@@ -138,10 +145,10 @@ def kept_graph(hints: Hints, kind: type[G]) -> G | None:
 
     Args:
         hints: The hints that `prepare` received.
-        kind: The class of the graph.
+        kind: The graph's class.
 
     Returns:
-        None if the graph must be created again.
+        The graph; None if the driver must lower the model again.
     """
     found = hints.worked_out
     if found is None or not found.whole:
@@ -152,11 +159,11 @@ def kept_graph(hints: Hints, kind: type[G]) -> G | None:
 
 
 class Entry(Record, Generic[T], frozen=True):
-    """The lowering of an operation.
+    """How to lower an operation.
 
-    types: the supported operation types `T`, None for all. forms: the kernel variants of each type with several, the
-    fastest first, the reference last. exact: whether its 8-bit results are bit-identical with the reference under exact
-    numerics.
+    types: the supported operation types `T`, None for all. forms: the kernel variants of each type that has several,
+    the fastest first, the exact one last. exact: whether its 8-bit results are bit-identical to the reference under
+    exact numerics.
     """
 
     lower: Callable[[T], None]
@@ -166,12 +173,12 @@ class Entry(Record, Generic[T], frozen=True):
 
 
 class LoweringTable(Generic[T]):
-    """Entries by operation.
+    """The entries of a driver, by operation.
 
-    Attributes:
-        engine: Its name in reasons.
-        types: The types that entries support by default.
-        elsewhere: Reasons for operations without an entry.
+    Args:
+        engine: The engine's name, for reasons.
+        types: The operation types of entries that do not declare their own; None for all.
+        elsewhere: Reasons for operations without an entry, by name.
     """
 
     def __init__(
@@ -179,7 +186,7 @@ class LoweringTable(Generic[T]):
     ) -> None:
         self.engine, self._types, self._elsewhere = engine, types, dict(elsewhere or {})
         self.entries: dict[str, Entry[T]] = {}
-        self.gated: Callable[[T, GatedSequence], None] | None = None  # writes a whole GRU to its `last` and `states`
+        self.gated: Callable[[T, GatedSequence], None] | None = None  # writes a GRU whole: its `last` and `states`
 
     def entry(
         self,
@@ -193,11 +200,11 @@ class LoweringTable(Generic[T]):
         Args:
             names: The operations.
             types: The supported operation types `T`; by default those of the table.
-            forms: By type: its kernel variants, the fastest first, the reference last.
-            exact: Whether 8-bit results are bit-identical with the reference under exact numerics.
+            forms: The kernel variants of each type that has several, the fastest first, the exact one last.
+            exact: Whether 8-bit results are bit-identical to the reference under exact numerics.
 
         Returns:
-            A decorator.
+            A decorator for a function of a task, which lowers one operation or raises Refused.
         """
 
         def add(function: Callable[[T], None]) -> Callable[[T], None]:
@@ -208,11 +215,11 @@ class LoweringTable(Generic[T]):
         return add
 
     def verdicts(self, model: Model, task: Callable[[Bound, Operation], T], forms: Forms = UNPROVED) -> list[Verdict]:
-        """Return a verdict for each operation of the main subgraph.
+        """Return one verdict for each operation of the main subgraph.
 
         Args:
             model: The model.
-            task: Creates the argument of an entry.
+            task: Makes the argument of an entry.
             forms: The verified kernel variants.
         """
         return list(self._attempts(model, task, forms))
@@ -220,12 +227,12 @@ class LoweringTable(Generic[T]):
     def consider(
         self, model: Model, graph: G, task: Callable[[G, Bound, Operation], T], forms: Forms = UNPROVED
     ) -> Considered:
-        """Return the verdicts, and the graph for `kept_graph` if it contains all operations.
+        """Return the verdicts, with the graph for `kept_graph` if it holds all operations.
 
         Args:
             model: The model.
-            graph: The graph that entries write to.
-            task: Creates the argument of an entry.
+            graph: An empty graph of the engine.
+            task: Makes the argument of an entry from that graph.
             forms: The verified kernel variants.
         """
         verdicts = self.verdicts(model, partial(task, graph), forms)
@@ -236,12 +243,12 @@ class LoweringTable(Generic[T]):
 
         Args:
             model: The model.
-            task: Creates the argument of an entry.
+            task: Makes the argument of an entry.
             forms: The verified kernel variants.
 
         Raises:
-            Refused: An operation is not supported.
-            Unmappable: A constant cannot be read.
+            Refused: An operation cannot be lowered; the first one is named.
+            Unmappable: A constant of the first such operation is in memory that cannot be mapped.
         """
         attempts = self._attempts(model, task, forms)
         for number, (verdict, operation) in enumerate(zip(attempts, model.main.operations, strict=True)):
@@ -250,7 +257,6 @@ class LoweringTable(Generic[T]):
                 raise kind(f"{self.engine}: {operation_name(operation.type)} #{number}: {verdict.reason}")
 
     def _attempts(self, model: Model, task: Callable[[Bound, Operation], T], forms: Forms) -> Iterator[Verdict]:
-        """Lower every operation, and yield its verdict."""
         bounds = validate(model).subgraphs[0].operations
         wholes = gated_sequences(model) if self.gated and not forms.exact else {}
         for n, (a, operation) in enumerate(zip(bounds, model.main.operations, strict=True)):
@@ -270,7 +276,8 @@ class LoweringTable(Generic[T]):
         if a.T is not None and chosen.types is not None and a.T not in chosen.types:
             return Verdict(False, f"{self.engine}'s {a.op.name} does not support {type_name(a.T)}")
         if forms.exact and not chosen.exact and quantised_of(a):
-            return Verdict(False, f"{self.engine}'s {a.op.name} of 8 bits may be a step off, and numerics are exact")
+            why = f"{self.engine}'s 8-bit {a.op.name} may be 1 LSB off, must equal the reference for exact numerics"
+            return Verdict(False, why)
         try:
             made = task(a, operation)
             made.exact = forms.exact
@@ -281,12 +288,12 @@ class LoweringTable(Generic[T]):
         except Refused as error:
             return Verdict(False, str(error))
         except Unknown as error:
-            why = f"needs {str(error) or 'a shape'} when the model is prepared, and it is only known at execution"
+            why = f"needs {str(error) or 'a shape'} when the model is prepared, but it is known only at execution"
             return Verdict(False, why)
         return Verdict(True, why_not_faster) if why_not_faster else YES
 
 
 def quantised_of(a: Bound) -> list[Value]:
-    """Return the quantised tensors that an operation reads and writes."""
+    """Return the quantised tensors among an operation's inputs and outputs."""
     given = (each for _, value in a.inputs for each in (value if isinstance(value, tuple) else (value,)))
     return [value for value in (*given, *a.outs) if value is not None and value.quantised]

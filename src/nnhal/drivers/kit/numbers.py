@@ -1,4 +1,4 @@
-"""Arguments of operations as engines expect them, for every signature of the operation."""
+"""The parameters of operations as the numbers that engines need, for every signature of an operation."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,8 +8,8 @@ import numpy as np
 from nnhal.ops.common import ACTIVATION_RANGE, dilation_of, encode, fused, padding
 from nnhal.ops.schema import Bound
 
-PARTS = 512  # of a step, of which 255 are less than a half
-SAME = 2.0**-22  # relative: quotients of scales this near are equal in float32
+PARTS = 512  # of a quantisation step, of which 255 are less than a half
+SAME = 2.0**-22  # relative: quotients of scales this close are equal in float32
 
 
 class Window(NamedTuple):
@@ -17,10 +17,10 @@ class Window(NamedTuple):
 
     Attributes:
         size: The elements that it covers.
-        dilation: The distance between them.
-        stride: How far it moves.
-        before: The padding at the begin.
-        after: The padding at the end.
+        dilation: The distance between these elements.
+        stride: The distance between windows.
+        before: Padding before the first element.
+        after: Padding after the last element.
     """
 
     size: int
@@ -31,47 +31,48 @@ class Window(NamedTuple):
 
 
 def window(a: Bound, axis: str) -> Window:
-    """Return the window of a convolution or pooling, with explicit padding.
-
-    Not for TRANSPOSE_CONV_2D, whose padding crops.
+    """Return the window of a convolution or pooling, with explicit padding or a padding scheme.
 
     Args:
-        a: The operation.
+        a: The operation. It must not be TRANSPOSE_CONV_2D, whose padding cuts off elements of the output.
         axis: "h" or "w".
 
     Raises:
-        Unknown: An implicit padding depends on a size that is only known at execution.
+        Unknown: A scheme pads an input whose size is known only at execution.
     """
     before, after = padding(a, axis)
     return Window(getattr(a, f"filter_{axis}"), dilation_of(a, axis), getattr(a, f"stride_{axis}"), before, after)
 
 
 def bounds(a: Bound) -> tuple[float, float]:
-    """Return the real values between which the fused activation keeps the output; infinite for none.
+    """Return the bounds of the real output values after the fused activation; infinite if it has no such bound.
 
     Args:
         a: The operation.
 
     Raises:
-        Unknown: The activation is only known at execution.
+        Unknown: The activation is known only at execution.
     """
     return ACTIVATION_RANGE[fused(a)]
 
 
 def stored_bounds(a: Bound) -> tuple[int, int]:
-    """Return the same in stored values of a quantised output, within its type.
+    """Return the bounds of a quantised output after the fused activation, as stored values within its type.
 
     Args:
         a: The operation.
+
+    Raises:
+        Unknown: The activation is known only at execution.
     """
     low, high = encode(a.out, np.array(bounds(a), np.float32)).tolist()
     return low, high
 
 
 def makes_halves(scales: Sequence[float], step: float) -> bool:
-    """Whether many multiples of scales are exact halves of a step, which kernels of 8 bits round in their own ways.
+    """Whether many multiples of scales are exact halves of a quantisation step, which 8-bit kernels round in different ways.
 
-    They are where the quotient of a scale and the step is a number of 512ths, and no integer.
+    They are if the quotient of a scale and the step is a whole number of 512ths, but not an integer.
     """
     for scale in scales:
         parts = scale / step * PARTS

@@ -1,4 +1,4 @@
-"""Devices with several kernel variants of operations: the verified or the requested one runs."""
+"""A device whose table has several kernel variants of operations: verification, or an option, selects one."""
 
 import copy
 from abc import abstractmethod
@@ -22,36 +22,47 @@ OPTION, WAYS = "forms", ("proved", "fast", "exact")
 
 
 class ProvedDevice(Device):
-    """A device over a lowering table, with the kernel variants that `nnhal prove` has verified on this CPU.
+    """A device over a lowering table, with the kernel variants that `nnhal prove` verified on this processor.
 
-    Its option `forms` is "proved" (the default: the fastest verified variant of each operation, or else the reference
-    variant), "fast" (always the first one) or "exact" (always the last one). If the device declares exact numerics, the
-    option `numerics` takes precedence.
+    The option `forms` selects variants:
+
+    - `"proved"` (default): the fastest variant of each operation that was verified on this processor, else the exact one.
+    - `"fast"`: the first variant of each operation, verified or not.
+    - `"exact"`: the last variant of each operation.
+
+    If the device declares exact `numerics`, that option has precedence.
+
+    Different variants make different compilations, so the version has a digest of the verified ones.
+
+    Args:
+        version: The version of the driver and its engine.
 
     Attributes:
-        forms: The verified variants. They are part of `version`, because they change what a compilation contains.
+        forms: The verified variants.
     """
 
     @property
     @abstractmethod
     def table(self) -> "LoweringTable[Any]":
-        """The lowering table; usually a class attribute."""
+        """The entries; a class attribute suffices."""
 
     def __init__(self, version: str) -> None:
-        """version: of the driver and its engine."""
         found = proved_of(self, version)
         self.forms = Forms(found)
         self.version = f"{version}+{_digest(found)}" if found else version
         self.proofs = TableProofs(self, version)
 
     def asked(self, hints: Hints) -> tuple[Forms, Hints]:
-        """Return the kernel variants for a compilation, and the hints without the options that select them.
+        """Separate the options of this class from the driver's own.
 
         Args:
-            hints: The hints of the compilation.
+            hints: The hints of a compilation.
+
+        Returns:
+            The kernel variants that the compilation uses, and the hints with only the driver's own options.
 
         Raises:
-            InvalidArgument: An option has an invalid value.
+            InvalidArgument: The option `forms` or `numerics` has an unknown value.
         """
         options = dict(hints.options)
         exact, way = wants_exact(options, self.name), options.pop(OPTION, WAYS[0])
@@ -65,18 +76,17 @@ class ProvedDevice(Device):
 
 
 class TableProofs(Proofs[Device]):
-    """The variants of a lowering table, and their verification."""
+    """The kernel variants of a lowering table that can be verified, and those that were."""
 
     def __init__(self, device: ProvedDevice, version: str) -> None:
         self._device, self._version = device, version
 
     @property
     def identity(self) -> bytes:
-        """The identity of the driver in its version."""
         return identity_here(self._device, self._version)
 
     def choices(self) -> Sequence[FormChoice]:
-        """Return every operation and type that has an entry."""
+        """Return each operation and type that has an entry."""
         return list(self._choices())
 
     def _choices(self) -> Iterator[FormChoice]:
@@ -90,14 +100,14 @@ class TableProofs(Proofs[Device]):
             yield FormChoice(name, kind, known or ("",), found, form)
 
     def in_form(self, operation: str, type: int, form: str) -> Device:
-        """Return the device with this variant of an operation, regardless of verification."""
+        """Return the device with this variant of an operation, verified or not."""
         other = copy.copy(self._device)
         other.forms = Forms({(operation, type): Proved(form)})
         return other
 
 
 def _entries(table: "LoweringTable[Any]") -> Iterator[tuple[str, int, tuple[str, ...]]]:
-    """Yield operation, type and variants."""
+    """Yield each operation, type, and its variants."""
     for name, entry in table.entries.items():
         for kind in OPS[name].types:
             if entry.types is None or kind in entry.types:
@@ -105,6 +115,6 @@ def _entries(table: "LoweringTable[Any]") -> Iterator[tuple[str, int, tuple[str,
 
 
 def _digest(found: Mapping[tuple[str, int], Proved]) -> str:
-    """Return eight digits that identify the variant of each operation."""
+    """Return eight hexadecimal digits that identify the chosen variants, without the reasons."""
     forms = sorted(f"{name} {kind} {proved.form}" for (name, kind), proved in found.items())
     return blake2b("\n".join(forms).encode(), digest_size=4).hexdigest()

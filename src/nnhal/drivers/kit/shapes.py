@@ -1,4 +1,4 @@
-"""Support for open shapes in drivers that compile known shapes: one compilation for each set of input shapes."""
+"""Prepares a model with open shapes again for each set of input shapes, for drivers that compile for known shapes."""
 
 import weakref
 from collections.abc import Callable
@@ -17,22 +17,22 @@ from nnhal.model.validate import shape_of, validate
 from nnhal.ops.schema import agree, show
 
 MOST_SHAPES = 4  # sets of input shapes that stay prepared
-Shapes = tuple[tuple[int, ...] | None, ...]  # of each input; None for an omitted one
+Shapes = tuple[tuple[int, ...] | None, ...]  # one for each input; None for an omitted one
 Make = Callable[[Model], Prepared]
 _log = logger("driver")
 
 
 def for_each_shape(model: Model, make: Make, otherwise: Make | None = None) -> Prepared:
-    """Prepare a model with `make`, which receives only models with known input shapes and without optional inputs.
+    """Prepare a model for each set of input shapes.
 
-    For other models, `make` is called when a set of shapes is first used. The `MOST_SHAPES` last used sets stay
-    prepared.
+    If all input shapes are known and no input is optional, `make` prepares the model at once. Otherwise `make` is
+    called when an execution first has such shapes. The last `MOST_SHAPES` sets stay prepared.
 
     Args:
         model: The model.
-        make: Prepares a model with known shapes.
-        otherwise: Prepares shapes that `make` rejects as `UnsupportedModel`, and shapes that a model cannot declare as
-            known (a dimension of 0, no dimensions). Without it, they are an error of the execution.
+        make: Prepares a model whose input shapes are all known and whose inputs are all there.
+        otherwise: Prepares a model that `make` refuses as UnsupportedModel, or whose input has a dimension of 0 or no
+            dimensions. By default these are errors of the execution.
 
     Returns:
         The prepared model.
@@ -43,7 +43,7 @@ def for_each_shape(model: Model, make: Make, otherwise: Make | None = None) -> P
 
 
 class _Kept:
-    """A prepared model that is closed when it is dropped and the last execution has left."""
+    """A prepared model, closed when it was dropped and its last execution has ended."""
 
     __slots__ = ("__weakref__", "prepared")
 
@@ -76,9 +76,7 @@ class _ForEachShape(Prepared):
             raise Closed("the prepared model was closed")
         kept = self._made.get(shapes, lambda: self._made_for(shapes))
         if self._made.thrashes():
-            _log.warning(
-                "input shapes are prepared again and again, %d are kept: pad inputs to fewer shapes", MOST_SHAPES
-            )
+            _log.warning("more than %d sets of input shapes alternate: pad inputs to fewer shapes", MOST_SHAPES)
         prepared, there = kept.prepared, [n for n, shape in enumerate(shapes) if shape is not None]
         inner = request.contain(
             prepared.request(
@@ -93,14 +91,13 @@ class _ForEachShape(Prepared):
         return timing
 
     def memory(self) -> MemoryUse:
-        """Return the sum over all prepared sets of shapes. They read the same constants in place."""
+        """Add up all prepared models. They read the same constants in place."""
         uses = [kept.prepared.memory() for kept in self._made.values().values()]
         in_place = [use.weights_in_place for use in uses]
         most = None if None in in_place else max((n for n in in_place if n is not None), default=0)
         return together(uses)._replace(weights_in_place=most)
 
     def trim(self, *, pressed: bool) -> None:
-        """Trim all prepared sets of shapes."""
         for kept in self._made.values().values():
             kept.prepared.trim(pressed=pressed)
 
@@ -114,13 +111,13 @@ class _ForEachShape(Prepared):
                 raise InvalidRequest(f"input {number} is of shape {show(shape)}, must be of shape {show(declared)}")
         try:
             return _Kept(self._prepared(_specialised(self._model, shapes)))
-        except InvalidModel as error:  # an invalid model now is an error of the execution
+        except InvalidModel as error:  # it is an error of the execution, because the model was valid
             raise OperationFailed(str(error)) from error
 
     def _prepared(self, model: Model) -> Prepared:
         try:
             if not _known(model):
-                raise UnsupportedModel("an input has no elements, or no dimensions where any number was left open")
+                raise UnsupportedModel("an input has 0 elements or 0 dimensions, must have at least 1 of each")
             prepared = self._make(model)
         except UnsupportedModel as error:
             if self._otherwise is None:
@@ -135,12 +132,12 @@ def _inputs(model: Model) -> list[Operand]:
 
 
 def _known(model: Model) -> bool:
-    """Whether the model declares the shape of every input."""
+    """Whether the model has a known shape for every input."""
     return all(fixed(shape_of(operand)) is not None for operand in _inputs(model))
 
 
 def _optional(model: Model) -> bool:
-    """Whether the model has an optional input."""
+    """Whether any input of the model is optional."""
     main, bounds = model.main, validate(model).subgraphs[0].operations
     return any(
         argument.optional and main.operands[index].lifetime == Lifetime.SUBGRAPH_INPUT

@@ -1,6 +1,6 @@
-"""A bounded team of engine instances, for engines that run one execution at a time.
+"""A bounded team of instances of an engine that runs one execution at a time.
 
-A prepared model adds an instance when all are busy, and drops unused ones.
+A prepared model makes another instance when all are busy, and drops idle ones later.
 """
 
 import atexit
@@ -20,51 +20,56 @@ from nnhal.hal.request import Control
 
 _log = logger("driver")
 MOST_MEMBERS = max(2, min(8, usable_cores()))  # more executions wait
-KEPT_SECONDS = 10.0  # how long an unused member is kept
+KEPT_SECONDS = 10.0  # how long a member stays idle before it is dropped
 POLL_SECONDS = 0.02  # how often a waiting execution checks whether it was cancelled
 ENDING_SECONDS = 5.0  # how long the end of the program waits for running executions
 _teams: "weakref.WeakSet[Team[Any]]" = weakref.WeakSet()
-_ending: list[None] = []  # not empty once the program ends
+_ending: list[None] = []  # not empty after the program has begun to end
 
 
 class Member:
-    """The base class of a team's members: an engine instance."""
+    """The base class of an engine's instance in a `Team`."""
 
-    used = 0.0  # when a team of several got it back
-    place: Any = None  # its place in the team; a dropped member has none, even if it is still referenced
+    used = 0.0  # when it was last given back, if the team has several
+    place: Any = None  # its place in the team; the team forgets a dropped member by its place
 
 
 T = TypeVar("T", bound=Member)
 
 
 class Team(Generic[T]):
-    """A team of engine instances, one for each running execution. They are created on demand and dropped when unused.
+    """Instances of an engine, one for each execution at a time: made on demand, dropped when idle.
 
-    An interrupt may come after any call: an instance that nothing references does not count.
+    An interrupt may come after any call: an instance without a reference does not count.
 
     Args:
-        make: Creates an instance. The first one is created at once.
-        what: Names the instances in the log.
+        make: Makes an instance. The first one is made at once.
+        what: The name of the instances in the log.
     """
 
     def __init__(self, make: Callable[[], T], what: str) -> None:
         self._make, self._what = make, what
-        self._places: weakref.WeakSet[_Place] = weakref.WeakSet()  # of existing members, and of those in creation
-        self._idle = [self._new(self._place())]  # the last returned member is taken first; appends and pops are atomic
+        self._places: weakref.WeakSet[_Place] = weakref.WeakSet()  # of members that exist or are being made
+        # the last one returned is the first one taken; append and pop are atomic
+        self._idle = [self._new(self._place())]
         self._several = False
-        self._waiting: list[None] = []  # has an entry for each waiting execution, or more
+        self._waiting: list[None] = []  # an entry for each waiting execution, or for one that just stopped waiting
         self._given_back: SimpleQueue[None] = SimpleQueue()
         self._lock = threading.Lock()
         _teams.add(self)
 
     def take(self, control: Control) -> T:
-        """Return an idle member, a new one, or the next one that is given back.
+        """Return an idle member, a new one, or, if the team is full, the next one that is given back.
 
         Args:
-            control: Ends the wait.
+            control: The execution's control.
+
+        Returns:
+            The member; the caller must pass it to `give`.
 
         Raises:
-            Closed: The program is ending, and this is not its main thread.
+            Closed: The program ends, and this is not its main thread.
+            NnhalError: The execution was cancelled or missed its deadline, see `Control.check`.
         """
         self._check_end()
         try:
@@ -76,7 +81,7 @@ class Team(Generic[T]):
         """Give a member back.
 
         Args:
-            member: A result of `take`.
+            member: A member that `take` returned.
         """
         if self._several:
             member.used = time.monotonic()
@@ -86,7 +91,7 @@ class Team(Generic[T]):
             self._given_back.put(None)
 
     def trim(self, keep: int) -> None:
-        """Drop idle members, and wait until they have ended. Later executions create new ones.
+        """Drop idle members. They have ended when this returns; later executions make new ones.
 
         Args:
             keep: How many idle members stay.
@@ -98,7 +103,7 @@ class Team(Generic[T]):
 
     @property
     def busy(self) -> bool:
-        """Whether a member is in use, or in creation."""
+        """Whether a member is in use or being made."""
         return len(self._idle) < len(self._places)
 
     def _check_end(self) -> None:
@@ -116,16 +121,16 @@ class Team(Generic[T]):
         return member
 
     def _drop(self, since: float) -> None:
-        """Drop idle members not used since then: those at the front, because the last one is taken first."""
-        dropped = []  # they end with this list, not under the lock
-        with suppress(IndexError):  # none is idle any more
+        """Drop the idle members that were not used since then: those in front, because the last one is taken first."""
+        dropped = []  # they are destroyed when this returns, outside the lock
+        with suppress(IndexError):  # no idle member is left
             if self._idle[0].used <= since:
                 with self._lock:
                     while self._idle[0].used <= since:
                         dropped.append(self._idle.pop(0))
                         self._places.discard(dropped[-1].place)
         if dropped:
-            _log.debug("%s: %d not used for %g s dropped", self._what, len(dropped), KEPT_SECONDS)
+            _log.debug("%s: dropped %d that were idle for %g s", self._what, len(dropped), KEPT_SECONDS)
 
     def _wait(self, control: Control) -> T:
         with self._lock:
@@ -151,28 +156,28 @@ class Team(Generic[T]):
 
 @atexit.register
 def wait_for_all(seconds: float = ENDING_SECONDS) -> None:
-    """At the end of the program, keep other threads out of engines, and wait for those inside.
+    """At the end of the program, let no other thread enter an engine, and wait for running executions.
 
-    A thread that returns from an engine while the interpreter is finalised ends the process by SIGABRT.
+    If a thread returns from an engine while the interpreter shuts down, the process ends by SIGABRT.
     """
     _ending.append(None)
     until = time.monotonic() + seconds
     with suppress(KeyboardInterrupt):
         while time.monotonic() < until and _any_busy():
-            time.sleep(0.001)  # polled, so that executions need not signal their end
+            time.sleep(0.001)  # polled here, so that executions do not have to report their end
 
 
 def _any_busy() -> bool:
     try:
         return any(team.busy for team in _teams)
-    except RuntimeError:  # a thread that still runs has created another one
+    except RuntimeError:  # a running thread has just made another one
         return True
 
 
-os.register_at_fork(after_in_child=_teams.clear)  # executions inside return in the parent only
+os.register_at_fork(after_in_child=_teams.clear)  # running executions return in the parent
 
 
 class _Place:
-    """A place in a team, alive as long as its member, or as its creation."""
+    """A place in a team. It lives as long as its member, or the thread that makes the member, holds it."""
 
     __slots__ = ("__weakref__",)
