@@ -83,6 +83,7 @@ class TableProofs(Proofs[Device]):
 
     @property
     def identity(self) -> bytes:
+        """The identity of the driver in its version."""
         return identity_here(self._device, self._version)
 
     def choices(self) -> Sequence[FormChoice]:
