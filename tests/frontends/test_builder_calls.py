@@ -32,7 +32,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "stride of four": (lambda b, x: conv(b, x, stride=(1, 2, 2, 1)), r"^CONV_2D: stride is \(1, 2, 2, 1\), must be a"),
     "stride as text": (lambda b, x: conv(b, x, stride="2"), r"stride is '2', must be a number or \(height, width\)$"),
     "dilation of one": (lambda b, x: conv(b, x, dilation=(1,)), r"^CONV_2D: dilation is \(1,\), must be a number or"),
-    "stride twice": (lambda b, x: conv(b, x, stride=2, stride_w=1), "stride says stride_w, which is given too"),
+    "stride twice": (lambda b, x: conv(b, x, stride=2, stride_w=1), "stride sets stride_w, which is given too"),
     "another name": (
         lambda b, x: b.max_pool_2d(x, padding="same", kernel_size=2),
         "^MAX_POOL_2D: no argument kernel_size, must be of input, padding, stride, filter_size, .*; did you mean filter_size",

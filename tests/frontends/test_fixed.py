@@ -83,7 +83,7 @@ def test_a_file_is_kept_for_each_value_apart(tmp_path):
         ({"sr": [1, 2]}, r"values: sr has shape \[2\], must be \[\] as in the file"),
         ({"x": np.zeros((3, 2))}, r"values: x has shape \[3, 2\], must be \[2, 3\] as in the file"),
         ({"x": np.full((2, 3), 1e300)}, r"values: x is .*, must fit float32 as in the file"),
-        ({"rate": 1}, r"values: 'rate' is no input, must be one of x, sr"),
+        ({"rate": 1}, r"values: 'rate' is not an input, must be one of x, sr"),
     ],
 )
 def test_a_value_fits_the_input(values, why):

@@ -150,7 +150,7 @@ def test_a_circle_is_refused():
 
 
 def test_a_name_that_nothing_writes_is_refused():
-    refused(model([node("Relu", "gone")], {"x": real(2)}), r"Relu #0 reads 'gone', which nothing writes")
+    refused(model([node("Relu", "gone")], {"x": real(2)}), r"Relu #0 reads 'gone', which no node writes")
 
 
 def test_an_output_that_nothing_writes_is_refused():
@@ -172,7 +172,7 @@ def test_nodes_in_another_order_are_put_in_order():
         (lambda t: t.dims.__setitem__(0, -3), r"initializer 0 \(w\): has a dimension of -3, must be 0 to"),
         (lambda t: t.dims.__setitem__(0, 2**62), r"initializer 0 \(w\): has a dimension of 4611686018427387904"),
         (lambda t: setattr(t, "data_type", 99), r"initializer 0 \(w\): has data_type 99, must be one of"),
-        (lambda t: t.dims.extend([1] * 9), r"initializer 0 \(w\): has 13 dimensions, must have 8 at most"),
+        (lambda t: t.dims.extend([1] * 9), r"initializer 0 \(w\): has 13 dimensions, must have at most 8"),
     ],
 )
 def test_a_tensor_that_lies_is_named(change, match):
@@ -252,7 +252,7 @@ def test_doubling_at_import_ends_in_a_budget():
 @pytest.mark.parametrize("axis", [-100000, 100000, 2**62])
 def test_an_axis_out_of_range_is_refused(axis):
     made = model([node("Concat", "x x", axis=axis)], {"x": real(2, 3)})
-    with pytest.raises(nnhal.UnsupportedModel, match=r"Concat #0: axis = "):
+    with pytest.raises(nnhal.UnsupportedModel, match=r"Concat #0: axis is "):
         nnhal.load(made.SerializeToString())
 
 
@@ -351,7 +351,7 @@ def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path):
     path = with_data_beside(tmp_path)
     os.unlink(tmp_path / "weights.bin")
     os.mkfifo(tmp_path / "weights.bin")
-    with pytest.raises(nnhal.BadFile, match="is no file"):
+    with pytest.raises(nnhal.BadFile, match="is not a file"):
         nnhal.load(path)
 
 
@@ -365,7 +365,7 @@ def test_a_missing_file_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("entries", "match"),
     [
-        ({"offset": "99999999"}, "has 65536 bytes, must have 100065535 at least"),
+        ({"offset": "99999999"}, "has 65536 bytes, must have at least 100065535"),
         ({"offset": "-4"}, "external offset is '-4', must be a number from 0"),
         ({"offset": str(2**64 - 4)}, "external offset is .* must be a number from 0"),
         ({"length": "12"}, "external length is 12, must be 65536"),
@@ -379,7 +379,7 @@ def test_places_outside_of_the_file_are_refused(tmp_path, entries, match):
 def test_a_file_of_which_hardly_anything_is_used_is_not_read(tmp_path):
     path = with_data_beside(tmp_path)
     os.truncate(tmp_path / "weights.bin", 1 << 40)  # a hole
-    with pytest.raises(nnhal.BadFile, match="has 1099511627776 bytes, must have 1179648 at most"):
+    with pytest.raises(nnhal.BadFile, match="has 1099511627776 bytes, must have at most 1179648"):
         nnhal.load(path)
 
 

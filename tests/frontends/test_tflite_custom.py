@@ -61,7 +61,7 @@ def test_mediapipes_transposed_convolution_is_tflites_with_a_bias(padding, strid
 
 def test_options_of_a_transposed_convolution_that_make_no_sense_are_refused():
     for options, reason in (
-        (b"\1\0\0\0", "has 4 bytes of options, must have 12 at least"),
+        (b"\1\0\0\0", "has 4 bytes of options, must have at least 12"),
         (struct.pack("<3i", 3, 2, 2), r"padding is 3, must be 1 \(SAME\) or 2 \(VALID\)"),
         (struct.pack("<3i", 1, 0, 2), "strides are 0 and 2, must be at least 1"),
     ):
@@ -292,7 +292,7 @@ def test_options_are_64_at_most_in_65536_bytes():
 
     many = {f"k{n:02}": n for n in range(64)}
     assert given_options(flexbuffers.Dumps(many)) == many
-    assert "has 65 options, must have 64 at most" in said(flexbuffers.Dumps(many | {"z": 1}))
+    assert "has 65 options, must have at most 64" in said(flexbuffers.Dumps(many | {"z": 1}))
     packed = [flexbuffers.Dumps({"s": "x" * length}) for length in range(65_400, 65_600)]
     fits, over = (
         max((p for p in packed if len(p) <= 65536), key=len),
@@ -300,7 +300,7 @@ def test_options_are_64_at_most_in_65536_bytes():
     )
     assert len(fits) >= 65535 and len(over) <= 65540
     assert len(given_options(fits)["s"]) > 65_400
-    assert f"has {len(over)} bytes of options, must have 65536 at most" in said(over)
+    assert f"has {len(over)} bytes of options, must have at most 65536" in said(over)
 
 
 @pytest.mark.parametrize(

@@ -249,7 +249,7 @@ def test_statistics_have_4096_numbers_at_most():
         s = Said()
         given = s.table(f5=s.table(f0=("floats", [1.0] * count)))
         found = load(pictured(s.bytes(s.table(f3=[s.table(f2=[given])])))).metadata
-        assert ("has 4097 numbers in a row, must have 4096 at most" in found.problem) is not fits
+        assert ("has 4097 numbers in a row, must have at most 4096" in found.problem) is not fits
         assert len(found.inputs[0].greatest if fits else ()) == (count if fits else 0)
 
 
@@ -257,7 +257,7 @@ def test_metadata_of_another_identifier_or_of_very_many_bytes_is_not_read():
     assert "identifier is b'M002', must be b'M001'" in load(pictured(said().replace(b"M001", b"M002"))).metadata.problem
     large = said() + bytes((1 << 24) - len(said()))
     assert load(pictured(large)).metadata.name == "Pets"
-    assert load(pictured(large + b"\0")).metadata.problem == ("metadata has 16777217 bytes, must have 16777216 at most")
+    assert load(pictured(large + b"\0")).metadata.problem == ("metadata has 16777217 bytes, must have at most 16777216")
 
 
 def test_control_characters_of_texts_are_left_out_but_for_line_ends():

@@ -312,7 +312,7 @@ def test_a_sign_of_truths_and_a_number_of_segments_below_0_are_refused():
     numbers = [w.tensor([4], "i4", [0, 1, 2, 3]), w.tensor([], "i4", -5)]
     w.operator("UNSORTED_SEGMENT_MAX", [x, *numbers], [y], "UnsortedSegmentMax")
     w.ends([x], [y])
-    with pytest.raises(nnhal.UnsupportedModel, match="num_segments = -5, must be 1 at least"):
+    with pytest.raises(nnhal.UnsupportedModel, match="num_segments is -5, must be at least 1"):
         load(w.bytes())
 
 

@@ -358,7 +358,7 @@ def test_a_binding_that_is_released_is_a_named_error_in_a_burst_also_where_its_p
     ("message", "words"),
     [
         (wire.GetStatus(), "is GetStatus, must be an execution without limits"),
-        (wire.Release((1,)), "is Release, must be a call"),
+        (wire.Release((1,)), "is Release, must be an execution"),
         (wire.ExecuteSynchronously(4, 1, False, 5), "must be an execution without limits"),
         (wire.ExecuteSynchronously(4, 1, False, 0, 5), "must be an execution without limits"),
         (wire.Acknowledged(), ""),

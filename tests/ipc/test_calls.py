@@ -213,7 +213,7 @@ def test_constants_that_a_driver_needs_no_more_are_let_go(service: Service) -> N
     service.driver.consumes = True
     service.prepared(1, model)
     (seen,) = service.driver.models
-    with pytest.raises(NnhalError, match="it said weights_consumed"):
+    with pytest.raises(NnhalError, match="it declares weights_consumed"):
         seen.pools[0].bytes()
 
 

@@ -350,7 +350,7 @@ def test_a_path_that_cannot_be_read_is_an_error_before_anything_is_applied(path:
 @pytest.mark.parametrize("value", [-1, 0, 1 << 63])
 def test_a_limit_that_would_mean_none_is_an_error(value: int) -> None:
     for name in ("memory", "descriptors", "processes"):
-        with pytest.raises(InvalidArgument, match=f"{name} = {value}, must be at least 1 and below 1 << 63"):
+        with pytest.raises(InvalidArgument, match=f"{name} is {value}, must be at least 1 and below 1 << 63"):
             Limits(**{name: value})
 
 

@@ -20,7 +20,7 @@ def batched(t: OperationWriter, x: Term, indices: Term, axis: int, batches: int)
     t.require(
         shape[:batches] == places[:batches], f"batches are {shape[:batches]} and {places[:batches]}, must be equal"
     )
-    t.require(batches <= axis, f"axis = {axis}, must be behind the {batches} batch dimensions")
+    t.require(batches <= axis, f"axis is {axis}, must be after the {batches} batch dimensions")
     t.check_count(max(math.prod(places), math.prod(shape[:batches])))
     between, size = shape[batches:axis], shape[axis]
     inner = math.prod(between) * math.prod(shape[axis + 1 :])
@@ -52,7 +52,7 @@ def inside(t: OperationWriter, indices: Term, size: int, stride: int = 1) -> Ter
             ((numbers >= 0) & (numbers < size)).all(), f"has an index outside of the {size} places of its dimension"
         )
         return constant(Value(I32), (numbers * stride).astype(np.int32))
-    t.require(size <= MOST_LOOKED_UP, f"takes indices to {size} places, must be {MOST_LOOKED_UP} at most")
+    t.require(size <= MOST_LOOKED_UP, f"has indices to {size} places, must have at most {MOST_LOOKED_UP}")
     places = (np.arange(size, dtype=np.int64) * stride).astype(np.int32)
     return t.make("GATHER", constant(Value(I32), places), 0, indices)
 
@@ -74,7 +74,7 @@ def row_numbers(t: OperationWriter, indices: Term, sizes: Sequence[int]) -> Term
     """Convert index vectors (the last dimension) to row numbers in dimensions of these sizes; refuses like `inside`."""
     places = t.known(indices)
     count, depth = math.prod(places[:-1]), places[-1]
-    t.require(math.prod(sizes) <= INT32_RANGE.max, f"has {math.prod(sizes)} rows, must have {INT32_RANGE.max} at most")
+    t.require(math.prod(sizes) <= INT32_RANGE.max, f"has {math.prod(sizes)} rows, must have at most {INT32_RANGE.max}")
     if indices.data is not None:
         vectors = np.asarray(indices.data).reshape(count, depth)
         within = bool(((vectors >= 0) & (vectors < np.array(sizes))).all())

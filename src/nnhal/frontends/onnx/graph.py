@@ -180,7 +180,7 @@ class NodeGraph(WrittenGraph):
 
     def _captured(self, name: str) -> Term:
         if self.outer is None:
-            raise Inexpressible(f"reads {short(name)!r}, which nothing writes")
+            raise Inexpressible(f"reads {short(name)!r}, which no node writes")
         outer = self.outer.term(name)
         if self.open_to_outer:
             return outer

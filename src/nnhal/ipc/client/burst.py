@@ -71,7 +71,7 @@ class RemoteBurst(Burst):
             # One call, so that no interrupt comes before the result is known
             mine.extend(map(self._busy.acquire, (False,)))
             if not mine[0]:
-                raise BadState("burst: an execution is running, must be one at a time; open one burst per thread")
+                raise BadState("burst: an execution is running, must be one at a time; open one burst a thread")
             return self._run(request, control)
         finally:
             if mine == [True]:

@@ -237,7 +237,7 @@ def _reported(request: Request, index: int, view: Array, shape: tuple[int, ...])
     argument = request.signature.outputs[index]
     size = int(np.prod(shape, dtype=object)) * argument.dtype.itemsize
     if size > view.nbytes:
-        where = f"{request.signature.where}: {argument.name} has reported shape {list(shape)}"
+        where = f"{request.signature.where}: {argument.name} is given shape {list(shape)}"
         raise ContractBroken(f"{where}, must fit the {view.nbytes} bytes of its memory")
     return typed(view, argument.dtype, shape)
 

@@ -80,7 +80,7 @@ class DriverProcess(subprocess.Popen[bytes]):
         if self._taken:
             how = "ended with an unknown status, because this program collects the exit status of its children itself"
         words = self.output.last_words()
-        return f"the driver process {how}" + (f"; its last output: {words}" if words else "")
+        return f"the driver process {how}" + (f"; its last words: {words}" if words else "")
 
     @property
     def own_end(self) -> Literal["crash", "exit", ""]:
