@@ -16,7 +16,6 @@ from PIL import Image, ImageDraw, ImageOps
 import nnhal
 from nnhal import zoo
 from nnhal.base.brief import duration
-from nnhal.cli.placement import placement_lines
 
 SIZE = 128
 LAYERS = ((16, 2), (8, 6))  # cells a side, anchors a cell
@@ -103,7 +102,7 @@ def main() -> None:
     for face in faces:
         x0, y0, x1, y1 = (face["box"].reshape(2, 2) * longest - margin).reshape(-1)
         print(f"        {face['score']:.1%} at x {x0:.0f} to {x1:.0f}, y {y0:.0f} to {y1:.0f}")
-    print("\n".join(placement_lines(compiled.placement)))
+    print(compiled.placement)
     for step in report.steps:
         print(f"step    {step.device}: {step.operations} operations, {duration(step.total / 1e9)}")
     print(f"wrote   {arguments.output}")

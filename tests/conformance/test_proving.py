@@ -44,7 +44,7 @@ LIMIT = 120.0
 
 
 def prove(state: Path, *words: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "nnhal.cli.main", "prove", str(DRIVER), "--timeout", "2", "--json", *words]
+    command = [sys.executable, "-m", "nnhal.cli.main", "verify", str(DRIVER), "--timeout", "2", "--json", *words]
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(command, text=True, env={**os.environ, "NNHAL_STATE_DIR": str(state)}, **pipes)
 
@@ -202,7 +202,7 @@ def test_devices_says_which_forms_run_and_why_no_faster_ones(two: tuple[Path, An
 
 
 def test_prove_prints_a_row_for_each_operation_with_a_choice(tmp_path: Path) -> None:
-    printed = told(tmp_path, "prove", str(DRIVER), "--timeout", "1", code=1)
+    printed = told(tmp_path, "verify", str(DRIVER), "--timeout", "1", code=1)
     rows = [line.split() for line in printed.splitlines() if " TENSOR_" in line]
     assert {(name, kind): form for name, kind, form, *_ in rows} == {
         key: form or "none" for key, form in WANTED.items()
@@ -211,7 +211,7 @@ def test_prove_prints_a_row_for_each_operation_with_a_choice(tmp_path: Path) -> 
 
 
 def test_every_also_looks_at_operations_of_one_form(tmp_path: Path) -> None:
-    words = "prove", str(DRIVER), "--every", "--timeout", "1", "--json"
+    words = "verify", str(DRIVER), "--all-operations", "--timeout", "1", "--json"
     (document,) = json.loads(told(tmp_path, *words, code=1))
     found = {(o["operation"], o["type"]): (o["known"], o["form"], o["proved"]) for o in document["operations"]}
     assert found["RELU", QUANT8] == ([""], "", True) and found["RELU", "TENSOR_FLOAT32"] == ([""], "", True)
@@ -220,17 +220,17 @@ def test_every_also_looks_at_operations_of_one_form(tmp_path: Path) -> None:
 
 def test_single_operations_are_proved_and_what_was_found_of_others_stays(tmp_path: Path) -> None:
     for name in ("sub", "ADD"):
-        (document,) = json.loads(told(tmp_path, "prove", str(DRIVER), "--operation", name, "--json"))
+        (document,) = json.loads(told(tmp_path, "verify", str(DRIVER), "--operation", name, "--json"))
         assert [o["operation"] for o in document["operations"]] == [name.upper()]
     (entry,) = (
         e for e in json.loads(told(tmp_path, "devices", "--driver", str(DRIVER), "--json")) if e["name"] == "forms"
     )
     assert {f["operation"] for f in entry["forms"] if f["proved"]} == {"SUB", "ADD"}
-    told(tmp_path, "prove", str(DRIVER), "--operation", "NONE", code=2)
+    told(tmp_path, "verify", str(DRIVER), "--operation", "NONE", code=2)
 
 
 def test_a_device_that_has_nothing_to_prove_is_no_error(tmp_path: Path) -> None:
-    assert json.loads(told(tmp_path, "prove", "reference", "--json"))[0]["operations"] == []
+    assert json.loads(told(tmp_path, "verify", "reference", "--json"))[0]["operations"] == []
     assert not (tmp_path / "proofs").exists()
 
 

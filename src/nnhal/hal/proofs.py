@@ -1,7 +1,7 @@
 """What was proved of drivers' ways to compute, on this processor, and the user's record of it.
 
 An engine may have a fast form of an operation that is wrong on some processors. A driver that knows several forms says so by
-`Device.proofs`; somebody who judges (`nnhal prove`) runs each against the definition and remembers which is right.
+`Device.proofs`; somebody who judges (`nnhal verify`) runs each against the definition and remembers which is right.
 
 The record is one file for all drivers, beside those of what they cached: of the user alone, each proof with a keyed hash of
 the driver's version and code, of nnhal's and of the processor. What is damaged, or of anything else, is not found. A process

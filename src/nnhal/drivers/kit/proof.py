@@ -22,7 +22,7 @@ OPTION, WAYS = "forms", ("proved", "fast", "exact")
 
 
 class ProvedDevice(Device):
-    """A device over a lowering table, with the forms that were proved on this processor: `nnhal prove` does that.
+    """A device over a lowering table, with the forms that were proved on this processor: `nnhal verify` does that.
 
     Option: `forms` (proved): "proved", the fastest form of each operation that was found right on this processor, and the
     exact one where nothing was proved; "fast" or "exact", the first or the last of each, whatever was found. Of a device
