@@ -141,7 +141,7 @@ def partition_section(
 
     def draw(most: int) -> list[str]:
         most = len(cells) if most == len(cells) - 1 else most
-        slowest = sorted(range(len(cells)), key=lambda n: (-times[n][0], n))[:most]
+        slowest = {*sorted(range(len(cells)), key=lambda n: (-times[n][0], n))[:most]}
         lines = columns(heads, [cells[n] for n in sorted(slowest)], indent=2)
         left = [n for n in range(len(cells)) if n not in slowest]
         if left:
@@ -187,16 +187,16 @@ def _span(placement: Placed, operations: Sequence[int]) -> str:
 
 def _top(placement: Placed, step: StepPlan) -> str:
     """The kinds of operations that take most of a partition, by prediction, else by how many there are."""
-    count, cost = Counter[str](), Counter[str]()
-    for n in step.operations:
-        name = operation_name(placement.choices[n].type)
-        count[name] += 1
-        cost[name] += placement.choices[n].costs.get(step.device, 0.0) if placement.expected else 0.0  # type: ignore[assignment]
+    choices = [placement.choices[n] for n in step.operations]
+    count, cost = Counter(operation_name(c.type) for c in choices), dict[str, float]()
+    for choice in choices if placement.expected else ():
+        name = operation_name(choice.type)
+        cost[name] = cost.get(name, 0.0) + choice.costs.get(step.device, 0.0)
     total = sum(cost.values())
     if total <= 0:
         return _kinds(count)
-    shown = [f"{count[name]} {name} {share / total:.0%}" for name, share in cost.most_common(_TOP)]
-    return ", ".join(shown)
+    slowest = sorted(cost.items(), key=lambda each: -each[1])[:_TOP]
+    return ", ".join(f"{count[name]} {name} {share / total:.0%}" for name, share in slowest)
 
 
 def _kinds(count: Counter[str], most: int = _TOP) -> str:
