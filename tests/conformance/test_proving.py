@@ -190,15 +190,14 @@ def told(state: Path, *words: str, code: int = 0) -> str:
 
 
 def test_devices_says_which_forms_run_and_why_no_faster_ones(two: tuple[Path, Any], tmp_path: Path) -> None:
-    words = "devices", "--driver", str(DRIVER), "--no-isolation"
-    lines = [line for line in told(two[0], *words).splitlines() if line.startswith("forms: ")]
-    assert "forms: run in fast, proved on this processor: SUB of QUANT8_ASYMM" in lines
-    assert "forms: hang MUL of QUANT8_ASYMM has not ended after 2 s: run in exact" in lines
-    assert sum("off by 64 steps" in line and line.endswith(": not claimed") for line in lines) == 1
-    assert len(lines) == len(WANTED) and not any("not proved yet" in line for line in lines)
-    lines = [line for line in told(tmp_path, *words).splitlines() if line.startswith("forms: ")]
-    exact = "forms: 6 operations run in their exact form, not proved yet on this processor"
-    assert lines == [f"{exact}: nnhal prove {DRIVER}"]
+    words = "devices", "forms", "--driver", str(DRIVER), "--no-isolation", "--verbose"
+    text = " ".join(told(two[0], *words).split())
+    assert "fast: 1 operation/type pairs verified on this CPU: SUB uint8" in text
+    assert "hang MUL of QUANT8_ASYMM has not ended after 2 s: run in exact" in text
+    assert "off by 64 steps" in text and ": not claimed" in text and "reference kernel" not in text
+    text = " ".join(told(tmp_path, *words).split())
+    faster = f"`nnhal verify {DRIVER}` verifies fast ones"
+    assert f"6 operation/type pairs run in their reference kernel; {faster}" in text
 
 
 def test_prove_prints_a_row_for_each_operation_with_a_choice(tmp_path: Path) -> None:
