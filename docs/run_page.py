@@ -9,8 +9,8 @@ they compile is kept beside that folder, and goes with it. A comment before anot
 before them, @@ between places; `<!-- part: NAME -->`, lines that stand in a file just so. Pictures that the page shows and a
 command drew are copied to where it has them.
 
-Durations differ from run to run, other numbers from processor to processor: a check takes any duration for another, all
-that `nnhal bench` measures, and other numbers within a hundredth.
+Durations differ from run to run, other numbers from processor to processor. A check ignores durations, all numbers of
+`nnhal bench`, its line about the CPU, its verdict and its warnings; other numbers may differ by a hundredth.
 """
 
 import argparse
@@ -31,6 +31,8 @@ PICTURE = re.compile(r"!\[[^\]]*\]\(([^)]+)\)")
 NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 DURATION = re.compile(r"(?<![\w.])[\d,]+(?:\.\d+)?(?:e[-+]?\d+)? ?(?:ns|[uµ]s|ms|s)(?!\w)")
 BARS = re.compile("[\u2581-\u2588]")
+MACHINE = re.compile(r"^CPU: .*|(?<=pairs\)): (?:no measurable difference|nnhal is slower|nnhal is faster)$")
+BUSY = "warning: load average", "warning: CPU frequency"
 BEFORE = re.compile(r"<!-- before: (.*?) -->")
 WITHIN = 0.01
 
@@ -63,6 +65,7 @@ def run(command: str, folder: Path) -> str:
     lines = [
         line.rstrip() for line in done.stdout.replace(str(folder), ".").replace(str(Path.home()), "~").splitlines()
     ]
+    lines = [line for line in lines if not line.startswith(BUSY)]
     lines += [f"[status {done.returncode}]"] * (done.returncode != 0)
     return "".join(f"{line}\n" for line in lines)
 
@@ -103,7 +106,7 @@ def put(what: str, file: Path, text: str) -> None:
 
 def alike(old: str, new: str, *, measured: bool = False) -> bool:
     """Whether two lines say the same but for durations, and numbers that are almost the same. measured: for all numbers."""
-    old, new = (" ".join(BARS.sub("", DURATION.sub("0 s", line)).split()) for line in (old, new))
+    old, new = (" ".join(BARS.sub("", DURATION.sub("0 s", MACHINE.sub("", line))).split()) for line in (old, new))
     if NUMBER.sub("0", old) != NUMBER.sub("0", new):
         return False
     pairs = zip(*(NUMBER.findall(line) for line in (old, new)), strict=True)

@@ -72,21 +72,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return report(error, as_json=given.json)
 
 
-def report(error: "NnhalError | ValueError", *, as_json: bool, author: bool = False) -> int:
-    """Tell of an error, as every verb of the command line does; the exit status. as_json: on stdout.
+def report(error: "NnhalError | ValueError", *, as_json: bool, author: bool = False, verbose: bool = False) -> int:
+    """Print an error, as every command does.
 
-    author: the driver is under development: the stack of what it raised is shown whatever it raised.
+    Args:
+        error: what ended the command.
+        as_json: whether it is printed as JSON, on stdout.
+        author: whether the driver is under development: the stack of what it raised is printed whatever it raised.
+        verbose: whether the whole log and stack are printed.
+
+    Returns:
+        The exit status.
     """
     from nnhal.base.errors import DriverFailed, InvalidArgument, NnhalError
+    from nnhal.base.stacks import in_short, innermost
 
     if as_json and isinstance(error, NnhalError):
         facts = {"type": type(error).__name__, "status": error.status.name, "code": error.code.name}
         stack = {"stack": error.stack} if error.stack else {}
         print(json.dumps({"error": {**facts, "message": str(error), **stack}}, indent=2), flush=True)
     else:
-        print(f"nnhal: {error}", file=sys.stderr)
+        message, frames = (str(error), []) if verbose else in_short(str(error))
+        text, mark, question = message.partition("; did you mean ")
+        lines = [f"error: {text}", *frames]
         if isinstance(error, NnhalError) and error.stack and (author or isinstance(error, DriverFailed)):
-            print(error.stack, file=sys.stderr)
+            lines += error.stack.splitlines() if verbose else innermost(error.stack)
+        lines += [f"hint: did you mean {question}"] if mark else []
+        lines += ["hint: --verbose prints the full log"] if frames else []
+        print(*lines, sep="\n", file=sys.stderr)
     return INVALID if isinstance(error, InvalidArgument) else FAILED
 
 

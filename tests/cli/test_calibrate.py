@@ -57,7 +57,7 @@ def test_what_is_going_to_be_measured_is_proved(
     monkeypatch.setattr(calibrate.subprocess, "run", run)
     calibrate._prove(drivers, named, True)
     assert [command[-len(words) or len(command) :] for command, words in zip(commands, asked, strict=True)] == asked
-    assert all(command[3:6] == ["prove", "--missing", "--json"] for command in commands)
+    assert all(command[3:6] == ["verify", "--only-new", "--json"] for command in commands)
     commands[:] = [[]] * 2
     with pytest.raises(click.exceptions.Exit) as left:
         calibrate._prove(drivers, named, False)
@@ -73,7 +73,7 @@ def test_what_was_not_proved_is_proved_before_it_is_measured() -> None:
     found = record.profile()
     assert found is not None and found.devices["forms"].version != driver.version == "1.0"
     assert found.devices["forms"].version == discovery.load_driver(path).version
-    (said,) = json.loads(nnhal("prove", str(path), "--missing", "--json")) or [{"operations": []}]
+    (said,) = json.loads(nnhal("verify", str(path), "--only-new", "--json")) or [{"operations": []}]
     assert said["operations"] == []
 
 
@@ -154,16 +154,20 @@ def test_devices_says_what_was_measured_and_what_failed() -> None:
     record.failed(record.KeptFailure(identity, "m", (1, 2), "preparation", "no room", "litert"))
     other = judgement.identity_of(key, {"threads": 3})
     record.failed(record.KeptFailure(other, "m", (0,), "execution", "no threads", "litert"))
-    assert judgement.HINT in nnhal("devices", "--no-isolation")
+    assert "Measure the devices: nnhal calibrate" in nnhal("devices", "--no-isolation")
     devices = {name: mine().devices["a"] for name in ("litert", "reference", "openvino")}
     record.keep_profile(MachineProfile(record.processor(), 1, devices))
     text = nnhal("devices", "--no-isolation")
+    assert "Failed before, and left out there: litert" in text and "nnhal calibrate" not in text
+    (row,) = [line for line in text.splitlines() if line.startswith("litert ")]
+    assert "1x (m)" in row
+    text = " ".join(nnhal("devices", "litert", "--no-isolation").split())
+    assert "preparation of 2 operations: no room; excluded until a new version, or nnhal calibrate --forget" in text
     assert (
-        "litert: failed in preparation of 2 operations that it had taken: no room; not asked for them again until"
-        in text
+        "execution of an operation: no threads; excluded until the same options, version and CPU are back" not in text
     )
-    assert "execution of an operation that it had taken: no threads; not asked for them again with the same" in text
-    assert "litert: measured on this machine: float32 1 / 1" in text and judgement.HINT not in text
+    assert "execution of an operation: no threads; excluded with those driver options" in text
+    assert "measured time float32 1x" in text
     found = {each["name"]: each for each in json.loads(nnhal("devices", "--no-isolation", "--json"))}
     assert found["litert"]["measured"] == {"float32": {"exec_time": 1.0, "power_usage": 1.0}}
     with_options, failure = sorted(found["litert"]["failures"], key=lambda each: each["current"])

@@ -16,11 +16,9 @@ from nnhal import zoo
 from nnhal.base.errors import InvalidArgument
 from nnhal.cli import common
 from nnhal.cli.judged import followed, totals
-from nnhal.cli.metadata import metadata_document, metadata_lines
-from nnhal.cli.placement import placement_lines
+from nnhal.cli.metadata import metadata_document, metadata_facts, said_of_model
 from nnhal.conformance.pool import TaskResult
 from nnhal.model.metadata import AssociatedFile, Metadata, TensorMetadata
-from nnhal.runtime.partition import Choice
 
 
 @pytest.mark.parametrize(
@@ -272,104 +270,41 @@ def test_totals_have_every_verdict():
     assert totals(map(outcome, ["a", "b", "a"]), ["a", "b", "c"]) == {"a": 2, "b": 1, "c": 0}
 
 
-# -------------------------------------------------------------------------------------------------------------- placement
-
-
-def choice(number: int, device: str, reason: str = "why", others: Any = None, together: tuple[int, ...] = ()) -> Choice:
-    return Choice(number, 0 if number != 1 else 1, device, reason, others or {}, {}, together)
-
-
-def lines(choices: list[Choice], steps: int = 1, inside: Any = ()) -> list[str]:
-    placement: Any = SimpleNamespace(
-        choices=choices,
-        steps=[None] * steps,
-        transfers=3,
-        layouts=["nchw on a"],
-        inside=inside,
-        events=["fell"],
-        live=["late"],
-        forecast_lines=list,
-    )
-    return list(placement_lines(placement))
-
-
-def test_neighbours_of_one_device_and_reason_are_one_line():
-    ends = ["3 tensors cross between devices", "nchw on a", "fell", "late"]
-    found = lines(
-        [choice(0, "a"), choice(1, "a"), choice(2, "a"), choice(3, "b", others={"a": "slow"}), choice(4, "")], 2
-    )
-    assert found[:4] == [
-        "where  #0 to #2 on a: why (2 ADD, AVERAGE_POOL_2D)",
-        "where  #3 on b: why (ADD)",
-        "       not a: slow",
-        "where  #4 nowhere: why (ADD)",
-    ]
-    assert found[4:] == [f"       2 steps, {ends[0]}", *(f"       {each}" for each in ends[1:])]
-    assert "       1 step, 3 tensors cross between devices" in lines([choice(0, "a")])
-    for other in (
-        choice(2, "b"),
-        choice(2, "a", "because"),
-        choice(2, "a", together=(2, 3)),
-        choice(2, "a", others={"b": "slow"}),
-    ):
-        assert [
-            line.partition(":")[0] for line in lines([choice(0, "a"), choice(3, "a"), other]) if "where" in line
-        ] == [
-            "where  #0 to #3 on a",
-            f"where  #2 on {other.device}",
-        ]
-
-
-def test_what_is_inside_control_flow_stands_below_with_what_it_belongs_to():
-    found: Any = SimpleNamespace(choices=[choice(0, "a")], steps=[None], transfers=0, layouts=[], events=[], live=[])
-    found.forecast_lines = list
-    found.inside = []
-    branch = SimpleNamespace(operation=3, name="body", placement=found)
-    assert lines([choice(3, "runtime")], inside=[branch])[1:4] == [
-        "       body of #3:",
-        "  where  #0 on a: why (ADD)",
-        "         1 step, 0 tensors cross between devices",
-    ]
-
-
 # --------------------------------------------------------------------------------------------------------------- metadata
 
 
-def test_what_a_file_says_is_told_in_lines_and_nothing_where_it_says_nothing():
-    assert list(metadata_lines(Metadata())) == [] and metadata_document(None) is None
-    assert list(metadata_lines(Metadata(name="n", licence="l"))) == ["says     n, l"]
-    assert list(metadata_lines(Metadata(description="finds things."))) == ["says     finds things"]
-    assert list(metadata_lines(Metadata(name="n", version="v", author="a", licence="l", description="d."))) == [
-        "says     n, v, a, l: d"
-    ]
+def test_what_a_file_says_of_the_model_is_one_line_and_nothing_where_it_says_nothing():
+    assert said_of_model(Metadata()) == "" and metadata_document(None) is None
+    assert said_of_model(Metadata(name="n", licence="l")) == "n, l"
+    assert said_of_model(Metadata(description="finds things.")) == "finds things"
+    assert said_of_model(Metadata(name="n", version="v", author="a", licence="l", description="d.")) == "n, v, a, l: d"
     file = AssociatedFile("f.txt", "names.", "vocabulary", "de")
-    assert list(metadata_lines(Metadata(files=(file, AssociatedFile("g"))))) == [
-        "         comes with f.txt (vocabulary, de, names.), g"
-    ]
+    assert said_of_model(Metadata(files=(file, AssociatedFile("g")))) == (
+        "comes with f.txt (vocabulary, de, names.), g"
+    )
 
 
 @pytest.mark.parametrize(
     ("facts", "told"),
     [
-        ({}, None),
-        ({"name": "x"}, None),
-        ({"description": "what."}, "#0: what"),
-        ({"name": "x", "content": "image", "colour": "RGB"}, "x: image RGB"),
-        ({"colour": "RGB"}, "#0: RGB"),
-        ({"dimension_names": ("h", "w")}, "#0: dimensions h, w"),
-        ({"mean": (1.0,), "std": (2.0,)}, "#0: (value - 1) / 2"),
-        ({"mean": (1.0, 1.0), "std": (2.0, 3.0)}, "#0: (value - 1) / [2, 3]"),
-        ({"mean": (1.0,)}, None),
-        ({"least": (0.0,), "greatest": (1.0,)}, "#0: between 0 and 1"),
-        ({"least": (0.0,)}, None),
-        ({"threshold": 0.0}, "#0: counts from 0 on"),
-        ({"threshold": 0.5, "description": "score"}, "#0: score; counts from 0.5 on"),
+        ({}, ""),
+        ({"name": "x"}, ""),
+        ({"description": "what."}, "what"),
+        ({"name": "x", "content": "image", "colour": "RGB"}, "image RGB"),
+        ({"colour": "RGB"}, "RGB"),
+        ({"dimension_names": ("h", "w")}, "dimensions h, w"),
+        ({"mean": (1.0,), "std": (2.0,)}, "(value - 1) / 2"),
+        ({"mean": (1.0, 1.0), "std": (2.0, 3.0)}, "(value - 1) / [2, 3]"),
+        ({"mean": (1.0,)}, ""),
+        ({"least": (0.0,), "greatest": (1.0,)}, "between 0 and 1"),
+        ({"least": (0.0,)}, ""),
+        ({"threshold": 0.0}, "counts from 0 on"),
+        ({"threshold": 0.5, "description": "score"}, "score; counts from 0.5 on"),
     ],
 )
 def test_facts_of_a_tensor_are_told_in_a_line(facts, told):
     tensor = TensorMetadata(**facts)
-    assert list(metadata_lines(Metadata(inputs=(tensor,)))) == ([] if told is None else [f"         input {told}"])
-    assert list(metadata_lines(Metadata(outputs=(tensor,)))) == ([] if told is None else [f"         output {told}"])
+    assert metadata_facts(Metadata(inputs=(tensor,)), [tensor]) == [told]
 
 
 @pytest.mark.parametrize(
@@ -380,7 +315,7 @@ def test_the_first_three_labels_are_shown(labels, told):
     file = AssociatedFile("l.txt", kind="axis labels")
     contents = {"l.txt": "\n".join(map(str, range(labels))).encode()}
     said = Metadata(outputs=(TensorMetadata(files=(file,)),), contents=contents, name="n", problem="p")
-    assert list(metadata_lines(said))[1] == f"         output #0: {told}; l.txt (axis labels)"
+    assert metadata_facts(said, said.outputs) == [f"{told}; l.txt (axis labels)"]
     document = metadata_document(said)
     assert document is not None and document["outputs"][0]["labels"] == tuple(map(str, range(labels)))
     assert (document["name"], document["problem"], document["inputs"], document["files"]) == ("n", "p", [], [])

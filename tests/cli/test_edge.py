@@ -73,7 +73,7 @@ def test_metadata_normalises_a_picture_unless_told_otherwise(tmp_path, picture, 
     model = saved(tmp_path, pictured(said((100.0,), (50.0,))))
     found, document = given_by(tmp_path, model, "-i", picture, *options)
     assert np.abs(found[0] - real(PIXELS.astype("f8")).mean((0, 1))).max() < 1e-4
-    assert ("as its metadata says" in document["inputs"][0]["from"]) == (not options)
+    assert ("(metadata)" in document["inputs"][0]["from"]) == (not options)
 
 
 def test_each_channel_may_have_a_mean_of_its_own(tmp_path, picture):
@@ -160,7 +160,8 @@ def test_quantised_outputs_are_shown_as_real_values_beside_steps():
     for what in ("min", "max", "mean"):
         assert made["real"][what] == pytest.approx((made[what] - zero) * scale)
     assert all(t["real"] == pytest.approx((t["value"] - zero) * scale) for t in made["top"])
-    assert " steps: " in nnhal("run", "tiny_conv_int8")
+    (row,) = [line.split() for line in nnhal("run", "tiny_conv_int8").splitlines() if f"  {made['name']} " in line]
+    assert row[-3:] == [f"{made['real'][what]:.5g}" for what in ("min", "max", "mean")]
 
 
 # --------------------------------------------------------------------------------------------------- types, bundles, notes
@@ -202,8 +203,8 @@ def test_open_dimensions_are_said_and_asked_for(tmp_path):
 def test_a_model_of_which_shapes_must_be_given_is_shown_as_its_file_has_it(tmp_path):
     path = saved(tmp_path, opened([1, 5, 3]))
     shown = nnhal("show", path)
-    assert "level    none: a shape that the file leaves open must be given (--shape)" in shown
-    assert "FLOAT32 1x?x3" in shown and "RESHAPE" in shown
+    assert "  not supported: a shape that the file leaves open must be given (--shape)" in shown
+    assert "float32 [1,?,3]" in shown and "RESHAPE" in shown
     assert json.loads(nnhal("show", path, "--json"))["level"] is None
 
 

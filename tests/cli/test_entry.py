@@ -2,7 +2,9 @@
 
 import gc
 import os
+import re
 import signal
+import subprocess
 import sys
 import threading
 import warnings
@@ -14,8 +16,10 @@ import pytest
 
 import nnhal.cli as entry
 from nnhal.base.errors import DeviceUnavailable, DriverFailed, InvalidArgument
+from nnhal.base.stacks import innermost
 from nnhal.cli import main
-from nnhal.cli.main import VERBS, cli
+from nnhal.cli.command import GROUPS, SMALL, Command, group_of
+from nnhal.cli.main import NAMES, VERBS, cli
 
 
 @pytest.fixture(autouse=True)
@@ -54,11 +58,11 @@ def ends(monkeypatch: pytest.MonkeyPatch, what: Any, *words: str) -> int:
         (1, 1, ""),
         (4, 4, ""),
         ("text", 0, ""),
-        (click.exceptions.Abort(), 130, "nnhal: interrupted\n"),
-        (click.UsageError("wrong"), 2, "Error: wrong\n"),
-        (click.ClickException("bad"), 1, "Error: bad\n"),
-        (InvalidArgument("no"), 3, "nnhal: no\n"),
-        (DeviceUnavailable("gone"), 4, "nnhal: gone\n"),
+        (click.exceptions.Abort(), 130, "error: interrupted\n"),
+        (click.UsageError("wrong"), 2, "error: wrong\nhint: nnhal --help\n"),
+        (click.ClickException("bad"), 1, "error: bad\n"),
+        (InvalidArgument("no"), 3, "error: no\n"),
+        (DeviceUnavailable("gone"), 4, "error: gone\n"),
         (BrokenPipeError(), 0, ""),
     ],
 )
@@ -80,47 +84,177 @@ def test_the_words_are_those_of_the_command_line_unless_given(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "as_json", "author"),
+    ("words", "wanted"),
     [
-        ((), False, False),
-        (("--json",), True, False),
-        (("--driver", "x"), False, True),
-        (("--driver=x",), False, True),
-        (("--extension", "x"), False, True),
-        (("--device", "x"), False, False),
+        ((), set()),
+        (("--json",), {"as_json"}),
+        (("--driver", "x"), {"author"}),
+        (("--driver=x",), {"author"}),
+        (("--extension", "x"), {"author"}),
+        (("--device", "x"), set()),
+        (("-v",), {"verbose"}),
+        (("--verbose", "--json"), {"verbose", "as_json"}),
     ],
 )
-def test_an_error_is_told_as_json_and_with_its_stack_where_the_words_say_so(monkeypatch, words, as_json, author):
+def test_an_error_is_told_as_json_and_with_its_stack_where_the_words_say_so(monkeypatch, words, wanted):
     told: list[Any] = []
     monkeypatch.setattr(main, "report", lambda error, **how: told.append(how) or 4)
     assert ends(monkeypatch, DriverFailed("broken"), *words) == 4
-    assert told == [{"as_json": as_json, "author": author}]
+    assert told == [{name: name in wanted for name in ("as_json", "author", "verbose")}]
 
 
 def test_warnings_are_a_line_on_stderr_without_control_characters(monkeypatch, capsys):
     ends(monkeypatch, None)
     warnings.showwarning("fell \x1b[31m back", UserWarning, "file", 1)
-    assert capsys.readouterr().err == "nnhal: warning: fell \\x1b[31m back\n"
+    assert capsys.readouterr().err == "warning: fell \\x1b[31m back\n"
 
 
-def test_each_verb_is_a_command_of_its_name_with_one_line_of_help():
-    context = click.Context(cli)
-    assert isinstance(cli, click.Group) and cli.list_commands(context) == list(VERBS)
-    for verb in VERBS:
-        command = cli.get_command(context, verb)
-        assert command is not None and command.name == verb
-    assert cli.get_command(context, "nothing") is None
+VERB = re.compile(r"(Run|Show|Measure|Compare|List|Check|Verify|Share|Serve|Summarise|Delete)\b")
+
+
+def commands() -> list[tuple[str, click.Command]]:
+    """Every command with its whole name, those of groups among them."""
+    context, found = click.Context(cli), list[tuple[str, click.Command]]()
+    for name in NAMES:
+        command = cli.get_command(context, name)
+        assert command is not None and command.name == name
+        found.append((name, command))
+        if isinstance(command, click.Group):
+            found += [(f"{name} {each}", inner) for each, inner in command.commands.items()]
+    return found
+
+
+def test_the_help_lists_each_command_in_a_group_with_a_short_line():
     formatter = click.HelpFormatter()
-    cli.format_commands(context, formatter)
-    text = " ".join(formatter.getvalue().split())
-    assert all(f"{verb} {what}" in text for verb, what in VERBS.items())
+    cli.format_commands(click.Context(cli), formatter)
+    text = formatter.getvalue()
+    assert [line.rstrip(":") for line in text.splitlines() if line and line[0] != " "] == list(VERBS)
+    lines = {name: what for verbs in VERBS.values() for name, what in verbs.items()}
+    for name, what in lines.items():
+        assert f"{name} {what}" in " ".join(text.split()) and len(what) <= 45 and VERB.match(what), what
+    assert text.count("$ nnhal ") == len(VERBS), "an example for each group"
+
+
+@pytest.mark.parametrize(("name", "command"), commands())
+def test_the_help_of_a_command_begins_with_a_verb_and_every_option_has_help(name, command):
+    first = (command.help or "").split("\n")[0]
+    assert len(first) <= 70 and VERB.match(first), first
+    if " " in name:
+        assert len(first) <= 46, "a list of commands has it whole"
+    for option in command.params:
+        if isinstance(option, click.Option):
+            assert (option.help and option.help[0].isupper()) or option.help.startswith("exact:"), option.opts
+
+
+@pytest.mark.parametrize(("name", "command"), [(n, c) for n, c in commands() if len(c.params) > SMALL])
+def test_many_options_are_grouped(name, command):
+    for option in command.params:
+        assert not isinstance(option, click.Option) or group_of(option) in GROUPS, option.opts
+    formatter = click.HelpFormatter()
+    command.format_options(click.Context(command), formatter)
+    heads = [line.rstrip(":") for line in formatter.getvalue().splitlines() if line and line[0] != " "]
+    assert len(heads) > 2 and heads == [group for group in GROUPS if group in heads]
+
+
+FORMER = [
+    (name, old, new)
+    for name, command in commands()
+    if isinstance(command, Command)
+    for old, new in command.formerly.items()
+]
+
+
+@pytest.mark.parametrize(("name", "old", "new"), FORMER)
+def test_a_former_name_of_an_option_works_and_is_not_in_the_help(name, old, new, capsys):
+    command = dict(commands())[name]
+    assert any(new in option.opts for option in command.params)
+    assert old not in command.get_help(click.Context(command)).split()
+    assert command._renamed([f"{old}=1", old, "--", old]) == [f"{new}=1", new, "--", old]
+    assert f"warning: {old} is now {new}" in capsys.readouterr().err
+
+
+def test_a_former_name_of_a_command_works(capsys):
+    command = cli.get_command(click.Context(cli), "prove")
+    assert command is not None and command.name == "verify"
+    assert capsys.readouterr().err.startswith("warning: nnhal prove is now nnhal verify")
+    assert cli.get_command(click.Context(cli), "nothing") is None
 
 
 def test_a_verb_that_there_is_not_is_asked_about(capsys):
-    for word, told in (("rnu", "did you mean run?"), ("zzzzz", ", must be one of run, devices, doctor")):
+    for word, told in (("rnu", "hint: did you mean run?"), ("zzzzz", ", must be one of run, show, bench")):
         with pytest.raises(SystemExit) as ended:
             main.main([word])
         assert ended.value.code == 2 and told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["run"], "error: missing argument 'MODEL'\nhint: nnhal run --help\n"),
+        (["run", "x", "--ouput", "y"], "error: no such option --ouput\nhint: did you mean"),
+        (["cache", "lst"], "error: no such command 'lst'\nhint: did you mean 'list'?\n"),
+        (["run", "tiny_cnov"], "hint: did you mean tiny_conv"),
+    ],
+)
+def test_all_errors_have_one_form(words, told, capsys):
+    with pytest.raises(SystemExit):
+        main.main(words)
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and told in said and "Usage" not in said
+
+
+CRASH = """\
+import ctypes
+from nnhal.hal.device import Device, Prepared
+
+
+def inner():
+    ctypes.string_at(0)
+
+
+class Run(Prepared):
+    def run(self, request, control):
+        inner()
+
+
+class Crashing(Device):
+    name = "crashing"
+
+    def supports(self, model):
+        return [True] * len(model.main.operations)
+
+    def prepare(self, model, hints):
+        return Run()
+
+
+device = Crashing
+"""
+
+
+def test_a_crash_is_told_once_with_the_drivers_own_frames(tmp_path):
+    (tmp_path / "crash.py").write_text(CRASH)
+    words = "run", "add4", "--driver", str(tmp_path / "crash.py"), "--isolate"
+    short, full = (
+        subprocess.run(
+            [sys.executable, "-m", "nnhal.cli.main", *words, *more], capture_output=True, text=True, check=False
+        )
+        for more in ([], ["--verbose"])
+    )
+    assert short.returncode == full.returncode == 4
+    assert short.stderr.splitlines() == [
+        "error: device crashing: the driver process was killed by SIGSEGV in inner() at crash.py:6",
+        f'  File "{tmp_path}/crash.py", line 11, in run',
+        f'  File "{tmp_path}/crash.py", line 6, in inner',
+        "hint: --verbose prints the full log",
+    ]
+    assert "Fatal Python error" in full.stderr and "Extension modules" in full.stderr
+
+
+def test_a_deep_stack_of_a_driver_is_shown_by_its_innermost_frames():
+    deep = "\n".join([*(f'  File "d.py", line {n}, in f\n    f()' for n in range(9)), "ValueError: deep"])
+    lines = innermost(deep)
+    assert lines[0] == "  ... 4 frames: --verbose" and lines[1] == '  File "d.py", line 4, in f'
+    assert lines[-1] == "ValueError: deep" and innermost("\n".join(lines[1:])) == lines[1:]
 
 
 # ------------------------------------------------------------------------------------------------------------ interrupts
@@ -142,7 +276,7 @@ def started(monkeypatch: pytest.MonkeyPatch, what: Any) -> int | str | None:
 
 def test_a_control_c_ends_the_command_with_130_and_a_line(monkeypatch, capsys):
     assert started(monkeypatch, KeyboardInterrupt()) == 130
-    assert capsys.readouterr().err == "nnhal: interrupted\n"
+    assert capsys.readouterr().err == "error: interrupted\n"
     assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
 
 
@@ -154,7 +288,7 @@ def test_the_end_of_the_command_is_its_own_where_nothing_struck(monkeypatch, cap
 def test_who_takes_an_interrupt_for_an_error_of_its_own_is_interrupted_all_the_same(monkeypatch, capsys):
     monkeypatch.setattr(entry, "_struck", [None])
     assert started(monkeypatch, SystemExit(0)) == 130
-    assert capsys.readouterr().err == "nnhal: interrupted\n"
+    assert capsys.readouterr().err == "error: interrupted\n"
     assert started(monkeypatch, SystemExit(130)) == 130 and capsys.readouterr().err == ""
 
 
@@ -211,4 +345,4 @@ def test_the_end_says_so_and_exits_with_130(monkeypatch):
     monkeypatch.setattr(os, "write", lambda fd, data: done.append((fd, data)))
     monkeypatch.setattr(os, "_exit", done.append)
     entry._end()
-    assert done == [(2, b"nnhal: interrupted\n"), 130]
+    assert done == [(2, b"error: interrupted\n"), 130]

@@ -223,9 +223,9 @@ def test_each_pixel_is_stored_as_the_options_and_the_input_say(picture, dtype, s
     [
         ({}, {}, "values 0 to 1"),
         ({}, {"low": -1.0, "high": 1.0}, "values -1 to 1"),
-        ({}, {"raw": True}, "stored as they are, 0 to 255"),
-        ({"mean": (127.5,), "std": (127.5,)}, {}, "127.5 taken off and divided by 127.5, as its metadata says"),
-        ({"mean": (1.0, 2, 3), "std": (4.0, 4, 4)}, {}, "1/2/3 taken off and divided by 4, as its metadata says"),
+        ({}, {"raw": True}, "stored unchanged, 0 to 255"),
+        ({"mean": (127.5,), "std": (127.5,)}, {}, "(x - 127.5) / 127.5 (metadata)"),
+        ({"mean": (1.0, 2, 3), "std": (4.0, 4, 4)}, {}, "(x - 1/2/3) / 4 (metadata)"),
         ({"mean": (1.0, 2), "std": (4.0, 5)}, {}, "values 0 to 1"),
         ({"mean": (127.5,), "std": (127.5,)}, {"low": 0.0, "high": 1.0}, "values 0 to 1"),
     ],
@@ -233,22 +233,22 @@ def test_each_pixel_is_stored_as_the_options_and_the_input_say(picture, dtype, s
 def test_it_is_said_how_a_picture_became_numbers(picture, said, options, told):
     metadata = Metadata(inputs=(TensorMetadata(**said),))
     (given,) = read(spec((1, 2, 2, 3)), picture, said=metadata, **options)
-    assert given.origin == f"{picture}, 2x2 stretched to 2x2, {told}"
+    assert given.origin == f"{picture}, resized 2x2 -> 2x2, {told}"
     (given,) = read(spec((1, 4, 8, 3)), picture, said=metadata, fit=True, **options)
-    assert ", 2x2 fitted to 8x4, " in given.origin
+    assert ", letterboxed 2x2 -> 8x4, " in given.origin
 
 
 def test_metadata_that_changes_nothing_means_steps_for_bytes_and_pixels_for_floats(picture):
     said = Metadata(inputs=(TensorMetadata(mean=(0.0,), std=(1.0,)),))
     (given,) = read(spec((1, 2, 2, 3), "u1", 0.5, 7), picture, said=said)
-    assert np.array_equal(given.array[0], PIXELS) and "stored as they are" in given.origin
+    assert np.array_equal(given.array[0], PIXELS) and "stored unchanged" in given.origin
     (given,) = read(spec((1, 2, 2, 3)), picture, said=said)
-    assert np.array_equal(given.array[0], PIXELS.astype(np.float32)) and "as its metadata says" in given.origin
+    assert np.array_equal(given.array[0], PIXELS.astype(np.float32)) and "(metadata)" in given.origin
     for mean, std in ((1.0, 1.0), (0.0, 2.0)):
         said = Metadata(inputs=(TensorMetadata(mean=(mean,), std=(std,)),))
         (given,) = read(spec((1, 2, 2, 3), "u1", 0.5, 7), picture, said=said)
         wanted = np.clip(np.rint((PIXELS - mean) / std / 0.5) + 7, 0, 255)
-        assert np.abs(pixels(given) - wanted).max() <= 1 and "as its metadata says" in given.origin
+        assert np.abs(pixels(given) - wanted).max() <= 1 and "(metadata)" in given.origin
 
 
 def test_fitted_pictures_have_black_bars_and_stretched_ones_none(tmp_path):
@@ -324,7 +324,7 @@ def test_mean_and_deviation_are_of_the_values_in_the_range(picture):
     (given,) = read(spec((1, 3, 2, 2)), picture, mean=mean, std=std)
     expected = ((PIXELS / 255 - mean) / std).transpose(2, 0, 1)
     np.testing.assert_allclose(given.array[0], expected, atol=1e-5)
-    assert given.origin.endswith("values 0 to 1, 0.485/0.456/0.406 taken off and divided by 0.229/0.224/0.225")
+    assert given.origin.endswith("values 0 to 1, (x - 0.485/0.456/0.406) / 0.229/0.224/0.225")
     (given,) = read(spec((1, 2, 2, 3)), picture, low=0.0, high=255.0, mean=(127.5,), std=(127.5,))
     np.testing.assert_allclose(given.array[0], PIXELS / 127.5 - 1, atol=1e-5)
     with pytest.raises(InvalidRequest, match="--std has 2 numbers, must have 1 or 3, one for each channel"):

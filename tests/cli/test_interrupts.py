@@ -34,7 +34,7 @@ QUICK = (
 )
 OTHERS = (
     "bench tiny_conv --duration 1",
-    "bench mobilenet_v1 --vs litert --each",
+    "bench mobilenet_v1 --vs litert --profile",
     "conformance VECTORS",
     "conformance VECTORS --isolate --operation add",
     "devices --json",
@@ -159,7 +159,7 @@ def test_an_interrupt_that_a_library_takes_for_an_error_of_its_own_ends_the_comm
     )
     command = [sys.executable, "-c", code, "doctor"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT)
-    assert (done.returncode, done.stderr) == (130, "nnhal: interrupted\n")
+    assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
 
 
 def test_an_interrupt_in_a_finalizer_ends_the_command_without_a_trace():
@@ -194,7 +194,7 @@ def test_an_interrupt_while_the_interpreter_of_a_service_starts_ends_it_without_
 
 def ends_as_interrupted(code):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (130, "nnhal: interrupted\n")
+    assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
 
 
 def test_an_interrupt_that_was_swallowed_by_what_then_ended_is_one_all_the_same():

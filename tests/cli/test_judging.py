@@ -129,7 +129,9 @@ def test_failures_in_json_are_by_id_and_written_out_where_asked_for(monkeypatch,
 
 def test_what_is_asked_for_is_what_is_selected(monkeypatch, capsys, tmp_path):
     ran = vectors(monkeypatch, [PASSED])
-    words = "--device toy --operation add --filter x --published-only --way burst --isolate --level 1.2 --share 0.5"
+    words = (
+        "-d toy --operation add --filter x --published-only --execution-path burst --isolate --level 1.2 --sample 0.5"
+    )
     more = "--flag relaxed --timeout 3 --jobs 2 --option k=1"
     called(capsys, "conformance", tmp_path, *words.split(), *more.split())
     chosen, jobs = ran.asked[0]
@@ -256,7 +258,7 @@ def test_a_driver_is_a_file_or_a_name(monkeypatch, capsys, tmp_path):
         called(capsys, "validate", *words)
         chosen = ran.asked[-1][0]
         assert (chosen.device, chosen.drivers) == (device, drivers)
-    words = "toy --isolate --level 1.1 --draws 5 --seed 7 --timeout 2 --jobs 3 --option k=v --only /ADD"
+    words = "toy --isolate --level 1.1 --samples 5 --seed 7 --timeout 2 --jobs 3 --option k=v --only /ADD"
     called(capsys, "validate", *words.split())
     chosen, jobs = ran.asked[-1]
     assert (chosen.isolate, str(chosen.level), chosen.draws, chosen.seed) == (True, "1.1", 5, 7)

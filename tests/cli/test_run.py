@@ -1,6 +1,7 @@
 """What `nnhal run` prints and writes, line by line, in this process."""
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,15 @@ import nnhal as package
 from nnhal.base.codes import OperandType
 from nnhal.base.errors import InvalidRequest
 from nnhal.cli import run
+from nnhal.cli.inputs import Given
 from nnhal.cli.main import main
 from nnhal.cli.run import Labels, greatest, real_of, summary
 from nnhal.model.metadata import AssociatedFile, Metadata, TensorMetadata
 from nnhal.runtime.arguments import Spec
 from nnhal.runtime.cache.wanted import CacheOutcome
+from nnhal.runtime.partition import ASKED, Choice, Partition
+from nnhal.runtime.placement import Live, Placement
+from nnhal.runtime.schedule import StepPlan
 
 F32 = Spec("y", int(OperandType.TENSOR_FLOAT32), (4,), np.dtype("f4"), 0.0, 0)
 Q8 = Spec("q", int(OperandType.TENSOR_QUANT8_ASYMM), (4,), np.dtype("u1"), 0.5, 10)
@@ -125,19 +130,21 @@ def test_a_run_is_told_in_lines(capsys, tmp_path):
     np.save(tmp_path / "x.npy", np.arange(count, dtype=np.float32).reshape(shape))
     out, err = called(capsys, "run", "tiny_conv", "-i", tmp_path / "x.npy", "-d", "reference", "--top", "2")
     lines = out.splitlines()
-    assert lines[0].startswith("input  ") and lines[1] == f"       from {tmp_path / 'x.npy'}" and err == ""
+    assert lines[0] == "tiny_conv: 3 ops, 18,944 multiply-adds, float32 weights (20 KiB)"
+    assert lines[3].endswith("  x.npy") and err == ""
     y = package.compile(package.load("tiny_conv"), devices="reference")(
         np.arange(count, dtype=np.float32).reshape(shape)
     )
-    said = f"{y.min():.6g} to {y.max():.6g}, mean {y.mean(dtype=np.float64):.6g}"
-    (output,) = [n for n, line in enumerate(lines) if line.startswith("output ")]
-    assert lines[output].endswith(f": TENSOR_FLOAT32{list(y.shape)}, {said}")
+    (output,) = [n for n, line in enumerate(lines) if line.startswith("Outputs ")]
+    dims = ",".join(map(str, y.shape))
+    spread = f"{y.min():.5g} {y.max():.5g} {y.mean(dtype=np.float64):.5g}"
+    assert " ".join(lines[output + 1].split()).endswith(f" float32 [{dims}] {spread}")
     order = np.argsort(-y.ravel(), kind="stable")
-    for line, place in zip(lines[output + 1 : output + 3], order, strict=False):
+    for line, place in zip(lines[output + 2 : output + 4], order, strict=False):
         assert line.split() == [f"{y.ravel()[place]:.6g}", f"#{place}"]
-    assert lines[output + 3].startswith("where  #0") and "on reference: the only device asked" in lines[output + 3]
-    assert any(line.startswith("step   reference: 3 operations, ") for line in lines)
-    assert lines[-1].startswith("time   load ") and ", compile " in lines[-1] and ", run " in lines[-1]
+    assert lines[output + 5] == "Placement: 1 partition, 0 device transfers"
+    assert lines[output + 7].split()[:4] == ["0", "reference", "3", "(all)"]
+    assert lines[-1].startswith("Time: load ") and ", compile " in lines[-1] and ", inference " in lines[-1]
 
 
 def test_a_run_is_told_in_json(capsys):
@@ -250,26 +257,44 @@ def test_labels_of_a_file_are_for_outputs_with_as_many_classes_or_labelled_value
         run._labels(str(tmp_path / "l"), [F32, Q8], [other, other], None)
 
 
-def test_what_fell_back_and_outputs_without_elements_are_told(capsys):
-    from types import SimpleNamespace
-
-    nothing: dict[str, Any] = {"choices": [], "steps": [], "layouts": [], "events": [], "live": [], "inside": []}
-    placement = SimpleNamespace(transfers=0, forecast_lines=list, **nothing)
-    cached = [CacheOutcome("d", "miss", "why")] * 2
-    compiled: Any = SimpleNamespace(inputs=[], outputs=[F32, Q8], placement=placement, cache=cached)
-    step = SimpleNamespace(device="d", operations=2, total=1500)
-    report: Any = SimpleNamespace(steps=[step], fallbacks=["one", "two"])
+def printed(capsys: Any, **facts: Any) -> list[str]:
+    """What `run` prints of a model that ran on one device."""
     outputs = [X[:0], np.uint8([10, 30])]
-    done = run.RunRecord("m", compiled, [], outputs, {"load": 2_000_000}, report, [Labels(), Labels()], 1)
-    run._print(done)
-    assert capsys.readouterr().out.splitlines() == [
-        "output y: TENSOR_FLOAT32[0], no elements",
-        "output q: TENSOR_QUANT8_ASYMM[2], 10 to 30, mean 20 steps: 0 to 10, mean 5",
-        "                 10 (30)  #1 ",
-        "       0 steps, 0 tensors cross between devices",
+    step = StepPlan("d", (0,))
+    choice = Choice(0, 0, "d", "why", {}, {}, kind=ASKED)
+    live = Live(["d"])
+    live.fell_back(0, "burnt out")
+    placement = Placement(Partition((step,), (choice,), 0), live=live)
+    cached = [CacheOutcome("d", "miss", facts.pop("miss", "why"))] * 2
+    compiled: Any = SimpleNamespace(inputs=[F32], outputs=[F32, Q8], placement=placement, cache=cached)
+    report: Any = SimpleNamespace(steps=[SimpleNamespace(device="d", operations=1, total=1500)], fallbacks=["one"])
+    spent = {"load": 2_000_000, "compile": 3_000, "run": 1_600}
+    given = [Given(X, "/a/b.png", "resized")]
+    done = run.RunRecord("m", "m: 1 op", compiled, given, outputs, spent, report, [Labels(), Labels()], 1)
+    run._print(done, verbose=False, **facts)
+    return capsys.readouterr().out.splitlines()
+
+
+def test_what_ran_is_printed_in_sections(capsys):
+    assert printed(capsys) == [
+        "m: 1 op",
+        "",
+        "Inputs",
+        "  y  float32 [4]  b.png: resized",
+        "",
+        "Outputs               min  max  mean",
+        "  y      float32 [0]",
+        "  q      uint8 [2]      0   10     5",
+        "              10 (30)  #1",
+        "",
+        "Placement: 1 partition, 0 device transfers",
+        "  #  device  ops      latency",
+        "  0  d       1 (all)  1.5 µs",
+        "",
+        "  partition 0 on d fell back once, last: burnt out",
+        "",
         "cache  d: miss: why",
-        "step   d: 2 operations, 1.5 µs",
-        "fell back: one",
-        "fell back: two",
-        "time   load 2 ms",
+        "",
+        "Time: load 2 ms, compile 3 µs (cache miss), inference 1.6 µs",
     ]
+    assert not any(line.startswith("cache") for line in printed(capsys, miss="there is no entry"))

@@ -11,7 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 import nnhal as nnhal_library
-from nnhal.cli.main import VERBS
+from nnhal.cli.main import NAMES
 from nnhal.runtime.measured import record
 from tests.cli.test_cli import EXAMPLE, nnhal
 from tests.runtime.test_flow import nested, two
@@ -30,14 +30,14 @@ CALLS = {
     "diff": [["diff", "tiny_conv", "--device", "litert"]],
     "bench": [
         ["bench", "tiny_conv", "--iterations", "5"],
-        ["bench", "tiny_conv", "--each", "--iterations", "5"],
+        ["bench", "tiny_conv", "--profile", "--iterations", "5"],
         ["bench", "add4", "--profile", "--device", "reference", "--iterations", "5"],
         ["bench", "tiny_conv", "--vs", "litert", "--iterations", "10"],
     ],
     "serve": [["serve"]],
     "trace": [["trace", "summary"]],
     "models": [["models"], ["models", "tiny_conv"]],
-    "prove": [["prove", "--operation", "ADD"], ["prove", "litert", "--operation", "SOFTMAX"]],
+    "verify": [["verify", "--operation", "ADD"], ["verify", "litert", "--operation", "SOFTMAX"]],
     "calibrate": [["calibrate", "--show"]],
     "cache": [["cache", "list"], ["cache", "verify"], ["cache", "prune", "--size", "0"], ["cache", "clear"]],
 }
@@ -50,7 +50,7 @@ def fits(document: Any, name: str) -> None:
 
 
 def test_every_verb_has_a_schema_that_is_one() -> None:
-    assert set(VERBS) <= set(SCHEMAS["$defs"]) and set(CALLS) | {"conformance", "validate"} == set(VERBS)
+    assert set(NAMES) <= set(SCHEMAS["$defs"]) and set(CALLS) | {"conformance", "validate"} == set(NAMES)
     Draft202012Validator.check_schema(SCHEMAS)
 
 
@@ -71,7 +71,7 @@ def test_what_a_verb_prints_is_as_its_schema_says(
 
 
 def test_what_conformance_prints_is_as_its_schema_says(vectors: Path) -> None:
-    fits(json.loads(nnhal("conformance", str(vectors), "--share", "0.002", "--jobs", "1", "--json")), "conformance")
+    fits(json.loads(nnhal("conformance", str(vectors), "--sample", "0.002", "--jobs", "1", "--json")), "conformance")
 
 
 def test_what_validate_prints_is_as_its_schema_says() -> None:

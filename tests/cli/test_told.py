@@ -15,7 +15,7 @@ from nnhal.bench.compare import Difference
 from nnhal.bench.each import TimeSpent
 from nnhal.bench.latency import Latency, Ratio
 from nnhal.cli import bench, common, devices, diff, doctor, models, show
-from nnhal.cli.show import summary
+from nnhal.cli.model_text import count_text, shown_name, title, type_text
 from nnhal.frontends.python import Builder
 from nnhal.hal.device import YES, Capabilities, Device, Prepared, Verdict
 from nnhal.model.outline import Node, Outline, ShownTensor
@@ -42,7 +42,7 @@ from tests.frontends.flat import Writer
     ],
 )
 def test_numbers_for_people(number, told):
-    assert show._count(number) == told
+    assert count_text(number) == told
 
 
 def outlined(**facts: Any) -> Outline:
@@ -57,32 +57,49 @@ def outlined(**facts: Any) -> Outline:
 @pytest.mark.parametrize(
     ("facts", "told"),
     [
-        ({"level": "1.2"}, "level    1.2, because nothing asks for a later one"),
-        ({"level": "1.2", "reasons": ("ABS #0: it", "ABS #7: it")}, "level    1.2, because it"),
-        ({"level": "1.2", "reasons": ("a", "b", "c")}, "level    1.2, because a; b; c"),
-        ({"level": "1.2", "reasons": ("a", "b", "c", "d", "e")}, "level    1.2, because a; b; c; and 2 more reasons"),
+        ({"level": "1.2"}, "  requires HAL 1.2: nothing needs a later one"),
+        ({"level": "1.2", "reasons": ("ABS #0: it", "ABS #7: it")}, "  requires HAL 1.2: it"),
+        ({"level": "feature level 8", "reasons": ("a", "b", "c")}, "  requires feature level 8: a; b; c"),
+        ({"level": "1.2", "reasons": ("a", "b", "c", "d", "e")}, "  requires HAL 1.2: a; b; c; 2 more reasons"),
         (
             {"nodes": (Node("A", "", (0,), (1,), refused="no"), Node("B", "", (0,), (1,)))},
-            "level    none: NNAPI cannot take 1 of the 2 operations",
+            "  not supported: NNAPI rejects 1 of the 2 operations",
         ),
-        ({"reasons": ("a shape", "more")}, "level    none: a shape"),
-        ({}, "level    none: NNAPI cannot take an input or output"),
+        ({"reasons": ("a shape", "more")}, "  not supported: a shape"),
+        ({}, "  not supported: an input or output has no type of NNAPI"),
     ],
 )
-def test_the_summary_says_why_that_level(facts, told):
-    assert list(summary(outlined(**facts)))[1] == told
+def test_a_model_is_shown_with_the_hal_version_it_needs_and_why(facts, told):
+    assert next(show._about(outlined(**facts), None)) == told
 
 
-def test_the_summary_begins_with_the_model_and_names_what_goes_in_and_out():
-    lines = list(summary(outlined(name="")))
-    assert lines[0] == "model    (unnamed): 1 operation, 0 parameters in 0 B, 0 multiply-adds"
-    assert lines[2].startswith("input    x: FLOAT32 ") and lines[3].startswith("output   %1: INT32 ")
-    assert next(iter(summary(outlined()))).startswith("model    n: ")
+def test_the_title_of_a_model_has_its_work_and_weights():
+    assert title("n", outlined()) == "n: 1 op"
+    tensors = {0: ShownTensor("x", "TENSOR_FLOAT32", (1, 4)), 1: ShownTensor("y", "TENSOR_FLOAT32", (1, 3))}
+    tensors[2] = ShownTensor("w", "TENSOR_QUANT8_ASYMM_SIGNED", (3, 4), True, 12)
+    facts = Outline("m", tensors, (0,), (1,), (Node("FULLY_CONNECTED", "", (0, 2), (1,)),) * 2)
+    assert title("m", facts) == "m: 2 ops, 24 multiply-adds, int8 weights (12 B)"
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("mobilenet_v1", "mobilenet_v1"), ("/a/b.c.tflite", "b.c"), ("x.task:y.tflite", "y"), ("./m.onnx", "m")],
+)
+def test_a_model_is_called_by_its_file_or_its_name(name, told):
+    assert shown_name(name) == told
+
+
+@pytest.mark.parametrize(
+    ("type", "told"),
+    [("TENSOR_FLOAT32", "float32"), ("TENSOR_QUANT8_ASYMM", "uint8"), ("TENSOR_BOOL8", "bool"), ("INT64", "int64")],
+)
+def test_types_are_called_as_numpy_does(type, told):
+    assert type_text(type) == told
 
 
 def test_what_is_refused_is_told_with_its_places():
     nodes = [Node(name, "", (0,), (1,), refused=why) for name, why in (("A", "x"), ("B", ""), ("A", "x"), ("A", "y"))]
-    assert show._refused(outlined(nodes=nodes)) == [["A", "#0, #2", "x"], ["A", "#3", "y"]]
+    assert show._refused(outlined(nodes=nodes)) == [["A", "#0 (1 of 2)", "x"], ["A", "#3", "y"]]
 
 
 def test_a_model_that_is_refused_with_no_operation_named_is_an_error(monkeypatch, capsys, tmp_path):
@@ -113,8 +130,8 @@ def test_a_model_is_shown_whole_in_json(capsys):
 def test_subgraphs_and_states_are_counted(capsys):
     out = called(capsys, "show", "tiny_lstm")[0]
     states = json.loads(called(capsys, "show", "tiny_lstm", "--json")[0])["states"]
-    assert f"with     0 subgraphs, {states} state" in out
-    assert "with " not in called(capsys, "show", "tiny_conv")[0]
+    assert f"  with 0 subgraphs and {states} state" in out
+    assert "  with " not in called(capsys, "show", "tiny_conv")[0]
 
 
 def test_pictures_are_written_and_said(capsys, tmp_path):
@@ -128,9 +145,9 @@ def test_pictures_are_written_and_said(capsys, tmp_path):
 
 
 def test_where_operations_run_is_noted_beside_them(capsys):
-    out = called(capsys, "show", "add4", "--all", "--placement", "-d", "reference")[0]
-    assert "# reference: the only device asked" in out and out.endswith("1 step, 0 tensors cross between devices\n")
-    assert "cross between" not in called(capsys, "show", "add4", "--all")[0]
+    out = called(capsys, "show", "add4", "--operations", "--placement", "-d", "reference")[0]
+    assert "# reference: the only device asked" in out and out.endswith("1 partition, 0 device transfers\n")
+    assert "transfers" not in called(capsys, "show", "add4", "--operations")[0]
     taken = SimpleNamespace(device="a", reason="why", others={"b": "no"})
     assert show._note(taken) == "a: why; not b: no"
     taken.device = ""
@@ -166,73 +183,102 @@ def test_latencies_in_json_have_percentiles_and_runs_by_the_time_that_all_took()
     assert found["ratio"] == {"against": "litert", "median": 1.5, "low": 1.25, "high": 2.0}
 
 
-def test_latencies_are_a_row_each(capsys):
-    bench._print({"nnhal": LATENCY, "litert": LATENCY}, Ratio(1.5, 1.25, 2.0), "litert", 2)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].strip() == "2 engine threads"
-    assert " ".join(lines[1].split()) == "load compile first run min 50 % 90 % 99 % runs/s runs from min to 99 %"
-    assert " ".join(lines[2].split()).startswith("nnhal 1 ms 2 ms 3 ms 10 µs 25 µs 37 µs 39.7 µs 1e+04 4 ")
-    assert "litert" in lines[3] and lines[4] == (
-        "nnhal / litert, median of paired ratios with 95 % interval: 1.500 [1.250, 2.000]"
+def test_latencies_are_a_column_for_each_side():
+    lines = bench._latencies({"nnhal": LATENCY, "litert": LATENCY}, "openvino")
+    assert lines[0].split() == ["nnhal", "(openvino)", "litert", "direct"]
+    assert [" ".join(line.split()) for line in lines[1:]] == [
+        "Load 1 ms 1 ms",
+        "Compile 2 ms 2 ms",
+        "First inference 3 ms 3 ms",
+        "Latency min 10 µs 10 µs",
+        "p50 25 µs 25 µs",
+        "p90 37 µs 37 µs",
+        "p99 39.7 µs 39.7 µs",
+        "Throughput 10,000 inf/s 10,000 inf/s",
+    ]
+    assert bench._latencies({"nnhal": LATENCY}, "openvino")[0].split() == ["Load", "1", "ms"]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "told"),
+    [
+        (Ratio(1.02, 0.98, 1.05), "1.020x (95 % CI 0.980-1.050, 4 interleaved pairs): no measurable difference"),
+        (Ratio(1.5, 1.25, 2.0), "1.500x (95 % CI 1.250-2.000, 4 interleaved pairs): nnhal is slower"),
+        (Ratio(0.5, 0.25, 0.75), "0.500x (95 % CI 0.250-0.750, 4 interleaved pairs): nnhal is faster"),
+    ],
+)
+def test_a_comparison_says_whether_a_difference_can_be_measured(ratio, told):
+    assert list(bench._results(ratio, "litert", {"nnhal": LATENCY})) == [f"nnhal / litert: {told}"]
+    assert list(bench._results(None, None, {"nnhal": LATENCY})) == []
+
+
+@pytest.mark.parametrize(
+    ("load", "cores", "frequency", "told"),
+    [
+        (1.0, 2, "", []),
+        (1.1, 2, "", ["load average 1.1 on 2 cores: other work disturbs the measurement"]),
+        (0.6, 1, "performance", ["load average 0.6 on 1 core: other work disturbs the measurement"]),
+        (0.0, 4, "powersave", ["CPU frequency scaling is on (governor powersave): latencies vary"]),
+    ],
+)
+def test_a_busy_machine_is_warned_of(load, cores, frequency, told):
+    assert list(bench.machine_warnings(load, cores, frequency)) == told
+
+
+def test_the_answer_comes_before_how_it_was_measured(monkeypatch, capsys):
+    monkeypatch.setattr(bench.os, "getloadavg", lambda: (9.0, 0, 0))
+    monkeypatch.setattr(bench.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(bench, "governor", lambda: "")
+    monkeypatch.setattr(bench, "processor_name", lambda: "Fast One")
+    monkeypatch.setattr(bench, "CORES", 3)
+    out, err = called(
+        capsys, "bench", "add4", "-d", "reference", "--iterations", "2", "--warmup", "1", "--threads", "1"
     )
-    bench._print({"nnhal": LATENCY}, None, None, 2)
-    assert "median of" not in capsys.readouterr().out
+    first, setup, cpu = out.splitlines()[:3]
+    assert first.startswith("add4 on reference 1: p50 ") and first.endswith(" inferences/s")
+    assert setup == "Setup: 1 thread, 1 stream, 2 iterations, 1 warm-up, 1 partition"
+    assert cpu == "CPU: Fast One, 3 cores, load average 9.0"
+    assert err.startswith("warning: load average 9.0 on 4 cores")
 
 
-def test_memory_is_a_row_a_step_and_what_is_not_known_a_question_mark(capsys):
-    figures = ("weights_copied", "weights_in_place", "working", "per_execution")
+def test_the_json_of_a_bench_is_written_to_a_file_too(capsys, tmp_path):
+    words = "bench", "add4", "-d", "reference", "--iterations", "2", "--export-json", tmp_path / "x.json"
+    out, _ = called(capsys, *words)
+    assert json.loads((tmp_path / "x.json").read_text())["latency"]["nnhal"]["runs"] == 2 and "p99" in out
+
+
+FIGURES = ("weights_copied", "weights_in_place", "working", "per_execution")
+
+
+def test_memory_is_what_is_measured_and_what_drivers_report():
     steps = [
-        {"step": 0, "device": "a"} | dict(zip(figures, (0, 20 << 20, None, 5), strict=True)),
-        {"step": -1, "device": "b"} | dict.fromkeys(figures, 1),
+        {"step": 0, "device": "a"} | dict(zip(FIGURES, (0, 20 << 20, None, 5), strict=True)),
+        {"step": -1, "device": "b"} | dict.fromkeys(FIGURES, 1),
+        {"step": 1, "device": "c"} | dict.fromkeys(FIGURES),
     ]
     memory = {"steps": steps, "between": 7, "private_bytes": -(20 << 10), "drivers_private_bytes": {"a": 5, "b": None}}
-    bench._print_memory(memory)
-    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
-        ["memory,", "as", "told"],
-        ["step", "weights", "copied", "in", "place", "working", "per", "execution"],
-        ["0", "on", "a", "0", "B", "20", "MiB", "?", "5", "B"],
-        ["all", "on", "b", "1", "B", "1", "B", "1", "B", "1", "B"],
-        ["between", "steps", "7", "B"],
-        [
-            "measured,",
-            "private:",
-            "-20",
-            "KiB",
-            "more",
-            "in",
-            "this",
-            "process,",
-            "5",
-            "B",
-            "in",
-            "the",
-            "process",
-            "of",
-            "a",
-        ],
-    ]
-    bench._print_memory({"steps": [], "between": 0, "private_bytes": None, "drivers_private_bytes": {}})
-    out = capsys.readouterr().out
-    assert "measured" not in out and "between" not in out
+    assert [line.split() for line in bench._memory_table(memory)[2:]] == [
+        ["0", "a", "0", "B", "20", "MiB", "?", "5", "B"],
+        ["all", "b", "1", "B", "1", "B", "1", "B", "1", "B"],
+        ["between", "partitions", "7", "B"],
+    ], "a driver that reports nothing has no row"
+    said = "-20 KiB private in this process, 5 B private in the process of a (drivers do not report all of theirs)"
+    assert list(bench._memory_lines(memory)) == [f"Memory: {said}"]
+    nothing = {"steps": [], "between": 0, "private_bytes": None, "drivers_private_bytes": {}}
+    assert list(bench._memory_lines(nothing)) == [] == bench._memory_table(nothing)
 
 
-def test_what_took_how_long_is_told_the_slowest_first(capsys):
-    shares = [TimeSpent((n,), f"OP #{n}", "d", 1000.0 * (n + 1), n == 3) for n in range(4)]
-    bench._print_each(shares)
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert lines[1:] == [
-        ["operation", "where", "50", "%", "share"],
-        *(["OP", f"#{n}", "d", f"{n + 1}", "µs", f"{10 * (n + 1)}.0%"] for n in (3, 2, 1, 0)),
-        ["d", "times", "only", "whole", "steps"],
-    ]
-    many = [TimeSpent((n,), f"OP #{n}", "d", 10.0, False) for n in range(27)]
-    bench._print_each(many[:25])
-    assert "more" not in capsys.readouterr().out
-    bench._print_each(many)
-    (rest,) = [line for line in capsys.readouterr().out.splitlines() if "more" in line]
-    assert rest.split() == ["2", "more", "0.02", "µs", "7.4%"]
-    bench._print_each([TimeSpent((0,), "OP #0", "d", 0.0, False)])
-    assert "0.0%" in capsys.readouterr().out
+def test_a_profile_has_the_slowest_operations_first_and_their_types():
+    shares = [TimeSpent((n,), f"OP{n % 2} #{n}", "d", 1000.0 * (n + 1), False) for n in range(4)]
+    lines = [line.split() for line in bench._profile(shares, 25)]
+    assert lines[0] == ["Operation", "device", "p50", "share", "cumulative"]
+    assert lines[1] == ["OP1", "#3", "d", "4", "µs", "40.0%", "40.0%"]
+    assert lines[4] == ["OP0", "#0", "d", "1", "µs", "10.0%", "100.0%"]
+    assert " ".join(lines[5]) == "By type: OP1 60%, OP0 40%"
+    (rest,) = [line for line in bench._profile(shares, 2) if "more" in line]
+    assert rest.split() == ["2", "more:", "--verbose", "3", "µs", "30.0%", "100.0%"]
+    whole = [TimeSpent((0, 1), "OP #0 and 1 more", "d", 0.0, True)]
+    assert list(bench._profile(whole, 25))[-1] == "d reports times of whole partitions only"
 
 
 def test_a_bench_runs_as_often_as_asked_after_the_first_and_the_warm_up(monkeypatch, capsys):
@@ -360,18 +406,21 @@ def test_differences_are_within_the_tolerance_that_is_asked_for(off, capsys, tmp
     model = chained(tmp_path, "ABS", "FLOOR")
     words = "diff", model, "-d", "off", "-i", tmp_path / "x.npy"
     out = called(capsys, *words)[0]
-    assert "off agrees with reference on each of 2 intermediates, its operation alone" in out and "left out" not in out
+    assert out.startswith("PASSED: off agrees with reference on 2 of 2 intermediates (rtol 0.0005, atol 0, 1 LSB)\n")
+    assert "Not compared" not in out
     off.off = 0.4  # of 4: a tenth of the greatest
-    assert called(capsys, *words, "--tolerance", "0.11", "--json")[0]
-    found = json.loads(called(capsys, *words, "--tolerance", "0.09", "--json", code=1)[0])
+    assert called(capsys, *words, "--rtol", "0.11", "--json")[0]
+    assert called(capsys, *words, "--rtol", "0", "--atol", "0.41", "--json")[0]
+    assert called(capsys, *words, "--rtol", "0", "--atol", "0.39", "--json", code=1)[0]
+    found = json.loads(called(capsys, *words, "--rtol", "0.09", "--json", code=1)[0])
     assert found["first_out_of_tolerance"] == "ABS #0" and found["first_added_up"] is None
     first, second = found["operands"]
     assert (first["type"], first["size"], first["differing"], first["label"]) == ("TENSOR_FLOAT32", 4, 4, "ABS #0")
     assert first["worst"] == pytest.approx(0.1) and second["worst"] == 0 and first["added_up"] is not None
     assert found["left_out"] == []
     out = called(capsys, *words, code=1)[0]
-    assert "off differs from reference in 1 operation, first in ABS #0 (%" in out
-    rows = [line.split()[0] for line in out.splitlines()[1:3]]
+    assert out.startswith("FAILED: off differs from reference in 1 operation, first in ABS #0 (%")
+    rows = [line.split()[0] for line in out.splitlines() if line.startswith(("ABS", "FLOOR"))]
     assert rows == ["ABS", "FLOOR"], "the worst comes first"
 
 
@@ -382,13 +431,13 @@ def test_where_differences_begin_to_add_up_is_told(capsys):
     found = [diff.Pair(difference(n, 0.0), difference(n, n / 10)) for n in range(3)]
     b = Builder()
     x = b.input((4,))
-    diff._print(
-        b.finish([x], [b.abs(x)]), diff.Findings(found, [], [p.whole for p in found[1:]], [], {}), "one", "other"
-    )
+    findings = diff.Findings(found, [], [p.whole for p in found[1:]], [], {})
+    tolerance = diff.Tolerance(0.5, 1.0, 0.25)
+    diff._print(b.finish([x], [b.abs(x)]), findings, tolerance, "one", "other", verbose=False)
     lines = capsys.readouterr().out.splitlines()
-    assert "one agrees with other on each of 3 intermediates, its operation alone" in lines
-    assert lines[-1] == "differences add up beyond the tolerance from ABS #1 on (%2 t2)"
-    assert [line.split()[1] for line in lines[1:4]] == ["#2", "#1", "#0"], (
+    assert lines[0] == "PASSED: one agrees with other on 3 of 3 intermediates (rtol 0.5, atol 0.25, 1 LSB)"
+    assert lines[1] == "  In the whole model, errors accumulate beyond the tolerance from ABS #1 (%2 t2) on"
+    assert [line.split()[1] for line in lines if line.startswith("ABS")] == ["#2", "#1", "#0"], (
         "of those that agree alone, the farthest first"
     )
 
@@ -413,16 +462,15 @@ def test_the_bar_moves_from_operation_to_operation(off, capsys, tmp_path, monkey
 def test_what_the_device_refuses_is_left_out_and_what_the_other_refuses_ends_it(off, capsys, tmp_path):
     model = chained(tmp_path, "ABS", "NEG", "FLOOR")
     out = called(capsys, "diff", model, "-d", "off")[0]
-    assert "left out: NEG #1, which off does not take: never" in out
-    assert "so the whole model was not compared, only each operation alone" in out
+    assert "Not compared: 1 operation that off rejects, and the whole model\n  NEG #1: never\n" in out
     found = json.loads(called(capsys, "diff", model, "-d", "off", "--json")[0])
     assert [o["label"] for o in found["operands"]] == ["ABS #0", "FLOOR #2"]
     assert all(o["added_up"] is None for o in found["operands"])
     assert found["left_out"] == [{"operation": 1, "label": "NEG #1", "reason": "never"}]
     told = called(capsys, "diff", model, "-d", "reference", "--against", "off", code=3)[1]
-    assert "device off does not take 1 operation: #1: never" in " ".join(told.split())
+    assert "device off rejects 1 operation: #1: never" in " ".join(told.split())
     told = called(capsys, "diff", chained(tmp_path, "NEG", "NEG"), "-d", "off", code=3)[1]
-    assert "device off does not take 2 operations: #0: never; #1: never" in " ".join(told.split())
+    assert "device off rejects 2 operations: #0: never; #1: never" in " ".join(told.split())
 
 
 def test_a_process_of_its_own_is_for_other_devices_than_the_cpu(monkeypatch, capsys, tmp_path):
@@ -456,23 +504,26 @@ def test_each_device_is_a_row_and_each_that_does_not_load_a_line(monkeypatch, ca
     asked: list[Any] = []
     report = Confined({"seccomp": "applied"}, "")
     monkeypatch.setattr(devices, "confinement", lambda names: asked.append(names) or {"off": report})
-    out, _ = called(capsys, "devices")
-    lines = [line.rstrip() for line in out.splitlines()]
-    assert asked == [["off"]] and lines[1].split()[0] == "off" and "1 of 2" in lines[1]
-    assert lines[1].split().count("/") == 4 and lines[1].endswith("none")
+    monkeypatch.setattr(devices.discovery, "engines", list)
+    monkeypatch.setattr(devices.discovery, "candidates", lambda: ["off"])
+    head, row, *rest = called(capsys, "devices")[0].splitlines()
+    assert asked == [["off"]] and head.split()[:4] == ["Device", "Version", "Type", "Ops"]
+    assert row.split() == ["off", off.version, "OTHER", "1/2", "1x", "(d)", "1x", "(d)", "yes", "full"]
     for wanted in (
-        "A process of its own for off:",
-        "  seccomp      applied",
-        "services running: s, t",
-        "broken (there) does not load: no engine",
-        "off: is given models in nchw",
+        "Isolation full: seccomp",
+        "Services running: s, t",
+        "broken does not load: no engine",
+        "Inference time relative to reference, lower is faster; (d) declared by the driver",
     ):
-        assert wanted in lines, wanted
-    assert any(line.startswith("off: ") and "0" in line for line in lines) and "does not take" not in out
-    assert "off does not take NEG: never" in called(capsys, "devices", "--operations")[0]
-    assert "ADD" not in called(capsys, "devices", "--operations")[0]
+        assert any(line.startswith(wanted) for line in rest), wanted
+    rejected = called(capsys, "devices", "--operations")[0].splitlines()
+    assert rejected[:2] == ["off rejects 1 of 2 operations", "  NEG  never"]
     bare = called(capsys, "devices", "--no-isolation")[0]
-    assert len(asked) == 3 and "process of its own for" not in bare
+    assert len(asked) == 1 and "Isolation full" not in bare and bare.splitlines()[1].endswith("-")
+    monkeypatch.setattr(devices.discovery, "found_of", lambda names: found[:1])
+    details = called(capsys, "devices", "off")[0]
+    assert details.startswith(f"off {off.version}: OTHER, feature level 8, 1/2 operations, preferred layout NCHW, auto")
+    assert "Numeric exceptions  numbers nearer to 0" in details and "Known failures      none" in details
     document = json.loads(called(capsys, "devices", "--json")[0])
     assert document[1:] == [
         {"name": "broken", "origin": "there", "loads": False, "problem": "no engine"},
@@ -486,7 +537,8 @@ def test_each_device_is_a_row_and_each_that_does_not_load_a_line(monkeypatch, ca
     report = Confined({}, "does not [start]")
     assert json.loads(called(capsys, "devices", "--json")[0])[0]["isolation"] == "does not [start]"
     assert json.loads(called(capsys, "devices", "--json", "--no-isolation")[0])[0]["isolation"] is None
-    assert "for off:\ndoes not [start]" in called(capsys, "devices")[0]
+    assert called(capsys, "devices")[0].splitlines()[1].endswith("does not start")
+    assert "does not [start]" in called(capsys, "devices", "off")[0]
 
 
 def test_a_driver_under_development_is_listed_too(capsys):
@@ -542,11 +594,13 @@ def test_what_is_missing_is_told_with_what_it_is_for(monkeypatch, capsys):
     assert told["device a"] == (True, "loads") and told["device b"] == (False, "broken")
     assert told["Python"] == (True, sys.version.split()[0]) and told["kernel"][0]
     assert found["package no-such-package"].needed_for == "nothing"
-    lines = called(capsys, "doctor")[0].splitlines()
-    assert any(line.split() == ["yes", "package", "numpy", np.__version__] for line in lines), (
-        "nothing is missing for it"
-    )
-    assert any(line.split() == ["NO", "package", "no-such-package", "not", "installed", "nothing"] for line in lines)
+    answer, _, *lines = called(capsys, "doctor", "--verbose")[0].splitlines()
+    missing = sum(not f.there for f in found.values())
+    assert answer == f"{missing} of {len(found)} checks found something missing"
+    cells = [line.split() for line in lines]
+    assert ["package", "numpy", np.__version__] in cells
+    at = cells.index(["package", "no-such-package", "not", "installed", "nothing"])
+    assert at < cells.index(["package", "numpy", np.__version__]), "what is missing comes first"
     document = json.loads(called(capsys, "doctor", "--json")[0])
     assert {"what": "device b", "there": False, "detail": "broken", "needed_for": "running models on it"} in document
 
@@ -651,6 +705,6 @@ def test_a_whole_model_whose_greatest_elements_change_is_warned_of(off, capsys, 
     assert "warning" not in "".join(called(capsys, *words))
     off.off = np.float32([5, 0, 0, 0])
     out, err = called(capsys, *words, code=1)
-    assert "in 1 of 1 rows another element is the greatest" in err and "outputs of the whole model" in out
+    assert "another element is the greatest in 1 of 1 rows" in err and "Output of the whole model" in out
     found = json.loads(called(capsys, *words, "--json", "--samples", "3", code=1)[0])["outputs"]
     assert [(each["rows"], each["changed"], each["differing"], each["size"]) for each in found] == [(3, 3, 3, 12)]

@@ -388,7 +388,7 @@ def test_there_is_at_least_one_draw() -> None:
         ({"device": "x"}, "x"), ({"drivers": ("a.py",)}, "a.py"),
         ({"drivers": ("a.py",), "device": "x"}, "a.py --device x"), ({}, "reference"),
         ({"device": "x", "level": "1.2", "isolate": True, "seed": 5, "draws": 3},
-         "x --level 1.2 --isolate --seed 5 --draws 3"),
+         "x --level 1.2 --isolate --seed 5 --samples 3"),
         ({"device": "x", "options": {"*": {"fast": True}, "x": {"n": 2}}}, "x --option fast=true --option x:n=2"),
         ({"device": "x", "draws": 2, "seed": 0}, "x"),
     ],

@@ -92,7 +92,7 @@ def test_an_interrupted_run_ends_and_leaves_no_process(moment: str, jobs: str, v
             jitter(dice, 0.04)
         _, said = command.process.communicate(timeout=LIMIT)
         if times == 1:  # a later one may reach Python while it ends, which then says where
-            assert command.process.returncode == 130 and "nnhal: interrupted" in said and "Traceback" not in said
+            assert command.process.returncode == 130 and "error: interrupted" in said and "Traceback" not in said
         wait_until(lambda: not command.processes(), "the end of all that it started")
     finally:
         command.process.kill()

@@ -86,7 +86,7 @@ def test_validate_prints_a_failure_when_it_comes_and_a_partial_report_after_ctrl
     driver = tmp_path / "waiting.py"
     driver.write_text(DRIVER)
     only = ("--only", "runs/ABS", "--only", "runs/NEG")
-    command = Command("validate", str(driver), *only, "--draws", "1", "--timeout", "600", stdout=subprocess.PIPE)
+    command = Command("validate", str(driver), *only, "--samples", "1", "--timeout", "600", stdout=subprocess.PIPE)
     try:
         assert command.process.stdout is not None
         line = command.process.stdout.readline()  # while NEG waits
@@ -96,6 +96,6 @@ def test_validate_prints_a_failure_when_it_comes_and_a_partial_report_after_ctrl
     finally:
         command.process.kill()
         command.process.wait()
-    assert command.process.returncode == 130 and "nnhal: interrupted" in said and "Traceback" not in said
+    assert command.process.returncode == 130 and "error: interrupted" in said and "Traceback" not in said
     assert rest.startswith("device waiting: ") and "1 failed; 1 operation" in rest
     assert "interrupted, at least 1 checks left out" in rest

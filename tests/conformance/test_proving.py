@@ -44,7 +44,7 @@ LIMIT = 120.0
 
 
 def prove(state: Path, *words: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "nnhal.cli.main", "prove", str(DRIVER), "--timeout", "2", "--json", *words]
+    command = [sys.executable, "-m", "nnhal.cli.main", "verify", str(DRIVER), "--timeout", "2", "--json", *words]
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(command, text=True, env={**os.environ, "NNHAL_STATE_DIR": str(state)}, **pipes)
 
@@ -190,19 +190,18 @@ def told(state: Path, *words: str, code: int = 0) -> str:
 
 
 def test_devices_says_which_forms_run_and_why_no_faster_ones(two: tuple[Path, Any], tmp_path: Path) -> None:
-    words = "devices", "--driver", str(DRIVER), "--no-isolation"
-    lines = [line for line in told(two[0], *words).splitlines() if line.startswith("forms: ")]
-    assert "forms: run in fast, proved on this processor: SUB of QUANT8_ASYMM" in lines
-    assert "forms: hang MUL of QUANT8_ASYMM has not ended within 2 s: run in exact" in lines
-    assert sum("off by 64 steps" in line and line.endswith(": not claimed") for line in lines) == 1
-    assert len(lines) == len(WANTED) and not any("not proved yet" in line for line in lines)
-    lines = [line for line in told(tmp_path, *words).splitlines() if line.startswith("forms: ")]
-    exact = "forms: 6 operations run in their exact form, not proved yet on this processor"
-    assert lines == [f"{exact}: nnhal prove {DRIVER}"]
+    words = "devices", "forms", "--driver", str(DRIVER), "--no-isolation", "--verbose"
+    text = " ".join(told(two[0], *words).split())
+    assert "fast: 1 operation/type pairs verified on this CPU: SUB uint8" in text
+    assert "hang MUL of QUANT8_ASYMM has not ended within 2 s: run in exact" in text
+    assert "off by 64 steps" in text and ": not claimed" in text and "reference kernel" not in text
+    text = " ".join(told(tmp_path, *words).split())
+    faster = f"`nnhal verify {DRIVER}` verifies fast ones"
+    assert f"6 operation/type pairs run in their reference kernel; {faster}" in text
 
 
 def test_prove_prints_a_row_for_each_operation_with_a_choice(tmp_path: Path) -> None:
-    printed = told(tmp_path, "prove", str(DRIVER), "--timeout", "1", code=1)
+    printed = told(tmp_path, "verify", str(DRIVER), "--timeout", "1", code=1)
     rows = [line.split() for line in printed.splitlines() if " TENSOR_" in line]
     assert {(name, kind): form for name, kind, form, *_ in rows} == {
         key: form or "none" for key, form in WANTED.items()
@@ -211,7 +210,7 @@ def test_prove_prints_a_row_for_each_operation_with_a_choice(tmp_path: Path) -> 
 
 
 def test_every_also_looks_at_operations_of_one_form(tmp_path: Path) -> None:
-    words = "prove", str(DRIVER), "--every", "--timeout", "1", "--json"
+    words = "verify", str(DRIVER), "--all-operations", "--timeout", "1", "--json"
     (document,) = json.loads(told(tmp_path, *words, code=1))
     found = {(o["operation"], o["type"]): (o["known"], o["form"], o["proved"]) for o in document["operations"]}
     assert found["RELU", QUANT8] == ([""], "", True) and found["RELU", "TENSOR_FLOAT32"] == ([""], "", True)
@@ -220,17 +219,17 @@ def test_every_also_looks_at_operations_of_one_form(tmp_path: Path) -> None:
 
 def test_single_operations_are_proved_and_what_was_found_of_others_stays(tmp_path: Path) -> None:
     for name in ("sub", "ADD"):
-        (document,) = json.loads(told(tmp_path, "prove", str(DRIVER), "--operation", name, "--json"))
+        (document,) = json.loads(told(tmp_path, "verify", str(DRIVER), "--operation", name, "--json"))
         assert [o["operation"] for o in document["operations"]] == [name.upper()]
     (entry,) = (
         e for e in json.loads(told(tmp_path, "devices", "--driver", str(DRIVER), "--json")) if e["name"] == "forms"
     )
     assert {f["operation"] for f in entry["forms"] if f["proved"]} == {"SUB", "ADD"}
-    told(tmp_path, "prove", str(DRIVER), "--operation", "NONE", code=2)
+    told(tmp_path, "verify", str(DRIVER), "--operation", "NONE", code=2)
 
 
 def test_a_device_that_has_nothing_to_prove_is_no_error(tmp_path: Path) -> None:
-    assert json.loads(told(tmp_path, "prove", "reference", "--json"))[0]["operations"] == []
+    assert json.loads(told(tmp_path, "verify", "reference", "--json"))[0]["operations"] == []
     assert not (tmp_path / "proofs").exists()
 
 

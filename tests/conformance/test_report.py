@@ -91,7 +91,7 @@ def test_the_command_that_repeats_a_vector_selects_it_as_it_ran() -> None:
     words = shlex.split(repeats(selection, Outcome("V1_0/a/a.b", "failed", variant="dynamic")))
     assert words == [
         *("nnhal", "conformance", "a folder", "--driver", "a.py", "--driver", "b.py", "--device", "x"),
-        *("--way", "burst", "--level", "1.2", "--isolate", "--filter", r"^V1_0/a/a\.b$"),
+        *("--execution-path", "burst", "--level", "1.2", "--isolate", "--filter", r"^V1_0/a/a\.b$"),
     ]
     assert "--published-only" in repeats(selection, Outcome("V1_0/a/a.b", "failed"))
     many = tuple(f"V1_0/x/{n}" for n in range(30))

@@ -746,7 +746,7 @@ def test_a_single_check_runs_whatever_others_say_and_is_repeated_by_its_command(
     (outcome,) = [o for some, _, _ in run_checks(chosen, 1) for o in some.outcomes if o.operation]
     assert (outcome.check, outcome.operation, outcome.verdict) == ("stale-output", "FLOOR", "passed")
     words = repeats_check(chosen, outcome)
-    assert words == f"nnhal validate {driver} --seed 3 --draws 1 --only stale-output/FLOOR"
+    assert words == f"nnhal validate {driver} --seed 3 --samples 1 --only stale-output/FLOOR"
 
 
 def test_a_check_that_there_is_none_of_is_refused_with_what_may_be_meant() -> None:
@@ -758,7 +758,7 @@ def test_a_check_that_there_is_none_of_is_refused_with_what_may_be_meant() -> No
 def test_asking_for_what_is_not_checked_is_no_success(asked: str, said: str, tmp_path: Path) -> None:
     driver = tmp_path / "crashing.py"
     driver.write_text(CRASHING)
-    program = [sys.executable, "-m", "nnhal.cli.main", "validate", str(driver), "--draws", "1", "--only", asked]
+    program = [sys.executable, "-m", "nnhal.cli.main", "validate", str(driver), "--samples", "1", "--only", asked]
     done = subprocess.run(program, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and f"nothing was checked by {asked}" in done.stderr and said in done.stderr
 

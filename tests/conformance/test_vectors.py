@@ -69,7 +69,7 @@ def whole_and_part(devices: list[str]) -> Iterator[ParameterSet]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("device", "share"), list(whole_and_part(OTHERS)))
 def test_an_installed_device_fails_nothing_that_it_takes(vectors, device, share):
-    found = conformance(str(vectors), "--device", device, "--share", str(share))
+    found = conformance(str(vectors), "--device", device, "--sample", str(share))
     assert found["failures"] == []
     count = sum(found["totals"].values())
     assert count == ALL if share == 1 else abs(count - share * ALL) < 0.2 * share * ALL
@@ -86,12 +86,12 @@ LAYERS = "ADD", "AVERAGE_POOL_2D", "CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNEC
 @pytest.mark.parametrize("share", [0.1, pytest.param(1.0, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("device", FORMS)
 def test_where_a_fast_form_fails_a_vector_the_proof_has_refused_it(vectors, tmp_path, monkeypatch, device, share):
-    chosen = ["--share", str(share), "--filter", "quant", *(f"--operation={name}" for name in LAYERS)]
+    chosen = ["--sample", str(share), "--filter", "quant", *(f"--operation={name}" for name in LAYERS)]
     found = conformance(str(vectors), "--device", device, "--option", "forms=fast", *chosen)
     assert found["totals"]["passed"] > 500 * share
     failed = {index(vectors)[failure["id"]]["primary"] for failure in found["failures"]}
     monkeypatch.setenv("NNHAL_STATE_DIR", str(tmp_path))
-    program = [sys.executable, "-m", "nnhal.cli.main", "prove", device, "--json"]
+    program = [sys.executable, "-m", "nnhal.cli.main", "verify", device, "--json"]
     for name in failed:
         done = subprocess.run([*program, "--operation", name], capture_output=True, text=True, check=False)
         (said,) = json.loads(done.stdout)

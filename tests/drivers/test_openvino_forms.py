@@ -437,7 +437,7 @@ def test_a_proof_refuses_kernels_that_add_up_two_products_in_16_bits_and_takes_w
     tmp_path: Path,
 ) -> None:
     """OpenVINO is told to do with the kernels that it has for AVX2."""
-    command = [sys.executable, "-m", "nnhal.cli.main", "prove", "openvino", "--json"]
+    command = [sys.executable, "-m", "nnhal.cli.main", "verify", "openvino", "--json"]
     names = [word for name in ("CONV_2D", "FULLY_CONNECTED", "ADD") for word in ("--operation", name)]
     told = {"NNHAL_STATE_DIR": str(tmp_path / "state"), "ONEDNN_MAX_CPU_ISA": "AVX2"}
     more: Any = {"env": {**os.environ, **told}, "capture_output": True, "text": True, "timeout": 300}

@@ -42,7 +42,7 @@ def test_the_extensions_operations_are_validated_by_their_records(tmp_path, kern
     driver = tmp_path / "fourier.py"
     source = (EXAMPLES / "my_extension.py").read_text()
     driver.write_text(source.replace('FOURIER.operation("FFT"): np.fft.fft', f'FOURIER.operation("FFT"): {kernel}'))
-    program = [sys.executable, "-m", "nnhal.cli.main", "validate", str(driver), "--draws", "1", "--only", "values"]
+    program = [sys.executable, "-m", "nnhal.cli.main", "validate", str(driver), "--samples", "1", "--only", "values"]
     done = subprocess.run([*program, "--json"], capture_output=True, text=True, check=False)
     operations = json.loads(done.stdout)["operations"]
     assert set(operations) == {"com.example.fourier.FFT", "com.example.fourier.ABSOLUTE"}

@@ -51,7 +51,17 @@ def test_it_is_short():
 
 @pytest.mark.parametrize(("way", "isolate"), [("memory", False), ("burst", True)])
 def test_no_published_vector_of_what_it_takes_fails(vectors, way, isolate):
-    command = ["conformance", str(vectors), "--driver", str(DRIVER), "--way", way, "--share", "0.02", "--json"]
+    command = [
+        "conformance",
+        str(vectors),
+        "--driver",
+        str(DRIVER),
+        "--execution-path",
+        way,
+        "--sample",
+        "0.02",
+        "--json",
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "nnhal.cli.main", *command, *["--isolate"] * isolate],
         capture_output=True,
@@ -115,7 +125,7 @@ def test_an_execution_that_nobody_wants_any_more_is_stopped_in_the_engine(device
 
 
 def test_what_authors_are_promised_holds(device):
-    command = ["validate", str(DRIVER), "--only", "/CONV_2D", "--draws", "1", "--json"]
+    command = ["validate", str(DRIVER), "--only", "/CONV_2D", "--samples", "1", "--json"]
     done = subprocess.run(
         [sys.executable, "-m", "nnhal.cli.main", *command], capture_output=True, text=True, check=False
     )

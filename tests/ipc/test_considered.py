@@ -170,7 +170,9 @@ def test_in_process_and_isolated_an_option_is_a_verdict_and_a_group_stands_alike
         fused = {named: {"fused": [1, 2]}}
         compiled = nnhal.compile(chain(4), devices=[named, "reference"], isolation=isolation, driver_options=fused)
         assert [c.device.split(" ")[0] for c in compiled.placement] == ["reference", named, named, "reference"]
-        assert compiled.placement.choices[1].reason == (f"one of 2 that {named} runs as one, at 0.01 of the CPU's time")
+        assert compiled.placement.choices[1].reason == (
+            f"fused: {named} runs 2 operations as one, declared 0.01x reference time"
+        )
         assert compiled(X).tolist() == [0, 0, 2, 3]
 
 
@@ -191,7 +193,10 @@ def test_a_driver_that_fuses_gets_what_it_fuses_and_nothing_of_it_alone(monkeypa
         where = [c.device.split(" ")[0] for c in compiled.placement]
         assert where == ["fusing", "reference", *["fusing"] * 4, "reference"]
         assert [c.together for c in compiled.placement] == [(), (), (2, 3), (2, 3), (4, 5), (4, 5), ()]
-        assert compiled.placement.choices[3].reason == "one of 2 that fusing runs as one, at 0.05 of the CPU's time"
+        assert (
+            compiled.placement.choices[3].reason
+            == "fused: fusing runs 2 operations as one, declared 0.05x reference time"
+        )
         assert np.array_equal(compiled(given), nnhal.compile(model, devices="reference")(given))
 
 

@@ -605,7 +605,7 @@ def test_a_closed_model_says_why_to_whoever_holds_a_burst_or_a_binding_of_it():
             nnhal.Closed, match=r"^added: the compiled model was closed; (compile it again|open another)$"
         ):
             use()
-    assert repr(burst).startswith("<CompiledBurst 'added', the compiled model was closed, 1 step")
+    assert repr(burst).startswith("<CompiledBurst 'added', the compiled model was closed, 1 partition")
 
 
 def test_a_model_that_is_dropped_at_the_exit_of_python_closes_nothing():

@@ -32,9 +32,12 @@ def test_small_operations_between_others_stay_with_them():
     assert of(found) == "a" * 9
     choice = found.choices[2]
     assert choice.reason == (
-        "states 0.05 of the CPU's time; a step of its own on b, which states 0.01, would cost more than it saves"
+        "declared 0.05x reference time; a separate partition on b (declared 0.01x reference time) would cost more than it "
+        "saves"
     )
-    assert choice.others == {"b": "states 0.01 of the CPU's time, which a step of its own would not be worth"}
+    assert choice.others == {
+        "b": "declared 0.01x reference time: faster alone, but a separate partition would cost more than it saves"
+    }
     assert found.choices[0].others == {"b": "no"}
 
 

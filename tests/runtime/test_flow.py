@@ -236,11 +236,9 @@ def test_what_nobody_takes_inside_is_refused_by_name():
 
 def test_the_placement_shows_what_is_inside_below_what_refers_to_it():
     compiled = nnhal.compile(nested(), devices=two())
-    lines = [line.split()[:3] for line in str(compiled.placement).splitlines()]
-    assert lines[:8] == [
-        ["WHILE", "#0", "runtime"], ["condition:"], ["LESS", "#0", "adder"], ["body:"], ["LESS", "#0", "adder"],
-        ["IF", "#1", "runtime"], ["then:"], ["WHILE", "#0", "runtime"],
-    ]  # fmt: skip
+    lines = [line.strip() for line in str(compiled.placement).splitlines()]
+    (inside,) = [line for line in lines if line.startswith("condition of #0:")]
+    assert inside.endswith("adder 1 op") and any(line.startswith("body of #0: ") for line in lines)
     (condition, body) = compiled.placement.to_dict()["inside"]
     assert (condition["operation"], condition["branch"], body["branch"]) == (0, "condition", "body")
     assert [each["branch"] for each in body["inside"]] == ["then", "else"]

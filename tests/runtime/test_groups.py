@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from nnhal.base.codes import Preference, operation_name
 from nnhal.base.errors import UnsupportedModel
 from nnhal.base.levels import FL8
-from nnhal.cli.placement import placement_lines
 from nnhal.frontends.python import Builder
 from nnhal.hal.device import YES, Capabilities, OperationGroup, Performance, Verdict
 from nnhal.model.graph import Model
@@ -50,8 +49,8 @@ def test_what_is_taken_in_a_group_only_goes_there_with_the_others():
     found = partition(chain(4), [offer("cpu", 1.0, "yyyy"), offer("npu", 1.0, "nnnn", group(0.01, 1, 2))])
     assert steps(found) == [("cpu", (0,)), ("npu", (1, 2)), ("cpu", (3,))]
     choice = found.choices[1]
-    assert choice.reason == "one of 2 that npu runs as one, at 0.01 of the CPU's time"
-    assert choice.others == {"cpu": "states 1 of the CPU's time"} and choice.together == (1, 2)
+    assert choice.reason == "fused: npu runs 2 operations as one, declared 0.01x reference time"
+    assert choice.others == {"cpu": "declared 1x reference time"} and choice.together == (1, 2)
     assert found.choices[0].others == {"npu": "not by itself"} and found.choices[0].together == ()
     assert Placement(found).to_dict()["groups"] == [{"device": "npu", "operations": [1, 2], "stated": 0.01}]
 
@@ -70,7 +69,7 @@ def test_a_placement_lists_each_group_that_stands_with_what_is_stated_for_it():
 def test_a_group_that_is_not_worth_a_step_stays_with_its_neighbours():
     found = partition(chain(4, 100), [offer("cpu", 0.05, "yyyy"), offer("npu", 1.0, "nnnn", group(0.01, 1, 2))])
     assert steps(found) == [("cpu", (0, 1, 2, 3))]
-    assert found.choices[1].others == {"npu": "takes it only as one of 2 or more"}
+    assert found.choices[1].others == {"npu": "supports it only fused in a group of 2 or more"}
 
 
 def test_a_group_with_an_operation_that_is_elsewhere_is_no_group():
@@ -83,7 +82,7 @@ def test_enough_of_a_group_are_enough():
     held = offer("npu", 1.0, "nnnnn", group(0.01, 0, 1, 2, 3, 4, at_least=2), excluded=frozenset((2,)))
     found = partition(chain(5), [offer("cpu", 1.0, "yyyyy"), held])
     assert steps(found) == [("npu", (0, 1)), ("cpu", (2,)), ("npu", (3, 4))]
-    assert found.choices[0].reason == "one of 2 that npu runs as one, at 0.01 of the CPU's time"
+    assert found.choices[0].reason == "fused: npu runs 2 operations as one, declared 0.01x reference time"
 
 
 def test_too_few_of_a_group_are_not():
@@ -97,7 +96,7 @@ def test_what_is_taken_alone_too_has_its_own_price_without_the_others():
     lost = offer("npu", 0.5, "yyy", group(0.01, 0, 1), excluded=frozenset((1,)))
     found = partition(chain(3), [offer("cpu", 1.0, "yyy"), lost])
     assert [c.device for c in found.choices] == ["npu", "cpu", "npu"]
-    assert found.choices[0].reason == "states 0.5 of the CPU's time, the best" and not found.choices[0].together
+    assert found.choices[0].reason == "declared 0.5x reference time, the fastest" and not found.choices[0].together
 
 
 def test_what_only_a_group_takes_brings_the_others_along():
@@ -125,7 +124,7 @@ def test_a_group_waits_for_what_one_of_it_needs():
 
 def test_a_group_around_something_else_cannot_stand_and_says_so():
     with pytest.raises(
-        UnsupportedModel, match=r"no device takes 2 of 3 operations: RELU #0: cpu: not by itself, npu: t"
+        UnsupportedModel, match=r"no device takes 2 of 3 operations: RELU #0: cpu: not by itself, npu: s"
     ):
         partition(chain(3), [offer("cpu", 1.0, "nyn"), offer("npu", 1.0, "nnn", group(0.01, 0, 2))])
     found = partition(chain(3), [offer("cpu", 1.0, "yyy"), offer("npu", 1.0, "nnn", group(0.01, 0, 2))])
@@ -158,18 +157,17 @@ def test_devices_that_each_need_of_what_others_want_share_it():
 def test_low_power_asks_for_the_power_of_the_group():
     frugal = offer("npu", 1.0, "nn", group(5.0, 0, 1, power=0.1))
     found = partition(chain(2), [offer("cpu", 1.0, "yy"), frugal], Preference.LOW_POWER)
-    assert found.choices[0].reason == "one of 2 that npu runs as one, at 0.1 of the CPU's power"
+    assert found.choices[0].reason == "fused: npu runs 2 operations as one, declared 0.1x reference power"
     assert steps(partition(chain(2), [offer("cpu", 1.0, "yy"), frugal])) == [("cpu", (0, 1))]
 
 
-def test_show_names_each_group_by_itself():
+def test_one_operation_is_explained_with_its_group():
     groups = group(0.01, 0, 1), group(0.01, 2, 3)
-    found = partition(chain(4), [offer("npu", 1.0, "nnnn", *groups)])
-    lines = list(placement_lines(Placement(found)))
-    assert lines[:2] == [
-        "where  #0 to #1 on npu: one of 2 that npu runs as one, at 0.01 of the CPU's time (2 RELU)",
-        "where  #2 to #3 on npu: one of 2 that npu runs as one, at 0.01 of the CPU's time (2 RELU)",
-    ]
+    found = Placement(partition(chain(4), [offer("npu", 1.0, "nnnn", *groups)]))
+    assert (
+        found.why(2)
+        == "RELU #2 -> npu (partition 0): fused: npu runs 2 operations as one, declared 0.01x reference time"
+    )
 
 
 # -------------------------------------------------------------------------------------------------- whatever comes
@@ -274,7 +272,7 @@ def test_every_operation_runs_once_where_it_is_taken_in_order_and_at_a_price_tha
         assert choice.device == device and n not in o.excluded
         assert o.verdicts[n].ok or stands(o, n, operations)
         assert bool(choice.together) == stands(o, n, operations)
-        assert not choice.together or f"one of {len(choice.together)} that {device} runs as one" in choice.reason
+        assert not choice.together or f"{device} runs {len(choice.together)} operations as one" in choice.reason
         assert set(choice.others) == set(by_name) - {device}
         assert all(step_of[writer[i]] <= number for i in model.main.operations[n].inputs if i in writer)
     searched = len(found.steps) > 1 or any(

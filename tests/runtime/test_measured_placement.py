@@ -11,8 +11,10 @@ from nnhal.base.codes import Preference
 from nnhal.frontends.python import Builder
 from nnhal.hal.device import Capabilities, Verdict
 from nnhal.model.graph import Model
+from nnhal.runtime import placement_text as words
 from nnhal.runtime.costs import Prices
 from nnhal.runtime.partition import Measured, Offer, Partition, expectations, partition
+from nnhal.runtime.placement import Placement
 from nnhal.runtime.schedule import Schedule, StepPlan
 from tests.effort import lines
 from tests.runtime.test_costs import equal
@@ -35,7 +37,7 @@ def test_the_device_of_the_least_predicted_time_has_it_whatever_others_state() -
     assert where(partition(equal(2, 10), offers)) == "aa"
     found = partition(equal(2, 10), offers, FAST, Measured())
     assert where(found) == "bb"
-    assert found.choices[0].reason == "predicted 100 µs, the least" and found.choices[0].others == {
+    assert found.choices[0].reason == "predicted 100 µs, the fastest" and found.choices[0].others == {
         "a": "predicted 1 ms"
     }
     (forecast,) = found.forecasts
@@ -234,3 +236,31 @@ def test_many_operations_over_five_devices_are_placed_by_work_that_goes_with_the
         return lines(lambda: partition(model, offers, FAST, Measured()))
 
     assert took(800) < 5 * took(200)  # 4 where it is proportional
+
+
+def test_a_trial_says_what_it_measures_and_what_was_best_so_far() -> None:
+    offers = [says("a", [MS, MS], "yy"), says("b", [1.1 * MS, 1.1 * MS], "yy")]
+    known = StepPlan("a", (0, 1))
+    learnt = Measured(learnt={(known,): 2 * MS}, tried=frozenset({(known,)}))
+    placement = Placement(partition(equal(2, 10), offers, FAST, learnt))
+    assert words.trial_of(placement) is not None and placement.choices[0].device == "b"
+    assert placement.choices[0].reason.endswith("trial: b gets measured on this model")
+    assert words.basis(placement) == " (trial: measures b on this model; best so far: a 2 ms)"
+    (other,) = words.alternatives(placement)
+    assert other[:2] == ("all on a", 2 * MS) and other.why == "measured before; b is tried now"
+
+
+def test_alternatives_are_those_that_were_compared_with_why_they_were_not_chosen() -> None:
+    offers = [
+        says("a", [MS, MS, MS], "yyy"),
+        says("b", [0.9 * MS, 2 * MS, 0.9 * MS], "yyy"),
+        says("c", [MS] * 3, "yny"),
+    ]
+    placement = Placement(partition(equal(3, 10), offers, FAST, Measured()))
+    found = {each.name: each for each in words.alternatives(placement)}
+    assert set(found) == {"all on b", "all on c", "split a + b"} and placement.devices() == {"a": 3}
+    assert (found["all on b"].supported, found["all on b"].why) == (3, "slower")
+    assert (found["all on c"].supported, found["all on c"].latency) == (2, None)
+    assert found["all on c"].why.startswith("rejects ") and found["all on c"].why.endswith(": no")
+    assert found["split a + b"].why == "gain too small for a split that was not measured"
+    assert words.headline(placement).endswith("predicted 3.02 ms (measured profile)")

@@ -38,7 +38,11 @@ def test_the_placement_says_why_each_operation_went_where():
     reasons = [(c.device, c.reason, dict(c.others)) for c in compiled.placement]
     assert reasons[0] == (
         "litert",
-        "states 0.05 of the CPU's time, the best",
-        {"reference": "states 1 of the CPU's time"},
+        "declared 0.05x reference time, the fastest",
+        {"reference": "declared 1x reference time"},
     )
-    assert reasons[1] == ("reference", "the only device that takes it", {"litert": "every other operation is left out"})
+    assert reasons[1] == (
+        "reference",
+        "the only device that supports it",
+        {"litert": "every other operation is left out"},
+    )

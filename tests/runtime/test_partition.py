@@ -38,8 +38,8 @@ def test_the_faster_device_gets_everything():
 def test_every_choice_says_why_and_why_not():
     found = partition(chain(1), [offer("slow", 1.0, "y"), offer("fast", 0.1, "y"), offer("picky", 0.01, "n")])
     choice = found.choices[0]
-    assert choice.reason == "states 0.1 of the CPU's time, the best"
-    assert choice.others == {"slow": "states 1 of the CPU's time", "picky": "too small"}
+    assert choice.reason == "declared 0.1x reference time, the fastest"
+    assert choice.others == {"slow": "declared 1x reference time", "picky": "too small"}
 
 
 def test_a_choice_tells_what_the_chosen_device_says_of_an_operation_that_it_takes():
@@ -47,8 +47,8 @@ def test_a_choice_tells_what_the_chosen_device_says_of_an_operation_that_it_take
     told = replace(fast, verdicts=[Verdict(True, "run in float32"), Verdict(True)])
     other = replace(slow, verdicts=[Verdict(True, "as ever"), Verdict(True)])
     first, second = partition(chain(2), [other, told]).choices
-    assert first.reason == "states 0.1 of the CPU's time, the best; run in float32"
-    assert second.reason == "states 0.1 of the CPU's time, the best"
+    assert first.reason == "declared 0.1x reference time, the fastest; run in float32"
+    assert second.reason == "declared 0.1x reference time, the fastest"
 
 
 def test_what_one_device_refuses_goes_to_the_other_and_transfers_are_counted():
@@ -126,7 +126,7 @@ def test_an_operation_whose_result_nobody_reads_runs_nowhere_and_asks_for_no_dev
     found = partition(b.finish([x], [y]), [offer("a", 0.1, "nnyn"), offer("b", 1.0, "nnnn")])
     assert [(s.device, s.operations) for s in found.steps] == [("a", (2,))]
     assert [(c.device, c.reason) for c in found.choices if c.operation != 2] == [
-        ("", "nobody reads what it gives, so it does not run")
+        ("", "does not run: its results are not used")
     ] * 3
 
 
@@ -199,22 +199,22 @@ def test_of_equal_devices_the_first_named_has_it():
     for names in ("ab", "ba"):
         found = partition(equal(1), [offer(name, 0.5, "y") for name in names])
         assert found.choices[0].device == names[0]
-        assert found.choices[0].reason == "states 0.5 of the CPU's time, the best"
-        assert others(found) == {names[1]: "states 0.5 of the CPU's time"}
+        assert found.choices[0].reason == "declared 0.5x reference time, the fastest"
+        assert others(found) == {names[1]: "declared 0.5x reference time"}
 
 
 def test_the_only_one_that_takes_it_is_told_from_the_only_one_asked():
     alone = partition(equal(1), [offer("a", 0.5, "y")])
     only = partition(equal(1), [offer("a", 0.5, "y"), offer("b", 0.1, "n")])
-    assert [f.choices[0].reason for f in (alone, only)] == ["the only device asked", "the only device that takes it"]
+    assert [f.choices[0].reason for f in (alone, only)] == ["the only device asked", "the only device that supports it"]
     assert dict(alone.choices[0].costs) == dict(only.choices[0].costs) == {"a": 0.5}
 
 
 def test_power_is_told_as_such():
     offers = [offer("fast", 0.1, "y", power=5.0), offer("frugal", 1.0, "y", power=0.5)]
     choice = partition(equal(1), offers, Preference.LOW_POWER).choices[0]
-    assert choice.reason == "states 0.5 of the CPU's power, the best"
-    assert dict(choice.others) == {"fast": "states 5 of the CPU's power"}
+    assert choice.reason == "declared 0.5x reference power, the lowest"
+    assert dict(choice.others) == {"fast": "declared 5x reference power"}
 
 
 def test_for_low_power_steps_are_not_weighed():

@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 import nnhal
-from nnhal.cli.placement import placement_lines
 from nnhal.runtime.partition import Partition
 from nnhal.runtime.placement import WHOLE, Live, Placement, StepLayout
 from tests.runtime.devices import Fake, failing
@@ -57,17 +56,16 @@ def test_every_placement_of_a_model_shows_what_fell_back_so_far():
     model._caller.plan.live.fell_back(0, "burnt out")
     model._caller.plan.live.fell_back(0, "burnt out again")
     for placement in (before, model.placement):
-        assert str(placement).splitlines()[-1] == "step 0 on fake fell back 2 times, last: burnt out again"
-        assert list(placement_lines(placement))[-1].strip() == str(placement).splitlines()[-1]
+        assert str(placement).splitlines()[-1] == "  partition 0 on fake fell back 2 times, last: burnt out again"
         assert json.loads(json.dumps(placement.to_dict()))["live"]["fell_back"] == 2
 
 
 def test_one_execution_is_told_as_once_and_several_by_their_number():
     live = Live(["fake"])
     live.fell_back(0, "hot")
-    assert [str(each) for each in live] == ["step 0 on fake fell back once, last: hot"]
+    assert [str(each) for each in live] == ["partition 0 on fake fell back once, last: hot"]
     live.fell_back(0, "hotter")
-    assert [str(each) for each in live] == ["step 0 on fake fell back 2 times, last: hotter"]
+    assert [str(each) for each in live] == ["partition 0 on fake fell back 2 times, last: hotter"]
 
 
 def test_executions_are_counted_whatever_becomes_of_them():
@@ -91,13 +89,13 @@ def test_a_placement_as_json_has_every_choice():
         {
             "operation": "ADD #0",
             "device": "fake",
-            "reason": "states 0.1 of the CPU's time, the best",
-            "others": {"reference": "states 1 of the CPU's time"},
+            "reason": "declared 0.1x reference time, the fastest",
+            "others": {"reference": "declared 1x reference time"},
         },
         {
             "operation": "ADD #1",
             "device": "reference",
-            "reason": "the only device that takes it",
+            "reason": "the only device that supports it",
             "others": {"fake": "not this one"},
         },
     ]
@@ -109,7 +107,7 @@ def test_a_placement_as_json_has_every_choice():
     assert [c.operation for c in placement] == [0, 1] and placement.transposes == 0
     assert (
         placement.devices() == {"fake": 1, "reference": 1}
-        and placement.summary() == "2 steps, 1 on fake, 1 on reference"
+        and placement.summary() == "2 partitions, 1 on fake, 1 on reference"
     )
 
 
@@ -118,24 +116,24 @@ def test_a_placement_as_text_is_a_table_and_what_came_of_it():
     x = b.input((4,))
     model = b.finish([x], [b.add(x, x)])
     failing_ = nnhal.compile(model, devices=[Fake(on_prepare=failing(RuntimeError("no room")))], fallback="allow")
-    assert str(failing_.placement).splitlines() == [
-        "ADD #0                           reference    the only device that takes it",
-        "1 step, 0 transfers between devices",
-        "fake failed to prepare operations #0: device fake: prepare() raised RuntimeError: no room; placing them elsewhere",
-    ]
-    assert repr(failing_.placement) == "<Placement of 1 operation, 0 transfers, 1 event: 1 step, 1 on reference>"
+    lines = str(failing_.placement).splitlines()
+    assert lines[0] == "1 op -> 1 partition, 0 device transfers (declared performance)"
+    assert lines[2].split()[:4] == ["0", "reference", "1", "(all)"]
+    assert " ".join(lines[-2:]).split()[:7] == ["fake", "failed", "to", "prepare", "operations", "#0:", "device"]
+    assert repr(failing_.placement) == "<Placement of 1 operation, 0 transfers, 1 event: 1 partition, 1 on reference>"
     failing_._caller.plan.live.fell_back(0, "hot")
     failing_._caller.plan.live.fell_back(WHOLE, "hot")
-    said = "<Placement of 1 operation, 0 transfers, 1 event, 2 executions fell back: 1 step, 1 on reference>"
+    said = "<Placement of 1 operation, 0 transfers, 1 event, 2 executions fell back: 1 partition, 1 on reference>"
     assert repr(failing_.placement) == said
 
 
 def test_layouts_are_told_with_what_was_left():
     layouts = [StepLayout(1, "npu", "nchw", 1, {}), StepLayout(2, "npu", "nchw", 2, {7: "why", 9: "not"})]
     placement = Placement(Partition((), (), 0), layouts=layouts)
-    assert str(placement).splitlines()[1:] == [
-        "step 1 on npu is nchw, 1 transpose inserted",
-        "step 2 on npu is nchw, 2 transposes inserted; #7 stays as it is: why; #9 stays as it is: not",
+    assert [line.strip() for line in str(placement).splitlines() if "layout" in line] == [
+        "partition 1 on npu: layout NCHW, 1 transpose inserted",
+        "partition 2 on npu: layout NCHW, 2 transposes inserted; #7 keeps its layout: why; #9 keeps its",
+        "layout: not",
     ]
     assert placement.transposes == 3 and placement.keys == {} and placement.live.executions == 0
     assert placement.to_dict()["layouts"][1]["left"] == {"7": "why", "9": "not"}

@@ -103,7 +103,7 @@ def test_devices_say_what_they_prefer() -> None:
     names = {entry["name"]: entry for entry in json.loads(command("devices", "--no-isolation", "--json", *driver))}
     assert names["only-nchw"]["preferred_layout"] == "nchw"
     assert names["reference"]["preferred_layout"] is None
-    assert "only-nchw: is given models in nchw" in command("devices", "--no-isolation", *driver)
+    assert "preferred layout NCHW" in command("devices", "only-nchw", "--no-isolation", *driver)
 
 
 # -------------------------------------------------------------------------------------------------------------- placement
@@ -214,7 +214,7 @@ def test_what_stays_in_the_other_layout_is_told_with_the_reason() -> None:
         (layout,) = compiled.placement.layouts
         why = "nchw is only known at execution"
         assert layout.left == {0: why}
-        assert f"step 0 on picky is nchw, 0 transposes inserted; #0 stays as it is: {why}" in str(compiled.placement)
+        assert f"partition 0 on picky: layout NCHW, 0 transposes inserted; #0 keeps its layout: {why}" in str(layout)
         assert compiled.placement.to_dict()["layouts"] == [
             {"step": 0, "device": "picky", "layout": "nchw", "transposes": 0, "left": {"0": why}}
         ]
@@ -222,7 +222,7 @@ def test_what_stays_in_the_other_layout_is_told_with_the_reason() -> None:
 
 def test_show_tells_how_many_transposes_were_inserted() -> None:
     text = command("show", "tiny_conv", "--placement", "--driver", str(DRIVER), "--device", "only-nchw")
-    assert "step 0 on only-nchw is nchw, 2 transposes inserted" in text
+    assert "partition 0 on only-nchw: layout NCHW, 2 transposes inserted" in text
 
 
 def test_times_of_operations_count_for_those_of_the_model() -> None:

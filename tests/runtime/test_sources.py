@@ -207,7 +207,7 @@ COMMANDS = [
     ["run", "add4", "--isolate"],
     ["run", "add4"],
     ["show", "add4", "--placement", "--isolate"],
-    ["diff", "add4", "--device", "m", "--steps", "1e9", "--tolerance", "1e9"],
+    ["diff", "add4", "--device", "m", "--lsb", "1e9", "--rtol", "1e9"],
     ["devices"],
 ]
 

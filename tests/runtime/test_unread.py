@@ -8,7 +8,6 @@ import pytest
 import nnhal
 from nnhal.base.errors import UnsupportedModel
 from nnhal.base.levels import V1_0
-from nnhal.cli.placement import placement_lines
 from nnhal.hal.device import YES
 from nnhal.hal.lowering import ask_about
 from nnhal.model.graph import Model
@@ -122,10 +121,9 @@ def test_what_fails_as_a_whole_runs_on_the_cpu_without_what_nobody_reads() -> No
 
 def test_the_placement_says_so() -> None:
     placement = nnhal.compile(model("one at the end"), devices="reference").placement
-    why = "nobody reads what it gives, so it does not run"
-    assert f"RELU #3                          -            {why}" in str(placement)
-    assert f"where  #3 nowhere: {why} (RELU)" in list(placement_lines(placement))
-    assert placement.devices() == {"reference": 3} and placement.summary() == "1 step, 3 on reference"
+    why = "does not run: its results are not used"
+    assert placement.why(3) == f"RELU #3: {why}" and " 3 (#0-#2)" in str(placement)
+    assert placement.devices() == {"reference": 3} and placement.summary() == "1 partition, 3 on reference"
     assert placement.to_dict()["operations"][3] == {"operation": "RELU #3", "device": "", "reason": why, "others": {}}
 
 

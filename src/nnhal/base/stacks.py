@@ -135,12 +135,49 @@ def dumped(words: str) -> str:
 
     They come from the first thread that has any; "" if none has. words: the lines as written, or separated by `|`.
     """
+    return printable(" < ".join(_frame_text(*frame) for frame in _dumped_frames(words)[:_MOST_DUMPED]))
+
+
+def _frame_text(file: str, line: str, name: str) -> str:
+    return f'File "{file}", line {line}, in {name}'
+
+
+def _dumped_frames(words: str) -> list[tuple[str, str, str]]:
+    """File, line and function of the driver's own frames, the innermost first."""
     for thread in re.split(DUMPED, words)[1:]:
         frames = [
-            f'File "{file}", line {line}, in {name}'
+            (file, line, name.strip())
             for file, line, name in _FRAME.findall(thread)
             if is_authors(file) and not file.startswith((*_library(), "<"))
         ]
         if frames:
-            return printable(" < ".join(frames[:_MOST_DUMPED]))
-    return ""
+            return frames
+    return []
+
+
+# ------------------------------------------------------------------------------------------------ for people, in short
+
+LAST_WORDS = "; its last words: "  # before what a process wrote before its end, in the message of an error
+_FEW, _SAID = 5, 300  # frames; characters of last words that are no stack
+
+
+def in_short(message: str) -> tuple[str, list[str]]:
+    """A message without the log of a driver's process; the innermost frames of the driver where that log has some."""
+    what, mark, words = message.partition(LAST_WORDS)
+    if not mark:
+        return message, []
+    frames = _dumped_frames(words)
+    if not frames:
+        left = re.split(r"Fatal Python error|Current thread|Thread 0x", words)[0].strip(" |")
+        return (f"{what}{mark}{clipped(left, _SAID)}" if left else what), []
+    file, line, name = frames[0]
+    where = f"{what} in {name}() at {os.path.basename(file)}:{line}"
+    return printable(where), [printable(f"  {_frame_text(*frame)}") for frame in reversed(frames[:_FEW])]
+
+
+def innermost(stack: str) -> list[str]:
+    """The lines of the innermost frames of a stack, and of what was raised there."""
+    lines = stack.splitlines()
+    starts = [n for n, line in enumerate(lines) if line.startswith("  File ")]
+    left = len(starts) - _FEW
+    return lines if left <= 0 else [f"  ... {left} frames: --verbose", *lines[starts[left] :]]

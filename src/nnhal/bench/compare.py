@@ -16,7 +16,7 @@ FLOAT_TOLERANCE = 5e-4  # of the greatest expected magnitude, for whole models: 
 
 
 class Difference(Record, frozen=True):
-    """How far one operand is off. `worst` is in steps of a quantised type, else relative to the greatest magnitude."""
+    """How far one operand is off. `worst` is in LSB of a quantised type, else relative to `magnitude`, the greatest."""
 
     operation: int
     label: str
@@ -27,10 +27,17 @@ class Difference(Record, frozen=True):
     differing: int
     size: int
     spread: int  # distinct expected values: a comparison of constants proves nothing
+    magnitude: float = 1.0
 
-    def within(self, float_tolerance: float, steps: float) -> bool:
-        """Whether it is within the tolerance of its kind."""
-        return self.worst <= (steps if quantised(self.type) else float_tolerance)
+    def within(self, rtol: float, lsb: float, atol: float = 0.0) -> bool:
+        """Whether it is within the tolerance of its kind.
+
+        Args:
+            rtol: of floats, relative to the greatest magnitude of the operand.
+            lsb: of quantised types and integers, in quantisation steps.
+            atol: of floats, in their unit, beside `rtol`.
+        """
+        return self.worst <= (lsb if quantised(self.type) else rtol + atol / max(self.magnitude, 1e-30))
 
 
 class Drift(Record, frozen=True):
@@ -128,7 +135,7 @@ def difference(model: Model, operation: int, index: int, actual: Array, expected
         differing = int((off != 0).sum())
     spread = int(np.unique(e).size)
     kind = OperandType(operand.type)
-    return Difference(operation, label, index, operand.name, kind, worst, differing, e.size, spread)
+    return Difference(operation, label, index, operand.name, kind, worst, differing, e.size, spread, magnitude(e))
 
 
 def signed_differences(actual: Array, expected: Array) -> Array:

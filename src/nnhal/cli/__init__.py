@@ -33,7 +33,7 @@ def start() -> None:
                 raise KeyboardInterrupt from None
             raise
     except KeyboardInterrupt:
-        print("nnhal: interrupted", file=sys.stderr)
+        print("error: interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -56,5 +56,5 @@ def _unraisable(lost: Any) -> None:
 
 
 def _end() -> None:
-    os.write(2, b"nnhal: interrupted\n")
+    os.write(2, b"error: interrupted\n")
     os._exit(INTERRUPTED)

@@ -1,35 +1,48 @@
 """`nnhal bench`: latency of load, compile, first run and steady state; throughput; against a peer engine, interleaved."""
 
+import json
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import click
 
 from nnhal import api
-from nnhal.base.brief import duration
+from nnhal.base.brief import counted, duration
+from nnhal.base.columns import WIDTH, columns, cut, fixed
 from nnhal.base.cores import usable_cores
+from nnhal.base.records import Record
 from nnhal.base.time import NS
 from nnhal.bench.each import TimeSpent, each_operation
 from nnhal.bench.held import of_drivers, private_bytes
 from nnhal.bench.latency import Latency, Ratio, histogram, interleaved, ratio, steady, timed
 from nnhal.bench.peers import PEERS, peer
 from nnhal.cli import common
+from nnhal.cli.command import command as nnhal_command
 from nnhal.cli.inputs import read_inputs
+from nnhal.cli.model_text import shown_name
 from nnhal.cli.pictures import InputOptions
-from nnhal.cli.placement import placement_lines
+from nnhal.cli.placement import placement_sections
 from nnhal.hal.memory_use import MemoryUse
 from nnhal.model.graph import Model
 from nnhal.runtime.compiled import Compiled
+from nnhal.runtime.placement import Placement
+from nnhal.runtime.placement_text import trial_of
 
 PERCENTILES = 50, 90, 99
 PAIRS, BLOCK = 200, 20
-EACH_RUNS, ROWS = 30, 25
+EACH_RUNS, PARTITION_RUNS, ROWS, TYPES = 30, 10, 25, 4
 BLOCK_NS = 200_000  # calls shorter than this are timed in blocks
 CORES = usable_cores()
+GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
+CPUINFO = Path("/proc/cpuinfo")
 
 
-@click.command("bench")
+@nnhal_command("bench", formerly={"--each": "--profile"})
 @common.model_options
 @common.device_option
 @common.driver_option
@@ -39,33 +52,33 @@ CORES = usable_cores()
 @common.isolate_option
 @common.strategy_options
 @common.cache_options
-@click.option("--threads", type=click.IntRange(1), default=CORES, show_default=True, help="Threads an engine may use.")
-@click.option("--vs", "peer_name", type=click.Choice(PEERS), help="Compare with this engine called directly, in turn.")
-@click.option("--iterations", type=click.IntRange(1), help="How many runs are measured, or pairs with --vs (200).")
-@click.option(
-    "--warmup", type=click.IntRange(0), default=3, show_default=True, help="Runs after the first, not measured."
-)
+@click.option("--threads", type=click.IntRange(1), default=CORES, show_default=True, help="Threads of the engine.")
+@click.option("--vs", "peer_name", type=click.Choice(PEERS), help="Compare with this engine, called directly.")
+@click.option("--iterations", type=click.IntRange(1), help="Inferences to measure; with --vs pairs (default: 200).")
+@click.option("--warmup", type=click.IntRange(0), default=3, show_default=True, help="Inferences before, not measured.")
 @click.option(
     "--duration", type=common.Seconds(0), default=2.0, show_default=True, help="Seconds, without --iterations."
 )
-@click.option("--streams", type=click.IntRange(1), default=1, show_default=True, help="Runs in flight at once.")
+@click.option("--streams", type=click.IntRange(1), default=1, show_default=True, help="Inferences in flight at once.")
+@click.option("--profile", "each", is_flag=True, help="Show the time of each operation, where drivers report it.")
+@click.option("--histogram", is_flag=True, help="Draw the distribution of latencies.")
 @click.option(
-    "--each",
-    "--profile",
-    "each",
-    is_flag=True,
-    help="Show what each operation took, the hottest first, of engines that tell.",
+    "--export-json", "export", type=common.Writable(), metavar="FILE", help="Write the JSON to this file too."
 )
-@click.option("--seed", default=0, help="Seed of random inputs.")
+@click.option("--seed", default=0, show_default=True, help="Seed of random inputs.")
 @common.trace_option
+@common.verbose_option
 @common.json_option
 def command(model: str, peer_name: str | None, streams: int, seed: int, **options: Any) -> None:
-    """Measure MODEL: load, compile, first run, then latency (percentiles, histogram) and throughput.
+    """Measure the latency and throughput of a model.
 
-    docs/cli.md says what counts as what. Nothing comes from a cache, but from that of --cache-dir.
+    docs/cli.md defines each figure. The compilation cache is off unless you pass --cache-dir.
     """
     if peer_name is not None and streams > 1:
-        raise click.UsageError("--streams with --vs: pairs are run in turn, one at a time; must be one of the two")
+        raise click.UsageError("--streams with --vs: pairs run one at a time, must be one of the two")
+    load_average = os.getloadavg()[0]
+    for warning in machine_warnings(load_average, os.cpu_count() or 1, governor()):
+        common.warn(warning)
     asked = options["cache_dir"] is not None
     folder = common.cache_folder(options["cache_dir"], options["no_cache"]) if asked else False
     names = common.load_drivers(options["drivers"], options["devices"])
@@ -111,21 +124,122 @@ def command(model: str, peer_name: str | None, streams: int, seed: int, **option
         "drivers_private_bytes": of_drivers(compiled),
     }
     shares = each_operation(compiled, inputs, options["iterations"] or EACH_RUNS) if options["each"] else None
+    document = _document(model, threads, streams, latencies, compared, peer_name) | {
+        "memory": memory,
+        "cache": [outcome._asdict() for outcome in compiled.cache],
+        **({} if shares is None else {"each": _each(shares)}),
+    }
+    if options["export"]:
+        common.write(options["export"], json.dumps(common.plain(document), indent=2).encode())
     if options["as_json"]:
-        document = _document(model, threads, streams, latencies, compared, peer_name) | {"memory": memory}
-        document["cache"] = [outcome._asdict() for outcome in compiled.cache]
-        if shares is not None:
-            document["each"] = _each(shares)
         common.emit(document)
         return
-    for line in placement_lines(compiled.placement):
-        common.console.print(line, markup=False)
-    for line in common.cache_lines(compiled.cache) if asked else ():
-        common.console.print(line, markup=False)
-    _print(latencies, compared, peer_name, threads)
-    _print_memory(memory)
-    if shares is not None:
-        _print_each(shares)
+    setup = Setup(shown_name(model), compiled.placement, threads, streams, options["warmup"], load_average)
+    took = _by_partition(compiled, inputs) if options["verbose"] or _is_special(compiled.placement) else None
+    problems = list(common.cache_lines(compiled.cache)) if asked else []
+    _print(
+        setup, latencies, took, [*_results(compared, peer_name, latencies), *_memory_lines(memory), *problems], options
+    )
+    extra = [fixed(*_memory_table(memory))] if options["verbose"] else []
+    extra += [fixed(*_profile(shares, len(shares) if options["verbose"] else ROWS))] if shares is not None else []
+    if extra:
+        common.console.print()
+        common.show(extra, verbose=True)
+
+
+def _print(
+    setup: "Setup",
+    latencies: Mapping[str, Latency],
+    took: Sequence[float] | None,
+    results: Sequence[str],
+    options: Mapping[str, Any],
+) -> None:
+    """took: seconds of each partition, where that is to be shown. results: lines below the latencies."""
+    verbose = options["verbose"]
+    parts = [
+        fixed(*setup.lines(latencies["nnhal"])),
+        *([] if took is None else placement_sections(setup.placement, took, verbose=verbose)),
+        fixed(*_latencies(latencies, setup.devices)),
+        fixed(*results),
+        *([fixed(*_histograms(latencies))] if options["histogram"] else []),
+    ]
+    common.show(parts, verbose=verbose)
+
+
+class Setup(Record, frozen=True):
+    """What was measured, and on which machine."""
+
+    name: str
+    placement: Placement
+    threads: int
+    streams: int
+    warmup: int
+    load: float
+
+    @property
+    def devices(self) -> str:
+        """The devices that run the model."""
+        return " + ".join(self.placement.devices())
+
+    def lines(self, found: Latency) -> Iterator[str]:
+        """The answer, how it was measured, and on what."""
+        keys = self.placement.keys
+        devices = [f"{label} {keys[label].version}" if label in keys else label for label in self.placement.devices()]
+        answer = f"p50 {duration(found.quantile(0.5) / NS)}, {_rounded(found.throughput)} inferences/s"
+        yield cut(f"{self.name} on {' + '.join(devices)}: {answer}", WIDTH)
+        words = [
+            counted(self.threads, "thread"),
+            counted(self.streams, "stream"),
+            counted(len(found.runs), "iteration"),
+            f"{self.warmup} warm-up",
+            counted(len(self.placement.steps), "partition"),
+        ]
+        yield f"Setup: {', '.join(words)}"
+        yield cut(f"CPU: {processor_name()}, {counted(CORES, 'core')}, load average {self.load:.1f}", WIDTH)
+
+
+def _is_special(placement: Placement) -> bool:
+    """Whether more is to be said of a placement than its device: it has several partitions, or is a trial."""
+    return len(placement.steps) > 1 or trial_of(placement) is not None
+
+
+def _by_partition(compiled: Compiled, inputs: Sequence[Any]) -> list[float]:
+    """The p50 in seconds of each partition; nothing where one fell back."""
+    reports = [compiled.run(*inputs, measure=True)[1] for _ in range(PARTITION_RUNS)]
+    steps = [[step.total for step in report.steps] for report in reports if report is not None and not report.fallbacks]
+    return [median(each) / NS for each in zip(*steps, strict=True)]
+
+
+def processor_name() -> str:
+    """What the kernel calls the processor."""
+    try:
+        text = CPUINFO.read_text("utf-8", "replace")
+    except OSError:
+        text = ""
+    found = [line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name")]
+    return found[0] if found else os.uname().machine
+
+
+def governor() -> str:
+    """How the kernel chooses the processor's frequency; "" where it does not."""
+    try:
+        return GOVERNOR.read_text().strip()
+    except OSError:
+        return ""
+
+
+def machine_warnings(load: float, cores: int, frequency: str) -> Iterator[str]:
+    """Why measurements may not be repeatable.
+
+    Args:
+        load: processes that ran or waited in the last minute.
+        cores: of the machine.
+        frequency: as of `governor`.
+    """
+    if load > cores / 2:
+        yield f"load average {load:.1f} on {counted(cores, 'core')}: other work disturbs the measurement"
+    if frequency not in ("", "performance"):
+        yield f"CPU frequency scaling is on (governor {frequency}): latencies vary"
 
 
 def _compare(
@@ -155,7 +269,7 @@ def _compare(
     inner = max(1, BLOCK_NS // max(timed(other), 1))
     found: list[tuple[float, float]] = []
     with common.progress(options["as_json"]) as bar:
-        for block in bar.track(range(0, pairs, BLOCK), description=f"pairs of runs with {name}"):
+        for block in bar.track(range(0, pairs, BLOCK), description=f"pairs with {name}"):
             found += interleaved(run, other, min(BLOCK, pairs - block), inner, seed=block)
     ours, theirs = (tuple(int(pair[side]) for pair in found) for side in (0, 1))
     latencies = {
@@ -186,38 +300,82 @@ def _document(
     return document
 
 
-def _print(latencies: dict[str, Latency], compared: Ratio | None, name: str | None, threads: int) -> None:
-    rows = []
-    for who, f in latencies.items():
-        durations = f.load, f.compile, f.first, min(f.runs), *(f.quantile(q / 100) for q in PERCENTILES)
-        cells = *(duration(ns / NS) for ns in durations), f"{f.throughput:.4g}", len(f.runs), histogram(f.runs)
-        rows.append([who, *cells])
-    percentiles = [f">{q} %" for q in PERCENTILES]
-    columns = ["", ">load", ">compile", ">first run", ">min", *percentiles, ">runs/s", ">runs", "from min to 99 %"]
-    common.table(columns, rows, title=f"{threads} engine threads")
-    if compared is not None:
-        common.console.print(f"nnhal / {name}, median of paired ratios with 95 % interval: {compared}", markup=False)
+def _latencies(latencies: Mapping[str, Latency], devices: str) -> list[str]:
+    """A row for each figure, a column for each side."""
 
+    def row(name: str, of: Callable[[Latency], str]) -> list[str]:
+        return [name, *map(of, latencies.values())]
 
-def _print_memory(memory: Mapping[str, Any]) -> None:
-    """What drivers say that they hold, and what was measured; "?" for what nobody knows."""
-
-    def size(count: int | None) -> str:
-        return "?" if count is None else f"-{common.size(-count)}" if count < 0 else common.size(count)
+    def time_of(figure: Callable[[Latency], float]) -> Callable[[Latency], str]:
+        return lambda found: duration(figure(found) / NS)
 
     rows = [
-        [f"{step['step']} on {step['device']}" if step["step"] >= 0 else f"all on {step['device']}"]
-        + [size(step[figure]) for figure in MemoryUse._fields]
+        row("Load", time_of(lambda f: f.load)),
+        row("Compile", time_of(lambda f: f.compile)),
+        row("First inference", time_of(lambda f: f.first)),
+        row("Latency   min", time_of(lambda f: min(f.runs))),
+        *(row(f"          p{q}", time_of(lambda f, q=q: f.quantile(q / 100))) for q in PERCENTILES),  # type: ignore[misc]
+        row("Throughput", lambda f: f"{_rounded(f.throughput)} inf/s"),
+    ]
+    names = [f"nnhal ({devices})" if who == "nnhal" else f"{who} direct" for who in latencies]
+    return columns(["", *(f">{name}" for name in (names if len(names) > 1 else [""]))], rows)
+
+
+def _rounded(number: float) -> str:
+    """A number with three digits at least: 24.1, 937, 83,120."""
+    return f"{number:,.0f}" if number >= 99.95 else f"{number:.3g}"
+
+
+def _results(compared: Ratio | None, name: str | None, latencies: Mapping[str, Latency]) -> Iterator[str]:
+    if compared is None:
+        return
+    pairs = len(latencies["nnhal"].runs)
+    if compared.low <= 1 <= compared.high:
+        verdict = "no measurable difference"
+    else:
+        verdict = "nnhal is slower" if compared.median > 1 else "nnhal is faster"
+    interval = f"95 % CI {compared.low:.3f}-{compared.high:.3f}, {counted(pairs, 'interleaved pair')}"
+    yield f"nnhal / {name}: {compared.median:.3f}x ({interval}): {verdict}"
+
+
+def _histograms(latencies: Mapping[str, Latency]) -> list[str]:
+    rows = [
+        [who, duration(min(f.runs) / NS), histogram(f.runs), duration(f.quantile(0.99) / NS)]
+        for who, f in latencies.items()
+    ]
+    return columns(["Histogram", ">min", "", "p99"], rows)
+
+
+def _bytes(count: int | None) -> str:
+    return "?" if count is None else f"-{common.size(-count)}" if count < 0 else common.size(count)
+
+
+def _memory_lines(memory: Mapping[str, Any]) -> Iterator[str]:
+    """What the kernel counts as private, and what drivers report."""
+    found = [] if memory["private_bytes"] is None else [f"{_bytes(memory['private_bytes'])} private in this process"]
+    found += [
+        f"{_bytes(held)} private in the process of {name}"
+        for name, held in memory["drivers_private_bytes"].items()
+        if held is not None
+    ]
+    if not found:
+        return
+    unknown = any(step[figure] is None for step in memory["steps"] for figure in MemoryUse._fields)
+    yield f"Memory: {', '.join(found)}{' (drivers do not report all of theirs)' if unknown else ''}"
+
+
+def _memory_table(memory: Mapping[str, Any]) -> list[str]:
+    """What drivers report; nothing where they report nothing."""
+    rows = [
+        [str(step["step"]) if step["step"] >= 0 else "all", step["device"]]
+        + [_bytes(step[figure]) for figure in MemoryUse._fields]
         for step in memory["steps"]
+        if any(step[figure] is not None for figure in MemoryUse._fields)
     ]
     if memory["between"]:
-        rows.append(["between steps", "", "", size(memory["between"]), ""])
-    common.table(["step", ">weights copied", ">in place", ">working", ">per execution"], rows, title="memory, as told")
-    measured = {"more in this process": memory["private_bytes"]}
-    measured |= {f"in the process of {name}": held for name, held in memory["drivers_private_bytes"].items()}
-    known = [f"{size(held)} {where}" for where, held in measured.items() if held is not None]
-    if known:
-        common.console.print(f"measured, private: {', '.join(known)}")
+        rows.append(["", "between partitions", "", "", _bytes(memory["between"]), ""])
+    heads = [">partition", "device", ">weights copied", ">weights in place", ">working", ">per inference"]
+    return ["Driver-reported memory", *columns(heads, rows, indent=2)] if rows else []
 
 
 def _each(shares: Sequence[TimeSpent]) -> list[dict[str, Any]]:
@@ -234,17 +392,25 @@ def _each(shares: Sequence[TimeSpent]) -> list[dict[str, Any]]:
     ]
 
 
-def _print_each(shares: Sequence[TimeSpent]) -> None:
-    total = sum(share.spent for share in shares)
+def _profile(shares: Sequence[TimeSpent], most: int) -> Iterator[str]:
+    """The time of each operation, the slowest first, and of each type."""
+    total = max(sum(share.spent for share in shares), 1e-9)
     slowest = sorted(shares, key=lambda share: -share.spent)
-    rows = [_row(share.label, share.device, share.spent, total) for share in slowest[:ROWS]]
-    if slowest[ROWS:]:
-        rest = sum(share.spent for share in slowest[ROWS:])
-        rows.append(_row(f"{len(slowest) - ROWS} more", "", rest, total))
-    common.table(["operation", "where", ">50 %", ">share"], rows, title="what took how long, the slowest first")
+    rows, running = [], 0.0
+    for share in slowest[:most]:
+        running += share.spent
+        times = duration(share.spent / NS), f"{share.spent / total:.1%}", f"{running / total:.1%}"
+        rows.append([share.label, share.device, *times])
+    if rest := slowest[most:]:
+        spent = sum(share.spent for share in rest)
+        rows.append([f"{len(rest)} more: --verbose", "", duration(spent / NS), f"{spent / total:.1%}", "100.0%"])
+    yield from columns(["Operation", "device", ">p50", ">share", ">cumulative"], rows)
+    types = Counter[str]()
+    for share in shares if not any(share.whole_step for share in shares) else ():
+        types[share.label.split(" #")[0]] += round(share.spent)
+    if len(types) > 1:
+        shown = [f"{name} {spent / total:.0%}" for name, spent in types.most_common(TYPES)]
+        other = sum(spent for _, spent in types.most_common()[TYPES:])
+        yield f"By type: {', '.join(shown)}{f', other {other / total:.0%}' if other else ''}"
     for device in sorted({share.device for share in shares if share.whole_step}):
-        common.console.print(f"{device} times only whole steps")
-
-
-def _row(label: str, device: str, spent: float, total: float) -> list[str]:
-    return [label, device, duration(spent / NS), f"{spent / max(total, 1):.1%}"]
+        yield f"{device} reports times of whole partitions only"

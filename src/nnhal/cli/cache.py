@@ -25,13 +25,16 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.group("cache")
 def command() -> None:
-    """Look at kept compilations, and take them out. Each of these has --json, and --cache-dir for a folder of its own."""
+    """List, verify and delete cached compilations.
+
+    Each command has --json, and --cache-dir for another folder.
+    """
 
 
 @command.command("list")
 @options
 def list_entries(cache_dir: str | None, as_json: bool) -> None:
-    """List the entries, the one used last first."""
+    """List cache entries, the last used first."""
     folder = _folder(cache_dir)
     _tell(folder, folder.entries(), as_json)
 
@@ -40,7 +43,10 @@ def list_entries(cache_dir: str | None, as_json: bool) -> None:
 @click.argument("key")
 @options
 def show(key: str, cache_dir: str | None, as_json: bool) -> None:
-    """Show all that is known of the entry whose key begins with KEY."""
+    """Show one cache entry.
+
+    KEY is the beginning of its key.
+    """
     folder = _folder(cache_dir)
     (entry,) = _chosen(folder, [key])
     if as_json:
@@ -54,7 +60,10 @@ def show(key: str, cache_dir: str | None, as_json: bool) -> None:
 @click.argument("keys", nargs=-1)
 @options
 def verify(keys: Sequence[str], cache_dir: str | None, as_json: bool) -> int:
-    """Read every file of the entries, or of those with KEYS, and say which are not what was written. Exit code 1 for any."""
+    """Check the content of cache entries.
+
+    Reads every file of the entries, or of those with KEYS. The exit code is 1 if one is damaged.
+    """
     folder = _folder(cache_dir)
     found = [_verified(folder, entry) for entry in _chosen(folder, keys)]
     _tell(folder, found, as_json, read=True)
@@ -62,10 +71,12 @@ def verify(keys: Sequence[str], cache_dir: str | None, as_json: bool) -> int:
 
 
 @command.command("prune")
-@click.option("--size", type=click.IntRange(0), help="MiB that may stay; by default the folder's limit.")
+@click.option(
+    "--size", type=click.IntRange(0), metavar="MIB", help="Size to prune to (default: the limit of the folder)."
+)
 @options
 def prune(size: int | None, cache_dir: str | None, as_json: bool) -> None:
-    """Take out damaged entries, and those that were not used for longest until the others fit."""
+    """Delete damaged and long unused entries."""
     folder = _folder(cache_dir)
     gone = folder.prune(None if size is None else size << 20)
     _tell(folder, folder.entries(), as_json, gone)
@@ -75,7 +86,7 @@ def prune(size: int | None, cache_dir: str | None, as_json: bool) -> None:
 @click.argument("keys", nargs=-1)
 @options
 def clear(keys: Sequence[str], cache_dir: str | None, as_json: bool) -> None:
-    """Take out all entries, or those with KEYS."""
+    """Delete all entries, or those with KEYS."""
     folder = _folder(cache_dir)
     gone = [entry.key for entry in _chosen(folder, keys)]
     folder.take_out(gone)

@@ -14,6 +14,7 @@ from nnhal.base.errors import InvalidArgument, OperationFailed
 from nnhal.bench.calibrate import CPU, Calibration, judged
 from nnhal.bench.disturbed import NOTICED, probed
 from nnhal.cli import common
+from nnhal.cli.command import command as nnhal_command
 from nnhal.cli.main import ANSWER_NO
 from nnhal.runtime import discovery
 from nnhal.runtime.measured import record
@@ -21,17 +22,17 @@ from nnhal.runtime.measured.families import OperationWork
 from nnhal.runtime.measured.profile import DeviceProfile, MachineProfile, decoded, encoded
 
 
-@click.command("calibrate")
+@nnhal_command("calibrate")
 @common.driver_option
 @click.option(
-    "--device", "-d", "named", multiple=True, metavar="NAME", help="Measure these alone; what is known of others stays."
+    "--device", "-d", "named", multiple=True, metavar="NAME", help="Measure only this device; may be repeated."
 )
-@click.option("--quick", is_flag=True, help="Fewer sizes, types and networks; nothing of isolation.")
-@click.option("--busy", is_flag=True, help="Measure, and use the profile, though the machine has other work.")
-@click.option("--show", is_flag=True, help="Measure nothing: show the profile.")
-@click.option("--export", "target", metavar="FILE", help="Measure nothing: write the profile to a file.")
-@click.option("--import", "source", metavar="FILE", help="Measure nothing: take a profile, and hold to it.")
-@click.option("--forget", is_flag=True, help="Forget what was measured, learnt and failed.")
+@click.option("--quick", is_flag=True, help="Measure fewer sizes, types and networks, and no isolated processes.")
+@click.option("--busy", is_flag=True, help="Measure although the machine is busy.")
+@click.option("--show", is_flag=True, help="Show the profile and measure nothing.")
+@click.option("--export", "target", metavar="FILE", help="Write the profile to a file and measure nothing.")
+@click.option("--import", "source", metavar="FILE", help="Import a profile and pin it.")
+@click.option("--forget", is_flag=True, help="Delete the profile, learned times and known failures.")
 @common.json_option
 def command(
     drivers: tuple[str, ...],
@@ -44,11 +45,11 @@ def command(
     forget: bool,
     as_json: bool,
 ) -> None:
-    """Measure what each device takes on this machine, for `measured` placement, which is the default from then on.
+    """Measure the speed of each device on this machine.
 
-    First what `nnhal prove` has not looked at yet is proved, so that what is measured is what will run. Then, of each
-    device: chains of every family of operations in a few sizes, whole networks, what a step costs beside its operations,
-    and what it costs to cross from one device to another. The machine should have nothing else to do.
+    nnhal then places models by the measured profile. First it verifies fast kernels, as `nnhal verify --only-new` does.
+    Then it measures, for each device, chains of operations of every family, whole networks, the cost of a partition, and
+    transfers between devices. The machine should have no other work.
     """
     asked = sum([show, target is not None, source is not None, forget])
     if asked > 1 or (asked and (named or quick or busy)):
@@ -139,8 +140,8 @@ def _prove(drivers: Sequence[str], named: Sequence[str], quiet: bool) -> None:
             sys.executable,
             "-m",
             "nnhal.cli.main",
-            "prove",
-            "--missing",
+            "verify",
+            "--only-new",
             *(["--json"] if quiet else []),
             *devices,
         ]

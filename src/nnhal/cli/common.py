@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nnhal import api
+from nnhal.base.columns import HEIGHT, Section, fitted
 from nnhal.base.errors import BadFile, InvalidArgument
 from nnhal.base.names import printable
 from nnhal.hal.device import EXACT, FAST
@@ -25,6 +26,11 @@ from nnhal.runtime.strategies import KINDS, Rule
 
 WIDE = 160  # columns where the output is no terminal, so that pipes and files get whole lines
 DAY = 86_400.0  # seconds
+ORDINARY = (
+    "there is no entry",
+    "the device keeps none",
+    "nothing is to be kept",
+)  # reasons why nothing came from a cache
 
 
 class PlainConsole(Console):
@@ -41,51 +47,56 @@ console = PlainConsole(
 )
 status = PlainConsole(stderr=True, markup=False, emoji=False, highlight=False)
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON; its form is in docs/cli.md.")
-device_option = click.option("--device", "-d", "devices", multiple=True, help="Use only this device; may be repeated.")
+verbose_option = click.option("--verbose", "-v", is_flag=True, help="Print everything, however long.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON (docs/cli.md has the schema).")
+device_option = click.option(
+    "--device", "-d", "devices", multiple=True, metavar="NAME", help="Use only this device; may be repeated."
+)
 driver_option = click.option(
     "--driver",
     "drivers",
     multiple=True,
     type=click.Path(),
+    metavar="FILE",
     help="Load a driver under development: a file or package.",
 )
 fallback_option = click.option(
     "--fallback",
     type=click.Choice(["allow", "warn", "forbid"]),
-    help="Whether the CPU takes over what a device fails at (default: forbid where --device is given, else warn).",
+    help="Rerun on the CPU what a device fails at (default: forbid with --device, else warn).",
 )
 threads_option = click.option(
-    "--threads", type=click.IntRange(0), default=0, help="Threads an engine may use; 0: its choice."
+    "--threads", type=click.IntRange(0), default=0, show_default=True, help="Threads of the engine; 0: its default."
 )
-isolate_option = click.option("--isolate", is_flag=True, help="Run each driver in a process of its own.")
+isolate_option = click.option("--isolate", is_flag=True, help="Run each driver in a sandboxed process.")
 option_option = click.option(
     "--option",
     "driver_options",
     multiple=True,
     metavar="[DEVICE:]KEY=VALUE",
-    help="A driver's own option; may be repeated. VALUE: true, false, a number or text. DEVICE: where several are named.",
+    help="Set an option of a driver; may be repeated.",
 )
 numerics_option = click.option(
     "--numerics",
     type=click.Choice([FAST, EXACT]),
     default=FAST,
     show_default=True,
-    help="exact: 8-bit operations as TensorFlow Lite's own kernels compute them, bit for bit.",
+    help="exact: compute 8-bit operations as TensorFlow Lite does, bit for bit.",
 )
 cache_dir_option = click.option(
     "--cache-dir",
     type=click.Path(),
-    help="Where compilations are kept; by default NNHAL_CACHE_DIR, else the user's own.",
+    metavar="DIR",
+    help="Folder of the compilation cache (default: NNHAL_CACHE_DIR, else the user's).",
 )
-no_cache_option = click.option("--no-cache", is_flag=True, help="Compile anew, and keep nothing.")
+no_cache_option = click.option("--no-cache", is_flag=True, help="Do not use the compilation cache.")
 shape_option = click.option(
-    "--shape", "shapes", multiple=True, metavar="[NAME=]N,N,..", help="Shape of an input, by name or in order."
+    "--shape", "shapes", multiple=True, metavar="[NAME=]N,N,..", help="Set the shape of an input, by name or in order."
 )
 value_option = click.option(
     "--value", "values", multiple=True, metavar="NAME=N[,N..]", help="Make an input a constant; may be repeated."
 )
-signature_option = click.option("--signature", help="Which entry point of a model with several.")
+signature_option = click.option("--signature", metavar="NAME", help="Choose one of several entry points of the model.")
 
 
 extension_option = click.option(
@@ -94,7 +105,8 @@ extension_option = click.option(
     type=click.Path(),
     expose_value=False,
     callback=lambda _, __, paths: load_extensions(paths),
-    help="Load an extension: a Python file that says what custom operators of the model are.",
+    metavar="FILE",
+    help="Load an extension: a Python file that defines custom operators.",
 )
 
 
@@ -119,7 +131,8 @@ trace_option = click.option(
     is_eager=True,
     expose_value=False,
     callback=_traced,
-    help="Write a trace of the command to this file, for Perfetto.",
+    metavar="FILE",
+    help="Write a trace of the command for Perfetto.",
 )
 
 
@@ -131,14 +144,14 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
 strategy_option = click.option(
     "--strategy",
     type=click.Choice(KINDS),
-    help="What operations are placed by (default: measured where nnhal calibrate measured, else stated).",
+    help="Place by measured or declared (stated) performance, or all on one device (default: measured if calibrated).",
 )
 rule_option = click.option(
     "--rule",
     "rules",
     multiple=True,
     metavar="WHAT=DEVICE",
-    help="Place by hand: WHAT is an operation (CONV_2D, *_POOL_2D, #7), name:PATTERN or type:PATTERN; may be repeated.",
+    help="Place operations by hand: CONV_2D, #7, name:PATTERN or type:PATTERN; may be repeated.",
 )
 
 
@@ -154,7 +167,7 @@ class Seconds(click.FloatRange):
 
 
 tune_option = click.option(
-    "--tune", type=Seconds(0, min_open=True), metavar="SECONDS", help="Measure candidate placements first."
+    "--tune", type=Seconds(0, min_open=True), metavar="SECONDS", help="Measure candidate placements first, for so long."
 )
 
 
@@ -212,6 +225,24 @@ def members_of(name: str) -> list[str]:
     from nnhal.frontends.source import split
 
     return split(name)[1]
+
+
+def show(sections: Sequence[Section], *, verbose: bool) -> None:
+    """Print sections, in at most 24 lines unless `verbose`."""
+    for line in fitted(sections, 0 if verbose else HEIGHT):
+        console.print(line)
+
+
+def is_ordinary(line: str) -> bool:
+    """Whether a line of `cache_lines` says nothing that the user should look at."""
+    return line.endswith((": hit", *ORDINARY))
+
+
+def warn(what: str, hint: str = "") -> None:
+    """A warning on stderr, and what to do about it."""
+    status.print(f"warning: {what}", soft_wrap=True)
+    if hint:
+        status.print(f"hint: {hint}", soft_wrap=True)
 
 
 def say(text: str) -> None:
@@ -391,18 +422,19 @@ def _typed(text: str) -> bool | int | float | str:
 
 def emit(document: Any) -> None:
     """Print JSON; numpy values as numbers and lists, what JSON has no number for (NaN, infinity) as a string."""
-    click.echo(json.dumps(_plain(document), indent=2))
+    click.echo(json.dumps(plain(document), indent=2))
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A document of what JSON has: numpy values as numbers and lists, NaN and infinities as text."""
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, np.ndarray):
-        return _plain(value.tolist())
+        return plain(value.tolist())
     if isinstance(value, np.generic):
-        return _plain(value.item())
+        return plain(value.item())
     if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     if isinstance(value, float) and not np.isfinite(value):
         return str(value)
     return value

@@ -12,6 +12,7 @@ from nnhal.base.cores import usable_cores
 from nnhal.base.names import meant
 from nnhal.base.time import NS
 from nnhal.cli import common
+from nnhal.cli.command import command as nnhal_command
 from nnhal.cli.judged import followed, totals
 from nnhal.cli.main import ANSWER_NO
 from nnhal.conformance.parallel import run_vectors
@@ -27,42 +28,50 @@ SHOWN = 20
 LINE = 400  # characters of a reason that a line shows
 
 
-@click.command("conformance")
+@nnhal_command("conformance", formerly={"--way": "--execution-path", "--share": "--sample"})
 @click.argument("path", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--device", "-d", default="", help="The device under test; by default that of --driver, or reference.")
+@click.option("--device", "-d", default="", help="Device under test (default: that of --driver, else reference).")
 @common.driver_option
 @common.option_option
+@click.option("--operation", "operations", multiple=True, help="Run only vectors of this operation; may be repeated.")
+@click.option("--filter", "pattern", default="", metavar="REGEX", help="Run only vectors whose id matches.")
+@click.option("--published-only", is_flag=True, help="Leave out the variants that nnhal derives from vectors.")
 @click.option(
-    "--operation", "operations", multiple=True, help="Only vectors of this primary operation; may be repeated."
-)
-@click.option("--filter", "pattern", default="", help="Only vectors whose id matches this regular expression.")
-@click.option(
-    "--published-only", is_flag=True, help="Leave out the re-runs (dynamic output shapes, signed quantised types)."
-)
-@click.option(
-    "--way",
+    "--execution-path",
+    "way",
     type=click.Choice(list(WAYS)),
     default="plain",
     show_default=True,
-    help="How the driver is made to execute.",
+    help="How the driver executes a vector.",
 )
 @common.isolate_option
-@click.option("--level", default="", help="The device at this lower HAL level: 1.0 to 1.3.")
-@click.option("--share", default=1.0, help="The part of all vectors to run, chosen by a hash of the id.")
-@click.option("--flag", default="", help="Only vectors that have this flag in the index, such as deviceMemory.")
-@click.option("--timeout", default=TIMEOUT, show_default=True, help="Seconds until a vector counts as hung.")
-@click.option("--jobs", type=click.IntRange(1), default=usable_cores(), show_default=True)
+@click.option("--level", default="", metavar="VERSION", help="Test the device at this HAL version: 1.0 to 1.3.")
 @click.option(
-    "--all-failures", is_flag=True, help=f"Print every failure, not only the first {SHOWN} groups of like ones."
+    "--sample", "share", default=1.0, show_default=True, help="Run this share of the vectors, chosen by a hash."
 )
+@click.option("--flag", default="", help="Run only vectors with this flag, such as deviceMemory.")
+@click.option(
+    "--timeout", default=TIMEOUT, show_default=True, metavar="SECONDS", help="Time until a vector counts as hung."
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(1),
+    default=usable_cores(),
+    show_default=True,
+    help="Processes that run vectors at once.",
+)
+@click.option("--all-failures", is_flag=True, help=f"Print every failure (default: {SHOWN} groups of similar ones).")
 @click.option(
     "--repro",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Write the first vector of each group of failures into a folder of its own in this one.",
+    help="Write the first vector of each group of failures here.",
 )
 @common.json_option
 def command(path: Path, jobs: int, all_failures: bool, repro: Path | None, as_json: bool, **options: Any) -> int:
-    """Run the test vectors in the folder PATH on a device. Exit code 1 where one fails, crashes or hangs."""
+    """Run test vectors on a device.
+
+    PATH is the folder of the vectors. The exit code is 1 if a vector fails, crashes or hangs.
+    """
     wanted = frozenset(o.upper() for o in options["operations"])
     entries = index(path).values()
     _known("operation", wanted, {entry["primary"] for entry in entries if entry.get("primary")})

@@ -1,127 +1,205 @@
 """`nnhal devices`: every device, what it is and states; drivers that do not load, and why."""
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+import re
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
 
 from nnhal import api
 from nnhal.base.codes import OperandType, type_name
+from nnhal.base.columns import WIDTH, Section, columns, cut, fixed, section, wrapped
 from nnhal.base.names import is_path
 from nnhal.base.records import replace
 from nnhal.cli import common
+from nnhal.cli.command import command as nnhal_command
+from nnhal.cli.model_text import hal_version, type_text
 from nnhal.conformance.probe import probe
 from nnhal.hal.choices import FormChoice
 from nnhal.hal.device import RELAXATIONS, Device, Performance, capabilities_by, identity_of, layout_of
 from nnhal.hal.proofs import choices_of
 from nnhal.ipc.names import running
 from nnhal.runtime import discovery, judgement
-from nnhal.runtime.discovery import Found
+from nnhal.runtime.discovery import CPU, Found
 from nnhal.runtime.isolation import Confined, confinement, key_of
 from nnhal.runtime.measured.record import KeptFailure, failures, profile
 
-SHOWN = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED
+SHOWN = (OperandType.TENSOR_FLOAT32, "float32"), (OperandType.TENSOR_QUANT8_ASYMM_SIGNED, "quant8_signed")
+LISTED, LONG = 8, 1 << 20  # lines of a problem; columns where nothing is shortened
 
 
-@click.command("devices")
+@nnhal_command("devices")
+@click.argument("names", nargs=-1, metavar="[NAME]...")
 @common.driver_option
-@click.option(
-    "--device",
-    "-d",
-    "named",
-    multiple=True,
-    metavar="NAME",
-    help="Show these alone, also ones that are used where named.",
-)
-@click.option("--operations", "listed", is_flag=True, help="List what each device does not take, and why.")
-@click.option("--no-isolation", "bare", is_flag=True, help="Do not start each driver in a process of its own to ask.")
+@click.option("--device", "-d", "named", multiple=True, metavar="NAME", help="The same as NAME.")
+@click.option("--operations", "listed", is_flag=True, help="List the operations that each device rejects, and why.")
+@click.option("--no-isolation", "bare", is_flag=True, help="Start no isolated process to report its isolation.")
+@common.verbose_option
 @common.json_option
-def command(drivers: tuple[str, ...], named: tuple[str, ...], listed: bool, bare: bool, as_json: bool) -> None:
-    """List devices: type, version, level, operations, extensions, stated performance; say why a driver does not load.
+def command(
+    names: tuple[str, ...],
+    drivers: tuple[str, ...],
+    named: tuple[str, ...],
+    listed: bool,
+    bare: bool,
+    verbose: bool,
+    as_json: bool,
+) -> None:
+    """List devices; show the details of one.
 
-    Operations are those that the device takes on the worked example of each record. Isolation is what a process of the
-    driver's own reports: which confinement was applied, and which was not.
+    Ops counts the operations that the device supports, by the example of each operation's definition.
     """
     common.load_drivers(drivers, ())
-    found = discovery.found_of(named) if named else api.devices()
-    confined = {} if bare else confinement([entry.name for entry in found if entry.device is not None])
+    asked = [*names, *named]
+    found = discovery.found_of(asked) if asked else api.devices()
+    if not asked and not as_json:
+        found = _with_engines(found)
+    confined = (
+        {}
+        if bare or (listed and not as_json)
+        else confinement([entry.name for entry in found if entry.device is not None])
+    )
     services = running()
     if as_json:
         documents = [_document(entry, confined.get(entry.name)) for entry in found]
         common.emit([*documents, *({"name": name, "origin": "service", "loads": True} for name in services)])
         return
-    rows = [_row(entry.device) for entry in found if entry.device is not None]
-    columns = [
-        "device",
-        "type",
-        "version",
-        "level",
-        "operations",
-        "float32",
-        "relaxed",
-        "quant8",
-        "quant8 signed",
-        "extensions",
+    if listed:
+        lines = [line for entry in found for line in _rejected(entry)]
+    elif asked:
+        lines = []
+        for entry in found:
+            lines += [*([""] if lines else []), *_details(entry, confined.get(entry.name), verbose=verbose)]
+    else:
+        common.show(_list(found, confined, services), verbose=verbose)
+        lines = []
+    for line in lines:
+        common.console.print(line)
+
+
+def _with_engines(found: Sequence[Found]) -> list[Found]:
+    """The devices, with the installed engines that are not selected automatically before the CPU."""
+    there = {entry.name for entry in found}
+    more = discovery.found_of([name for name in discovery.engines() if name not in there])
+    return [*(entry for entry in found if entry.name != CPU), *more, *(entry for entry in found if entry.name == CPU)]
+
+
+def _list(found: Sequence[Found], confined: Mapping[str, Confined], services: Sequence[str]) -> list[Section]:
+    """A row for each device, with its speed relative to the reference."""
+    chosen = {*discovery.candidates(), *(entry.name for entry in api.devices())}
+    heads = ["Device", "Version", "Type", ">Ops", ">float32", ">int8", "Auto-select", "Isolation"]
+    rows = [
+        _row(entry.device, confined.get(entry.name), auto=entry.name in chosen)
+        for entry in found
+        if entry.device is not None
     ]
-    common.table(columns, rows)
-    common.console.print("\nPerformance: execution time / power stated against the CPU reference, less is better.")
-    for entry in found:
-        for line in () if entry.device is None else _facts(entry, entry.device):
-            common.console.print(line, markup=False)
-    alike: dict[str, list[str]] = {}
-    for name, report in confined.items():
-        alike.setdefault(_isolation(report), []).append(name)
-    for text, names in alike.items():
-        common.console.print(f"\nA process of its own for {', '.join(names)}:\n{text}", markup=False)
-    for line in [] if named else _others(services):
-        common.console.print(line, markup=False)
-    for entry in found:
-        if entry.device is None:
-            common.console.print(f"{entry.name} ({entry.origin}) does not load: {entry.problem}", markup=False)
-        elif listed:
-            for name, verdict in probe(entry.device).items():
-                if not verdict.ok:
-                    common.console.print(f"{entry.name} does not take {name}: {verdict.reason}", markup=False)
+    lines = columns(heads, rows)
+    broken = [cut(f"{entry.name} does not load: {entry.problem}", WIDTH) for entry in found if entry.device is None]
+    known = profile()
+    measured = "" if known is None else f" {time.strftime('%Y-%m-%d', time.localtime(known.made))}"
+    marks = f"(m) measured{measured}, (d) declared" if known is not None else "(d) declared by the driver"
+    legend = [f"Inference time relative to reference, lower is faster; {marks}"]
+    everywhere = {_isolation(each) for each in confined.values()}
+    if everywhere == {"full"}:
+        legend.append(f"Isolation full: {_mechanisms(next(iter(confined.values())))}")
+    failed = [name for entry in found if entry.device is not None for name in [entry.name] if _failures(entry.device)]
+    hint = "Details: nnhal devices NAME [--operations]"
+    hint += "" if known is not None else ". Measure the devices: nnhal calibrate"
+    return [
+        section(lines[:1], lines[1:], "devices"),
+        section([], broken, "drivers that do not load"),
+        fixed(*legend),
+        fixed(*([f"Failed before, and left out there: {', '.join(failed)}"] if failed else [])),
+        section([], [f"Services running: {', '.join(services)}"] if services else [], "services"),
+        fixed(hint),
+    ]
 
 
-def _others(services: Sequence[str]) -> Iterator[str]:
-    """What there is to know beside the devices that are candidates."""
-    if profile() is None:
-        yield f"\n{judgement.HINT}."
-    candidates = discovery.candidates()
-    if others := [name for name in discovery.engines() if name not in candidates]:
-        yield f"\nUsed where they are named: {', '.join(others)} (nnhal devices -d {others[0]})."
-    if services:
-        yield f"services running: {', '.join(services)}"
+def _row(device: Device, report: Confined | None, *, auto: bool) -> list[str]:
+    own, declared, measured = identity_of(device), capabilities_by(device), _measured(device)
+    speeds = []
+    for type, kind in SHOWN:
+        stated = declared.of(type)
+        if kind in measured:
+            speeds.append(f"{measured[kind].exec_time:.2g}x (m)")
+        else:
+            speeds.append("-" if stated is None else f"{stated.exec_time:g}x (d)" if own.name != CPU else "1x")
+    if own.name == CPU:
+        speeds = ["1x"] * len(SHOWN)
+    select = "fallback" if own.name == CPU else "yes" if auto else "by name"
+    isolation = "-" if report is None else _isolation(report)
+    return [own.name, own.version, own.type.name, _supported(device), *speeds, select, isolation]
 
 
-def _row(device: Device) -> list[str]:
-    own, stated = identity_of(device), capabilities_by(device)
-    figures = [stated.of(t) for t in SHOWN]
-    figures.insert(1, stated.of(OperandType.TENSOR_FLOAT32, relaxed=True))
-    cells = ["-" if f is None else f"{f.exec_time:g} / {f.power_usage:g}" for f in figures]
-    extensions = ", ".join(own.extensions) or "none"
+def _supported(device: Device) -> str:
     verdicts = probe(device).values()
-    taken = f"{sum(v.ok for v in verdicts)} of {len(verdicts)}"
-    return [own.name, own.type.name, own.version, str(own.level), taken, *cells, extensions]
+    return f"{sum(v.ok for v in verdicts)}/{len(verdicts)}"
 
 
-def _facts(entry: Found, device: Device) -> Iterator[str]:
-    """What is to be known of a device beside its row."""
+def _isolation(report: Confined) -> str:
+    """`full`, what is missing, or why the driver does not start isolated."""
+    missing = [name for name, how in report.applied.items() if not how.startswith("applied")]
+    return "does not start" if report.problem else f"without {', '.join(missing)}" if missing else "full"
+
+
+def _mechanisms(report: Confined) -> str:
+    """`stdio, no_new_privs, rlimits, Landlock ABI 7, seccomp (114 system calls)`."""
+    texts = {name: how.removeprefix("applied: ") for name, how in report.applied.items()}
+    abi, calls = (
+        re.search(pattern, texts.get(name, ""))
+        for name, pattern in (("landlock", r"ABI \d+"), ("seccomp", r"\d+ system calls"))
+    )
+    details = {"landlock": abi and f"Landlock {abi[0]}", "seccomp": calls and f"seccomp ({calls[0]})"}
+    return ", ".join(details.get(name) or name for name in texts)
+
+
+def _rejected(entry: Found) -> Iterator[str]:
+    """The operations that a device rejects, and why."""
+    verdicts = {} if entry.device is None else probe(entry.device)
+    rejected = {name: verdict.reason for name, verdict in verdicts.items() if not verdict.ok}
+    yield f"{entry.name} rejects {len(rejected)} of {len(verdicts)} operations"
+    yield from columns(["", ""], list(rejected.items()), indent=2, width=LONG)
+
+
+def _details(entry: Found, report: Confined | None, *, verbose: bool) -> Iterator[str]:
+    """What is known of one device."""
+    device = entry.device
+    if device is None:
+        yield from wrapped(f"{entry.name} does not load: {entry.problem}", most=LISTED, indent="  ")
+        return
+    own = identity_of(device)
+    auto = "fallback" if own.name == CPU else "yes" if entry.name in discovery.candidates() else "by name"
+    preferred = layout_of(device)
+    layout = f", preferred layout {preferred.upper()}" if preferred else ""
+    level, rest = hal_version(str(own.level)), f"{_supported(device)} operations{layout}, auto-select: {auto}"
+    yield f"{own.name} {own.version}: {own.type.name}, {level}, {rest}"
+    facts: list[tuple[str, str]] = [("Performance", _performance(device)), *_kernels(entry, device, verbose=verbose)]
+    facts += [("Numeric exceptions", "; ".join(RELAXATIONS.get(each, each) for each in own.relaxations) or "none")]
+    facts += [("Extensions", ", ".join(own.extensions))] if own.extensions else []
+    failed = [_failure(*each) for each in _failures(device)]
+    facts += [("Known failures", text) for text in (failed if verbose else failed[-3:]) or ["none"]]
+    if report is not None:
+        applied = "; ".join(f"{name} {how}" for name, how in report.applied.items())
+        facts.append(
+            ("Isolation", report.problem or (applied if verbose else f"{_isolation(report)}: {_mechanisms(report)}"))
+        )
+    facts.append(("Origin", entry.origin))
+    for name, text in facts:
+        yield from wrapped(f"{name:20}{text}", most=99 if verbose else 3, indent=" " * 20)
+
+
+def _performance(device: Device) -> str:
+    """Declared and measured time and power relative to the reference."""
+    declared = capabilities_by(device)
+    stated = [(type_text(type.name), p) for type, _ in SHOWN if (p := declared.of(type)) is not None]
+    words = [f"{name} {p.exec_time:g}x time, {p.power_usage:g}x power" for name, p in stated]
+    alike = {text.split(" ", 1)[1] for text in words}
+    text = f"declared {alike.pop() if len(alike) == 1 else '; '.join(words)}"
     if measured := _measured(device):
-        figures = ", ".join(f"{kind} {p.exec_time:.2g} / {p.power_usage:.2g}" for kind, p in measured.items())
-        yield f"{entry.name}: measured on this machine: {figures}"
-    for relaxation in identity_of(device).relaxations:
-        yield f"{entry.name}: {RELAXATIONS.get(relaxation, relaxation)}"
-    if layout := layout_of(device):
-        yield f"{entry.name}: is given models in {layout}"
-    yield from _forms(entry, device)
-    for failure, current in _failures(device):
-        operations = f"{len(failure.operations)} operations" if len(failure.operations) > 1 else "an operation"
-        same = "until its version changes" if current else "with the same driver options, version and processor"
-        again = f"not asked for them again {same}, or nnhal calibrate --forget"
-        yield f"{device.name}: failed in {failure.phase} of {operations} that it had taken: {failure.why}; {again}"
+        text += "; measured time " + ", ".join(f"{kind} {p.exec_time:.2g}x" for kind, p in measured.items())
+    return f"{text} (relative to reference)"
 
 
 def _failures(device: Device) -> list[tuple[KeptFailure, bool]]:
@@ -140,34 +218,38 @@ def _measured(device: Device) -> dict[str, Performance]:
     return known.devices[device.name].against(known.devices[discovery.CPU])
 
 
-def _forms(entry: Found, device: Device) -> Iterator[str]:
-    """Which forms of operations run, as far as there is a choice, and why no faster ones."""
+def _failure(failure: KeptFailure, current: bool) -> str:
+    operations = f"{len(failure.operations)} operations" if len(failure.operations) > 1 else "an operation"
+    until = "until a new version" if current else "with those driver options, version and CPU"
+    again = f"excluded {until}, or nnhal calibrate --forget"
+    return f"{failure.phase} of {operations}: {failure.why}; {again}"
+
+
+def _kernels(entry: Found, device: Device, *, verbose: bool) -> Iterator[tuple[str, str]]:
+    """Which kernel variants run, where there is a choice, and why no faster ones."""
     running: dict[str, list[str]] = defaultdict(list)
-    unproved = 0
+    unverified, why = 0, Counter[str]()
     for choice in _choices(device):
         if choice.found is None:
-            unproved += 1
+            unverified += 1
         elif choice.found.why:
-            yield f"{device.name}: {choice.found.why}"
+            why[choice.found.why] += 1
         else:
-            running[choice.form or ""].append(f"{choice.operation} of {type_name(choice.type).removeprefix('TENSOR_')}")
+            running[choice.form or ""].append(f"{choice.operation} {type_text(type_name(choice.type))}")
     for form, operations in running.items():
-        how = f"run in {form}" if form else f"{len(operations)} with one form"
-        told = f": {', '.join(operations)}" if form else ""
-        yield f"{device.name}: {how}, proved on this processor{told}"
-    if unproved:
-        what = entry.origin if is_path(entry.origin) else device.name
-        exact = f"{unproved} operations run in their exact form"
-        yield f"{device.name}: {exact}, not proved yet on this processor: nnhal prove {what}"
+        listing = f": {', '.join(operations)}" if verbose else " (list: --verbose)"
+        name = form or "one variant"
+        yield "Kernel variants", f"{name}: {len(operations)} operation/type pairs verified on this CPU{listing}"
+    for text, count in why.items():
+        yield "Kernel variants", text if count == 1 else f"{text} (and {count - 1} more)"
+    if unverified:
+        faster = f"`nnhal verify {entry.origin if is_path(entry.origin) else device.name}` verifies fast ones"
+        yield "Kernel variants", f"{unverified} operation/type pairs run in their reference kernel; {faster}"
 
 
 def _choices(device: Device) -> list[FormChoice]:
     """Where it knows several forms, or something was found."""
     return [choice for choice in choices_of(device) if len(choice.known) > 1 or choice.found is not None]
-
-
-def _isolation(report: Confined) -> str:
-    return report.problem or "\n".join(f"  {what:12} {how}" for what, how in report.applied.items())
 
 
 def _document(entry: Found, report: Confined | None) -> dict[str, Any]:

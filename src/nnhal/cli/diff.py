@@ -1,12 +1,12 @@
 """`nnhal diff`: compares two devices on every intermediate of a model, each operation alone and all of them added up."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import click
 
 from nnhal.base.brief import counted
+from nnhal.base.columns import WIDTH, Section, columns, cut, fixed, section, wrapped
 from nnhal.base.errors import InvalidArgument, UnsupportedModel
 from nnhal.base.operands import quantised
 from nnhal.base.records import as_dict
@@ -21,8 +21,10 @@ from nnhal.bench.compare import (
     intermediates,
 )
 from nnhal.cli import common
+from nnhal.cli.command import command as nnhal_command
 from nnhal.cli.inputs import read_inputs
 from nnhal.cli.main import ANSWER_NO
+from nnhal.cli.model_text import type_text
 from nnhal.cli.pictures import InputOptions
 from nnhal.hal.claims import verdicts_by
 from nnhal.hal.device import EXACT, NUMERICS, Device, can_be_exact, wants_exact
@@ -33,7 +35,18 @@ from nnhal.runtime.isolation import at_level
 
 ROWS = 12
 LEANS = 20  # elements that differ, from which on their side tells something
-NAME = 48  # characters of an operand's name
+NAME, OPERAND = 48, 28  # characters of the name of an output, of an operand
+
+
+class Tolerance(NamedTuple):
+    """As of `Difference.within`."""
+
+    rtol: float
+    lsb: float
+    atol: float
+
+    def __str__(self) -> str:
+        return f"rtol {self.rtol:g}, atol {self.atol:g}, {self.lsb:g} LSB"
 
 
 class Pair(NamedTuple):
@@ -56,30 +69,57 @@ class Findings(NamedTuple):
     left: Mapping[int, str]
 
 
-@click.command("diff")
+@nnhal_command("diff", formerly={"--tolerance": "--rtol", "--steps": "--lsb"})
 @common.model_options
-@click.option("--device", "-d", "device", required=True, help="The device under test.")
-@click.option("--against", default=discovery.CPU, show_default=True, help="The device that is right.")
+@click.option("--device", "-d", "device", required=True, help="Device under test.")
+@click.option("--against", default=discovery.CPU, show_default=True, help="Device to compare with.")
 @common.driver_option
 @common.option_option
 @common.numerics_option
 @common.isolate_option
-@click.option("--input", "-i", "files", multiple=True, help="[NAME=]FILE as for `nnhal run`. Default: random.")
-@click.option("--seed", default=0, help="Seed of random inputs.")
 @click.option(
-    "--samples", type=click.IntRange(1), default=1, show_default=True, help="Inputs that the outputs are compared for."
+    "--input",
+    "-i",
+    "files",
+    multiple=True,
+    metavar="[NAME=]FILE",
+    help="Read an input, as `nnhal run` does (default: random).",
+)
+@click.option("--seed", default=0, show_default=True, help="Seed of random inputs.")
+@click.option(
+    "--samples", type=click.IntRange(1), default=1, show_default=True, help="Inputs to compare the model's outputs for."
 )
 @click.option(
-    "--tolerance", default=FLOAT_TOLERANCE, show_default=True, help="Floats: relative to the greatest magnitude."
+    "--rtol",
+    "rtol",
+    type=click.FloatRange(0),
+    default=FLOAT_TOLERANCE,
+    show_default=True,
+    help="Tolerance of floats, relative to the greatest magnitude of the tensor.",
 )
-@click.option("--steps", default=1.0, show_default=True, help="Quantised and integer types: steps.")
+@click.option(
+    "--atol",
+    type=click.FloatRange(0),
+    default=0.0,
+    show_default=True,
+    help="Absolute tolerance of floats, added to it.",
+)
+@click.option(
+    "--lsb",
+    "lsb",
+    type=click.FloatRange(0),
+    default=1.0,
+    show_default=True,
+    help="Tolerance of quantised and integer types, in quantisation steps.",
+)
+@common.verbose_option
 @common.json_option
 def command(model: str, device: str, against: str, files: Sequence[str], **options: Any) -> int:
-    """Run MODEL on --device and on --against and compare every intermediate, in two ways.
+    """Compare two devices on every operation of a model.
 
-    Alone: each operation by itself, fed with --against's intermediates; exit code 1 where one is out of tolerance. Added
-    up: the whole model on either; correct engines drift apart, so this is shown and decides nothing. Operations that
-    --device does not take are left out and listed; the others are compared alone then.
+    Each operation runs alone on --device, with the intermediates of --against as its inputs; the exit code is 1 if one is
+    out of tolerance. The whole model runs on both too. Correct engines drift apart there, so that decides nothing.
+    Operations that --device rejects are not compared.
     """
     common.load_drivers(options["drivers"], ())
     graph = common.open_model(model, options)
@@ -93,7 +133,7 @@ def command(model: str, device: str, against: str, files: Sequence[str], **optio
     if lacking or len(left) == len(graph.main.operations):
         name, refused = (against, lacking) if lacking else (device, left)
         listing = "; ".join(f"#{n}: {why}" for n, why in list(refused.items())[:ROWS])
-        raise UnsupportedModel(f"device {name} does not take {counted(len(refused), 'operation')}: {listing}")
+        raise UnsupportedModel(f"device {name} rejects {counted(len(refused), 'operation')}: {listing}")
     specs = [spec_of(graph, i) for i in graph.main.inputs]
     read = read_inputs(specs, files, options["seed"], InputOptions(), graph.metadata)
     inputs = [s.form.inside(g.array, f"input {s.name}") for s, g in zip(specs, read, strict=True)]
@@ -113,7 +153,7 @@ def command(model: str, device: str, against: str, files: Sequence[str], **optio
             alone.append(entry)
             bar.update(task, completed=len(graph.main.operations) + entry.operation + 1)
     found = [Pair(entry, whole.get(entry.operand)) for entry in alone]
-    tolerance = options["tolerance"], options["steps"]
+    tolerance = Tolerance(options["rtol"], options["lsb"], options["atol"])
     findings = Findings(
         found,
         [pair for pair in found if not pair.alone.within(*tolerance)],
@@ -124,7 +164,7 @@ def command(model: str, device: str, against: str, files: Sequence[str], **optio
     if options["as_json"]:
         _json(graph, findings)
     else:
-        _print(graph, findings, device, against)
+        _print(graph, findings, tolerance, device, against, verbose=options["verbose"])
     return ANSWER_NO if findings.bad else 0
 
 
@@ -155,7 +195,7 @@ def _label(graph: Model, n: int) -> str:
 
 def _json(graph: Model, findings: Findings) -> None:
     rows = [
-        as_dict(alone)
+        {name: value for name, value in as_dict(alone).items() if name != "magnitude"}
         | {"type": alone.type.name}
         | {"added_up": {"worst": whole.worst, "differing": whole.differing} if whole else None}
         for alone, whole in findings.found
@@ -175,61 +215,79 @@ def _json(graph: Model, findings: Findings) -> None:
     )
 
 
-def _print(graph: Model, findings: Findings, device: str, against: str) -> None:
-    worst = sorted(findings.found, key=lambda pair: (-pair.alone.worst, -pair.whole.worst if pair.whole else 0))[:ROWS]
+def _print(graph: Model, findings: Findings, tolerance: Tolerance, device: str, against: str, *, verbose: bool) -> None:
+    count = len(findings.found)
+    if findings.bad:
+        first, operations = findings.bad[0].alone, len({pair.alone.operation for pair in findings.bad})
+        where = f"first in {first.label} (%{first.operand} {first.name[-NAME:]}): max error {first.worst:.3g}"
+        answer = f"FAILED: {device} differs from {against} in {counted(operations, 'operation')}, {where}"
+    else:
+        answer = f"PASSED: {device} agrees with {against} on {count} of {count} intermediates ({tolerance})"
+    left = [f"  {_label(graph, n)}: {why}" for n, why in findings.left.items()]
+    heads = f"Not compared: {counted(len(left), 'operation')} that {device} rejects, and the whole model"
+    parts = [
+        fixed(*wrapped(answer, most=3, indent="  "), *_drifted(findings)),
+        _operations(findings),
+        _outputs(findings.outputs),
+        section([heads], left if verbose else [cut(line, WIDTH) for line in left], "operations"),
+        fixed("Max error: in LSB of quantised types, else relative to the greatest magnitude of the tensor"),
+    ]
+    common.show(parts, verbose=verbose)
+    _warn(findings.outputs, device, against)
+
+
+def _drifted(findings: Findings) -> list[str]:
+    """Where the errors of the whole model begin to be out of tolerance."""
+    if not findings.drifted:
+        return []
+    drift = findings.drifted[0]
+    where = f"{drift.label} (%{drift.operand} {drift.name[-NAME:]})"
+    return [cut(f"  In the whole model, errors accumulate beyond the tolerance from {where} on", WIDTH)]
+
+
+def _operations(findings: Findings) -> Section:
+    """A row for each operand, the worst first."""
+    worst = sorted(findings.found, key=lambda pair: (-pair.alone.worst, -pair.whole.worst if pair.whole else 0))
     rows = [
         [
             e.label,
-            f"%{e.operand} {e.name[-NAME:]}",
-            e.type.name,
+            cut(f"%{e.operand} {e.name[-OPERAND:]}".rstrip(), OPERAND),
+            type_text(e.type.name),
             f"{e.worst:.3g}",
-            f"{e.differing} of {e.size}",
-            f"{whole.worst:.3g}" if whole else "",
+            f"{e.differing}/{e.size}",
+            f"{whole.worst:.3g}" if whole else "-",
         ]
         for e, whole in worst
     ]
-    common.table(["operation", "operand", "type", ">alone", ">elements that differ", ">added up"], rows)
-    say = partial(common.console.print, markup=False)
-    say("alone, added up: steps for quantised types, else relative to the greatest magnitude")
-    _print_outputs(findings.outputs, device, against)
-    if findings.bad:
-        first, count = findings.bad[0].alone, counted(len({pair.alone.operation for pair in findings.bad}), "operation")
-        say(f"{device} differs from {against} in {count}, first in {first.label} (%{first.operand} {first.name})")
-    else:
-        say(f"{device} agrees with {against} on each of {len(findings.found)} intermediates, its operation alone")
-    if findings.drifted:
-        drift = findings.drifted[0]
-        say(f"differences add up beyond the tolerance from {drift.label} on (%{drift.operand} {drift.name})")
-    for n, why in findings.left.items():
-        say(f"left out: {_label(graph, n)}, which {device} does not take: {why}")
-    if findings.left:
-        say("so the whole model was not compared, only each operation alone")
+    lines = columns(["Operation", "operand", "type", ">max error", ">differing", ">in the whole model"], rows)
+    return section(lines[:1], lines[1:], "operands, none worse")
 
 
-def _print_outputs(outputs: Sequence[Drift], device: str, against: str) -> None:
-    """How far the outputs of the whole model are off, and a warning where that changes what they say."""
-    if not outputs:
-        return
+def _outputs(outputs: Sequence[Drift]) -> Section:
+    """How far the outputs of the whole model are off."""
     rows = [
         [
-            each.name[-NAME:],
-            each.type.name,
-            f"{each.differing} of {each.size}",
+            cut(each.name[-NAME:], NAME),
+            type_text(each.type.name),
             f"{each.worst:.3g}",
+            f"{each.differing}/{each.size}",
             f"{each.lean:+.2g}" if each.differing else "",
-            f"{each.changed} of {each.rows}" if each.rows else "",
+            f"{each.changed}/{each.rows}" if each.rows else "",
         ]
-        for each in outputs[:ROWS]
+        for each in outputs
     ]
-    heads = ["output", "type", ">elements that differ", ">worst", ">mean of those", ">greatest that change"]
-    common.table(heads, rows, title="outputs of the whole model")
+    heads = ["Output of the whole model", "type", ">max error", ">differing", ">mean error", ">top-1 changed"]
+    lines = columns(heads, rows)
+    return section(lines[:1], lines[1:], "outputs")
+
+
+def _warn(outputs: Sequence[Drift], device: str, against: str) -> None:
+    """Warn where the errors of outputs change what these mean."""
     for each in outputs:
         if each.changed:
-            what = f"in {each.changed} of {each.rows} rows another element is the greatest"
-            common.status.print(
-                f"warning: {each.name} of {device} and of {against}: {what}", markup=False, soft_wrap=True
-            )
+            what = f"another element is the greatest in {each.changed} of {each.rows} rows"
+            common.warn(f"output {each.name} of {device} and of {against}: {what}")
         elif quantised(each.type) and each.differing >= LEANS and abs(each.lean) > 0.9 * each.worst:
             side = "above" if each.lean > 0 else "below"
-            what = f"the {each.differing} elements that differ are nearly all {side}: {device} rounds to one side"
-            common.status.print(f"warning: {each.name}: {what}", markup=False, soft_wrap=True)
+            what = f"nearly all of the {each.differing} differing elements are {side}: {device} rounds to one side"
+            common.warn(f"output {each.name}: {what}")

@@ -9,14 +9,14 @@ from importlib import util
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import click
-
 from nnhal import api
+from nnhal.base.columns import WIDTH, columns, cut, fixed, section
 from nnhal.base.cores import usable_cores
 from nnhal.base.errors import NnhalError
 from nnhal.base.memory import Memory
 from nnhal.base.records import Record, as_dict
 from nnhal.cli import common
+from nnhal.cli.command import command as nnhal_command
 
 FEATURES = "sse4_1 avx avx2 fma f16c avx512f avx512_vnni avx_vnni amx_int8 asimd asimddp i8mm sve"
 PACKAGES = {
@@ -37,6 +37,7 @@ EXTENSIONS = {  # a C compiler and `pip install --force-reinstall --no-deps`, or
 SYS_LANDLOCK_CREATE_RULESET, LANDLOCK_VERSION_FLAG = 444, 1
 SYS_FUTEX_WAITV = 449
 ENOSYS = 38
+NAME, DETAIL, LONG = 40, 32, 1 << 20  # columns
 
 
 class Finding(Record, frozen=True):
@@ -48,16 +49,28 @@ class Finding(Record, frozen=True):
     needed_for: str
 
 
-@click.command("doctor")
+@nnhal_command("doctor")
+@common.verbose_option
 @common.json_option
-def command(as_json: bool) -> None:
-    """Show what this machine offers: engines, processor, kernel; and what is missing for what."""
+def command(*, as_json: bool, verbose: bool) -> None:
+    """Check this machine: engines, CPU, kernel."""
     findings = list(examine())
     if as_json:
         common.emit([as_dict(f) for f in findings])
         return
-    rows = [["yes" if f.there else "NO", f.what, f.detail, "" if f.there else f.needed_for] for f in findings]
-    common.table(["", "what", "found", "missing for"], rows)
+    missing = [f for f in findings if not f.there]
+    there = [f for f in findings if f.there]
+    count = f"{len(missing)} of {len(findings)} checks found something missing"
+    answer = count if missing else f"all {len(findings)} checks passed"
+    lacks = [[cut(f.what, NAME), cut(f.detail, DETAIL), f.needed_for] for f in missing]
+    table = columns(["Missing", "found", "needed for"], lacks, width=WIDTH if not verbose else LONG)
+    found = columns(["Found", ""], [[f.what, f.detail] for f in there], width=WIDTH if not verbose else LONG)
+    parts = [
+        fixed(answer),
+        section(table[:1], table[1:], "checks"),
+        section(found[:1], found[1:], "checks that passed"),
+    ]
+    common.show(parts, verbose=verbose)
 
 
 def examine() -> Iterator[Finding]:

@@ -13,15 +13,27 @@ from nnhal.cli.arrays import ArrayFile, archive, array_file, ordinary, reading, 
 from nnhal.cli.pictures import PICTURES, InputOptions, picture
 from nnhal.cli.sounds import OTHER_SOUNDS, SOUNDS, sound
 from nnhal.model.metadata import Metadata, TensorMetadata
+from nnhal.model.outline import ShownTensor
 from nnhal.ops.schema import agree, show
 from nnhal.runtime.arguments import Spec
 
 
 class Given(Record, frozen=True):
-    """An input's array and a sentence on where it came from."""
+    """An input's array and where it came from: a file, and what was done to it."""
 
     array: Array
-    origin: str
+    file: str
+    how: str = ""
+
+    @property
+    def origin(self) -> str:
+        """The whole path of the file, and what was done."""
+        return ", ".join(filter(None, (self.file, self.how)))
+
+    @property
+    def short(self) -> str:
+        """The same with the name of the file alone."""
+        return ": ".join(filter(None, (Path(self.file).name, self.how)))
 
 
 def read_inputs(
@@ -42,7 +54,7 @@ def read_inputs(
     return given
 
 
-def said_of(specs: Sequence[Spec], said: Sequence[TensorMetadata]) -> list[TensorMetadata]:
+def said_of(specs: Sequence["Spec | ShownTensor"], said: Sequence[TensorMetadata]) -> list[TensorMetadata]:
     """What metadata says of each input or output: by name, else by place where there are as many."""
     by_name = {each.name: each for each in said}
     by_place = list(said) if len(said) == len(specs) else [TensorMetadata()] * len(specs)
@@ -88,10 +100,10 @@ def _read(spec: Spec, path: Path, options: InputOptions, said: TensorMetadata) -
     kind = path.suffix.lower()
     if kind in PICTURES:
         array, how = picture(spec, _shape(spec), path, options, said)
-        return Given(array, f"{path}, {how}")
+        return Given(array, str(path), how)
     if kind in SOUNDS:
         array, how = sound(spec, path, options.rate)
-        return Given(array, f"{path}, {how}")
+        return Given(array, str(path), how)
     if kind in OTHER_SOUNDS:
         raise InvalidRequest(f"input {path}: is {kind}, must be .wav: `ffmpeg -i {path.name} -c:a pcm_s16le out.wav`")
     if path.suffix == ".npy":
@@ -103,7 +115,7 @@ def _read(spec: Spec, path: Path, options: InputOptions, said: TensorMetadata) -
         if there != size:
             raise InvalidRequest(f"input {path} has {there} bytes, must have {size} for {spec}")
         data = file.read(size)
-    return Given(np.frombuffer(data, spec.dtype).reshape(shape), f"{path}, raw bytes")
+    return Given(np.frombuffer(data, spec.dtype).reshape(shape), str(path), "raw bytes")
 
 
 def _fit(spec: Spec, file: ArrayFile) -> Array:

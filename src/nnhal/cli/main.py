@@ -1,38 +1,64 @@
 """The command `nnhal`: one file a verb, imported when it is called.
 
-Exit codes: 0 done; 1 done, and the answer is no (a difference, a failed vector); 2 wrong usage; 3 a model, file or input
-that is not valid or not supported; 4 a device or an execution failed; 130 interrupted.
+Exit codes: 0 success; 1 a check failed (a difference, a failed vector); 2 wrong usage; 3 a model, file or input is not valid
+or not supported; 4 a device or an execution failed; 130 interrupted.
 """
 
 import gc
+import logging
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 
 import click
 
 from nnhal.base.errors import NnhalError
 from nnhal.base.names import meant, printable
+from nnhal.base.stacks import in_short
 from nnhal.cli import INTERRUPTED
+from nnhal.cli.command import show_error
 from nnhal.serve import report
 
 VERBS = {
-    "run": "Run a model on inputs and show what comes out.",
-    "devices": "List every device and what it states; say why a driver does not load.",
-    "doctor": "Show what this machine offers, and what is missing for what.",
-    "show": "Show a model as text, DOT or SVG, and where its operations would run.",
-    "diff": "Run a model on two devices and name the first operation that differs.",
-    "bench": "Measure latency, alone or against a peer engine in the same run.",
-    "serve": "Serve a driver to other processes, or write a systemd unit that does.",
-    "conformance": "Run published test vectors on a device.",
-    "validate": "Check what a driver promises, operation by operation.",
-    "prove": "Find out which forms of operations are right on this processor, and remember it.",
-    "calibrate": "Measure what devices take on this machine, for measured placement.",
-    "cache": "List kept compilations, check them, and take them out.",
-    "trace": "Show where the time in a trace went.",
-    "models": "List the real models that packages ship, and fetch them.",
+    "Models": {
+        "run": "Run a model and show its outputs.",
+        "show": "Show a model and where it would run.",
+        "bench": "Measure latency and throughput.",
+        "diff": "Compare two devices operation by operation.",
+        "models": "List and fetch models.",
+    },
+    "Devices": {
+        "devices": "List devices and their speed.",
+        "doctor": "Check engines, CPU and kernel.",
+        "calibrate": "Measure devices for placement.",
+        "verify": "Verify fast kernels on this CPU.",
+    },
+    "Drivers": {
+        "validate": "Check a driver against its contract.",
+        "conformance": "Run test vectors on a device.",
+        "serve": "Share a driver between processes.",
+    },
+    "Data": {
+        "cache": "List and delete cached compilations.",
+        "trace": "Show where time went in a trace.",
+    },
 }
+EXAMPLES = {
+    "Models": "nnhal run mobilenet_v1 --input photo.jpg",
+    "Devices": "nnhal devices",
+    "Drivers": "nnhal validate my_driver.py",
+    "Data": "nnhal cache list",
+}
+NAMES = [name for verbs in VERBS.values() for name in verbs]
+FORMERLY = {"prove": "verify"}
+MODULES = {"verify": "prove"}  # of verbs that are named otherwise
 ANSWER_NO = 1
+DRIVER, FATAL = (
+    "nnhal.driver.",
+    "Fatal Python error",
+)  # loggers of drivers' processes; the first line of a crash's stack
 
 
 class Verbs(click.Group):
@@ -40,53 +66,103 @@ class Verbs(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All verbs."""
-        return list(VERBS)
+        return list(NAMES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of a verb, imported now."""
-        if cmd_name not in VERBS:
+        if cmd_name in FORMERLY:
+            now = FORMERLY[cmd_name]
+            click.echo(f"warning: nnhal {cmd_name} is now nnhal {now}; the next release has no {cmd_name}", err=True)
+            cmd_name = now
+        if cmd_name not in NAMES:
             return None
-        module = import_module(f"nnhal.cli.{cmd_name}")
+        module = import_module(f"nnhal.cli.{MODULES.get(cmd_name, cmd_name)}")
         command: click.Command = module.command
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The verb; a name that is none may be like one."""
+        """The verb; the error names those that are like it."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            like = meant(args[0], VERBS) or f", must be one of {', '.join(VERBS)}"
+            like = meant(args[0], NAMES) or f", must be one of {', '.join(NAMES)}"
             raise click.UsageError(error.message.rstrip(".") + like, ctx) from None
 
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """How to call a command."""
+        formatter.write_usage(ctx.command_path, "<command> [options]")
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The verbs with their one-line help, without importing any."""
-        with formatter.section("Verbs"):
-            formatter.write_dl(list(VERBS.items()))
+        """The verbs by groups, with their help and an example, without importing any."""
+        width = max(map(len, NAMES))
+        for group, verbs in VERBS.items():
+            with formatter.section(group):
+                rows = [(name.ljust(width), what) for name, what in verbs.items()]
+                formatter.write_dl([*rows, ("", f"$ {EXAMPLES[group]}")])
 
 
-@click.command(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="nnhal")
 def cli() -> None:
-    """Neural networks on Linux through the NNAPI: models, devices, placement.
+    """Run neural networks on Linux through the NNAPI.
 
-    Exit codes: 0 done, 1 the answer is no, 2 wrong usage, 3 not valid or not supported, 4 failed, 130 interrupted.
+    Exit codes: 0 success, 1 check failed, 2 wrong usage, 3 invalid or unsupported input, 4 device or execution failed,
+    130 interrupted. `nnhal <command> --help` lists the options of a command.
     """
+
+
+class Warnings(logging.Handler):
+    """Prints what nnhal and its drivers log as warnings. The stack of a crash is left to the error that reports it."""
+
+    def __init__(self, *, verbose: bool) -> None:
+        super().__init__(logging.WARNING)
+        self._verbose, self._dumping = verbose, set[str]()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a line, unless it is of the stack of a crash."""
+        text, driver = record.getMessage(), record.name.startswith(DRIVER)
+        if driver and not self._verbose:
+            if text.startswith(FATAL):
+                self._dumping.add(record.name)
+            if record.name in self._dumping:
+                return
+        name = f"{record.name.removeprefix(DRIVER)}: " if driver else ""
+        click.echo(f"warning: {name}{printable(text)}", err=True)
+
+
+@contextmanager
+def _warnings(*, verbose: bool) -> Iterator[None]:
+    """Warnings are lines on stderr, if no other handler has them."""
+    log, handler = logging.getLogger("nnhal"), Warnings(verbose=verbose)
+    handled = log.hasHandlers()
+    if not handled:
+        log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command that the arguments are, and exit."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    warnings.showwarning = lambda message, *_: click.echo(f"nnhal: warning: {printable(str(message))}", err=True)
+    warnings.showwarning = lambda message, *_: click.echo(f"warning: {printable(in_short(str(message))[0])}", err=True)
+    verbose = any(word in ("--verbose", "-v") for word in arguments)
+    with _warnings(verbose=verbose):
+        _run(arguments, verbose=verbose)
+
+
+def _run(arguments: list[str], *, verbose: bool) -> None:
     try:
         code = cli.main(arguments, prog_name="nnhal", standalone_mode=False)
     except click.exceptions.Abort:
-        click.echo("nnhal: interrupted", err=True)
+        click.echo("error: interrupted", err=True)
         gc.freeze()  # the end does not look through what there is
         sys.exit(INTERRUPTED)
     except click.ClickException as error:
-        error.show()
+        show_error(error)
         sys.exit(error.exit_code)
     except NnhalError as error:
         sys.exit(
@@ -94,6 +170,7 @@ def main(arguments: list[str] | None = None) -> None:
                 error,
                 as_json="--json" in arguments,
                 author=any(a.startswith(("--driver", "--extension")) for a in arguments),
+                verbose=verbose,
             )
         )
     except BrokenPipeError:

@@ -1,6 +1,6 @@
 """What a model's file says about itself, for people and for programs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from nnhal.base.brief import counted
@@ -12,19 +12,17 @@ from nnhal.model.metadata import AssociatedFile, Metadata, TensorMetadata
 LABELS = 3  # shown of more
 
 
-def metadata_lines(said: Metadata) -> Iterator[str]:
-    """What is said of the model, of each input and output, and the files that come with it."""
+def said_of_model(said: Metadata) -> str:
+    """What a file says of the model: its name, version, author, description, and the files that come with it."""
     who = ", ".join(filter(None, (said.name, said.version, said.author, said.licence)))
     about = ": ".join(filter(None, (who, said.description.rstrip("."))))
-    if about:
-        yield f"says     {short(about)}"
-    for word, tensors in (("input", said.inputs), ("output", said.outputs)):
-        for n, tensor in enumerate(tensors):
-            facts = "; ".join(map(short, _tensor(said, tensor)))
-            if facts:
-                yield f"         {word} {short(tensor.name) or f'#{n}'}: {facts}"
-    if said.files:
-        yield f"         comes with {', '.join(map(_file, said.files))}"
+    files = f"comes with {', '.join(map(_file, said.files))}" if said.files else ""
+    return "; ".join(filter(None, (short(about), files)))
+
+
+def metadata_facts(said: Metadata, tensors: Sequence[TensorMetadata]) -> list[str]:
+    """What a file says of each of these inputs or outputs."""
+    return ["; ".join(map(short, _tensor(said, tensor))) for tensor in tensors]
 
 
 def _tensor(said: Metadata, tensor: TensorMetadata) -> Iterator[str]:

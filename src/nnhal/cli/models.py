@@ -7,15 +7,19 @@ import click
 
 from nnhal import zoo
 from nnhal.cli import common
+from nnhal.cli.command import command as nnhal_command
 from nnhal.zoo import maker
 
 
-@click.command("models")
+@nnhal_command("models")
 @click.argument("names", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="Fetch all of them.")
+@click.option("--all", "everything", is_flag=True, help="Fetch all models.")
 @common.json_option
 def command(names: Sequence[str], everything: bool, as_json: bool) -> None:
-    """List the models of the zoo; with NAMES (or --all) fetch or make them and print their paths."""
+    """List the models of the zoo, or fetch some.
+
+    With NAMES (or --all) it fetches or makes these models and prints their paths.
+    """
     wanted = [*zoo.names(), *zoo.onnx_names(), *maker.names()] if everything else list(names)
     if wanted:
         paths = {name: str(common.resolve(name)) for name in wanted}

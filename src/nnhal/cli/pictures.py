@@ -104,8 +104,8 @@ def picture(
     pixels = np.broadcast_to(pixels, (layout.height, layout.width, layout.channels))
     array, values = stored(spec, pixels, options, said)
     array = np.ascontiguousarray(array.transpose(2, 0, 1) if layout.first else array).reshape(shape)
-    how = "fitted" if options.fit else "stretched"
-    return array, f"{size[0]}x{size[1]} {how} to {layout.width}x{layout.height}, {values}"
+    how = "letterboxed" if options.fit else "resized"
+    return array, f"{how} {size[0]}x{size[1]} -> {layout.width}x{layout.height}, {values}"
 
 
 def deep(path: Path, file: Any, kind: str | None) -> Any:
@@ -133,10 +133,10 @@ def stored(spec: Spec, pixels: Array, options: InputOptions, said: TensorMetadat
     wanted = options.low is not None or options.mean or options.std
     if options.raw or (not wanted and plain):
         steps = (np.round(pixels) - (128 if spec.dtype == np.int8 else 0)).astype(spec.dtype)
-        return steps, f"stored as they are, {steps.min():g} to {steps.max():g}"
+        return steps, f"stored unchanged, {steps.min():g} to {steps.max():g}"
     if not wanted and len(mean) in (1, pixels.shape[-1]):
         real = (pixels - np.array(mean, np.float32)) / np.array(std, np.float32)
-        values = f"{_listed(mean)} taken off and divided by {_listed(std)}, as its metadata says"
+        values = f"{_normalised(mean, std)} (metadata)"
     else:
         low, high = options.low, options.high
         if low is None or high is None:
@@ -149,7 +149,7 @@ def stored(spec: Spec, pixels: Array, options: InputOptions, said: TensorMetadat
                     must = f"must have 1 or {pixels.shape[-1]}, one for each channel"
                     raise InvalidRequest(f"--{name} has {len(numbers)} numbers, {must}")
             real = (real - np.array(mean, np.float32)) / np.array(std, np.float32)
-            values += f", {_listed(mean)} taken off and divided by {_listed(std)}"
+            values += f", {_normalised(mean, std)}"
     value = Value(spec.type, pixels.shape, spec.scale, spec.zero_point)
     return encode(value, real.astype(np.float32)).astype(spec.dtype, copy=False), values
 
@@ -160,6 +160,10 @@ def reach(spec: Spec) -> tuple[float, float]:
         return 0.0, 1.0
     limits = np.iinfo(spec.dtype)
     return (limits.min - spec.zero_point) * spec.scale, (limits.max - spec.zero_point) * spec.scale
+
+
+def _normalised(mean: Sequence[float], std: Sequence[float]) -> str:
+    return f"(x - {_listed(mean)}) / {_listed(std)}"
 
 
 def _listed(numbers: Sequence[float]) -> str:

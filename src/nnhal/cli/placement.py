@@ -1,42 +1,30 @@
-"""Placement for people: neighbours with the same device and reasons in one line."""
+"""A placement in the output of commands."""
 
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Sequence
 
-from nnhal.runtime.partition import Choice
+from nnhal.base.columns import Section, section
+from nnhal.runtime import placement_text as words
 from nnhal.runtime.placement import Placement
 
 
-def placement_lines(placement: Placement) -> Iterator[str]:
-    """Lines that say for every operation where it runs and why, and why not elsewhere."""
-    group: list[Choice] = []
-    for choice in [*placement.choices, None]:
-        if group and (choice is None or _why(choice) != _why(group[0])):
-            yield from _lines(group)
-            group = []
-        if choice is not None:
-            group.append(choice)
-    for branch in placement.inside:
-        yield f"       {branch.name} of #{branch.operation}:"
-        yield from (f"  {line}" for line in placement_lines(branch.placement))
-    plural = "" if len(placement.steps) == 1 else "s"
-    yield f"       {len(placement.steps)} step{plural}, {placement.transfers} tensors cross between devices"
-    yield from (f"       {line}" for line in placement.forecast_lines())
-    yield from (f"       {layout}" for layout in placement.layouts)
-    yield from (f"       {event}" for event in placement.events)
-    yield from (f"       {step}" for step in placement.live)
+def placement_sections(placement: Placement, took: Sequence[float] | None = None, *, verbose: bool) -> list[Section]:
+    """The partitions of a model that ran, and notes. took: seconds of each partition."""
+    title = f"Placement: {words.counted_partitions(placement)}{words.basis(placement)}"
+    notes = list(words.partition_notes(placement, layouts=verbose))
+    found = [words.partition_section(placement, took, title=[title])]
+    return [*found, section([], notes, "notes")] if notes else found
 
 
-def _why(choice: Choice) -> tuple[str, str, tuple[int, ...], tuple[tuple[str, str], ...]]:
-    return choice.device, choice.reason, choice.together, tuple(choice.others.items())
+def why_section(placement: Placement, wanted: Sequence[int]) -> list[str]:
+    """Where each of these operations runs, and why not elsewhere."""
+    return [line for n in wanted for line in words.why_lines(placement, placement.choices[n])]
 
 
-def _lines(group: list[Choice]) -> Iterator[str]:
-    first, last = group[0], group[-1]
-    span = f"#{first.operation}" if first is last else f"#{first.operation} to #{last.operation}"
-    kinds = Counter(choice.label.split(" #")[0] for choice in group)
-    what = ", ".join(f"{n} {kind}" if n > 1 else kind for kind, n in kinds.most_common())
-    where = f"on {first.device}" if first.device else "nowhere"
-    yield f"where  {span} {where}: {first.reason} ({what})"
-    for device, why in first.others.items():
-        yield f"       not {device}: {why}"
+def chosen_operations(placement: Placement, text: str) -> list[int]:
+    """The operations that `--why` asks for: `all`, `#30`, or a part of an operation's name; none where nothing fits."""
+    number = text.removeprefix("#")
+    if text == "all":
+        return [choice.operation for choice in placement.choices]
+    if number.isdecimal():
+        return [int(number)] if int(number) < len(placement.choices) else []
+    return [choice.operation for choice in placement.choices if text.upper() in choice.label]

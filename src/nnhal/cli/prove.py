@@ -11,6 +11,7 @@ from nnhal.base.codes import type_name
 from nnhal.base.cores import usable_cores
 from nnhal.base.names import is_path, meant
 from nnhal.cli import common
+from nnhal.cli.command import command as nnhal_command
 from nnhal.cli.judged import followed
 from nnhal.cli.main import ANSWER_NO
 from nnhal.conformance.proving.run import ProofOutcome, found_by, keep, run_proofs, to_prove
@@ -21,13 +22,19 @@ from nnhal.ops import OPS
 from nnhal.runtime import discovery
 
 
-@click.command("prove")
+@nnhal_command("verify", formerly={"--every": "--all-operations", "--missing": "--only-new"})
 @click.argument("devices", nargs=-1, metavar="[DEVICE]...")
-@click.option("--every", is_flag=True, help="Also operations that a device knows one form of.")
-@click.option("--missing", is_flag=True, help="Only what was not proved yet.")
-@click.option("--operation", "operations", multiple=True, help="Only this operation; may be repeated.")
-@click.option("--timeout", default=TIMEOUT, show_default=True, help="Seconds until what the driver is asked has hung.")
-@click.option("--jobs", type=click.IntRange(1), default=usable_cores(), show_default=True)
+@click.option("--all-operations", "every", is_flag=True, help="Verify operations with one kernel variant too.")
+@click.option("--only-new", "missing", is_flag=True, help="Verify only what was not verified before.")
+@click.option("--operation", "operations", multiple=True, help="Verify only this operation; may be repeated.")
+@click.option(
+    "--timeout",
+    default=TIMEOUT,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time until a call of the driver counts as hung.",
+)
+@click.option("--jobs", type=click.IntRange(1), default=usable_cores(), show_default=True, help="Processes at once.")
 @common.json_option
 def command(
     devices: tuple[str, ...],
@@ -38,10 +45,11 @@ def command(
     jobs: int,
     as_json: bool,
 ) -> int:
-    """Run each form of each operation of DEVICEs on hard calls, and remember the fastest that is right on this processor.
+    """Verify fast kernels on this CPU and enable those that pass.
 
-    DEVICE: a name, or the file or package of a driver; by default all that know several forms of an operation. Until this
-    was done such an operation runs in its exact form. Exit code 1 where an operation has no right form.
+    DEVICE is a name, or the file or package of a driver (default: all devices with several kernel variants). Each variant
+    runs on hard inputs, and the fastest correct one is used from then on. Until then, the device uses its reference
+    kernels. The exit code is 1 if an operation has no correct kernel.
     """
     documents, lost = [], False
     for device, subject in _subjects(devices, timeout):
@@ -108,7 +116,7 @@ def _print(
     spent = sum(outcome.nanoseconds for outcome in outcomes) / 1e9
     untried = len(choices) - len(found)
     told = f"; {untried} not tried: it refuses all calls" if untried else ""
-    told = told if choices else "; it knows one form of each operation: --every looks at those"
+    told = told if choices else "; it knows one form of each operation: --all-operations verifies those"
     common.console.print(f"device {device.name}: {len(found)} proved{told}, {spent:.1f} s", markup=False)
 
 

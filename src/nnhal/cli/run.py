@@ -12,16 +12,20 @@ import numpy as np
 
 from nnhal import api
 from nnhal.base.brief import duration
+from nnhal.base.columns import WIDTH, columns, cut, fixed, section, wrapped
 from nnhal.base.errors import BadFile, InvalidRequest
 from nnhal.base.names import member_names, unique
-from nnhal.base.operands import Array
+from nnhal.base.operands import Array, Shape
 from nnhal.base.records import Record
 from nnhal.base.time import NS
 from nnhal.cli import common
+from nnhal.cli.command import command as nnhal_command
 from nnhal.cli.inputs import Given, read_inputs, said_of
+from nnhal.cli.model_text import NAME, shown_name, tensor_text, title
 from nnhal.cli.pictures import InputOptions
-from nnhal.cli.placement import placement_lines
+from nnhal.cli.placement import placement_sections
 from nnhal.model.metadata import Metadata
+from nnhal.model.outline import outline
 from nnhal.runtime.arguments import Spec
 from nnhal.runtime.by_shape import CompiledByShape
 from nnhal.runtime.compiled import Compiled
@@ -29,6 +33,7 @@ from nnhal.runtime.discovery import CPU
 from nnhal.runtime.job import Report
 
 TOP = 5
+ORIGIN = 60  # columns of where an input comes from; a longer text takes a second line
 
 
 class Labels(Record, frozen=True):
@@ -55,9 +60,13 @@ class Labels(Record, frozen=True):
 
 
 class RunRecord(Record, frozen=True):
-    """What one run took and gave. spent: nanoseconds by phase. top: how many of the greatest elements to show."""
+    """What one run took and gave.
+
+    title: of the model. spent: nanoseconds by phase. top: how many of the greatest elements to show.
+    """
 
     model: str
+    title: str
     compiled: Compiled
     given: Sequence[Given]
     outputs: Sequence[Array]
@@ -67,59 +76,75 @@ class RunRecord(Record, frozen=True):
     top: int
 
 
-@click.command("run")
+@nnhal_command("run", formerly={"--fit": "--letterbox"})
 @common.model_options
 @click.option(
     "--input",
     "-i",
     "files",
     multiple=True,
-    help="[NAME=]FILE: .npy, .npz, a picture, .wav, raw bytes. Default: random.",
+    metavar="[NAME=]FILE",
+    help="Read an input: .npy, .npz, picture, .wav, raw bytes (default: random).",
 )
 @common.place_options
 @common.cache_options
 @click.option(
-    "--output", "-o", type=common.Writable(), help="Write outputs to a .npz, .npy (one output) or .json file."
+    "--output",
+    "-o",
+    type=common.Writable(),
+    metavar="FILE",
+    help="Write the outputs to .npz, .json or (one output) .npy.",
 )
-@click.option("--seed", default=0, help="Seed of random inputs.")
+@click.option("--seed", default=0, show_default=True, help="Seed of random inputs.")
 @click.option(
     "--range",
     "span",
-    help="LOW,HIGH: real values of a picture's black and white. Default: what the model's metadata says, "
-    "else all that a quantised input can hold, else 0,1.",
+    metavar="LOW,HIGH",
+    help="Values of black and white in a picture (default: from the metadata, else the range of a quantised input, "
+    "else 0,1).",
 )
-@click.option("--raw", is_flag=True, help="A picture's 0 to 255 as they are stored, without scale or metadata.")
+@click.option("--raw", is_flag=True, help="Store the 0 to 255 of a picture unchanged.")
 @click.option(
     "--mean",
-    help="N[,N,N]: taken off a picture's values, which are 0 to 1 then or as --range says.",
+    metavar="N[,N,N]",
+    help="Subtract this from a picture's values, which are 0 to 1 or as --range says.",
 )
-@click.option("--std", help="N[,N,N]: what they are divided by after that.")
+@click.option("--std", metavar="N[,N,N]", help="Divide by this after --mean.")
+@click.option("--letterbox", "fit", is_flag=True, help="Keep a picture's proportions, with bars.")
 @click.option(
-    "--fit", is_flag=True, help="Keep a picture's proportions, with bars (letterbox), instead of stretching it."
+    "--fill", type=click.IntRange(0, 255), default=0, show_default=True, help="Grey of the bars of --letterbox."
 )
-@click.option("--fill", type=click.IntRange(0, 255), default=0, help="Grey of the bars of --fit. [default: 0]")
 @click.option(
     "--rate",
     type=click.IntRange(1),
-    help="Samples a second that the model takes; sounds are resampled.",
+    help="Resample sounds to so many samples per second.",
 )
 @click.option(
     "--labels",
     type=click.Path(exists=True, dir_okay=False),
-    help="Text file, one label a line, for --top. Default: those in the model's metadata.",
+    help="Read labels for --top from a text file, one a line (default: from the metadata).",
 )
 @click.option(
-    "--top", type=click.IntRange(0), help=f"Show the greatest K elements of each output ({TOP} with --labels)."
+    "--top",
+    type=click.IntRange(0),
+    metavar="K",
+    help=f"Show the K greatest elements of each output (default: {TOP} with labels).",
 )
-@click.option("--deadline", type=float, help="Seconds that the execution may take.")
+@click.option("--deadline", type=float, metavar="SECONDS", help="Abandon the inference after so many seconds.")
 @common.trace_option
+@common.verbose_option
 @common.json_option
 def command(model: str, files: Sequence[str], devices: Sequence[str], drivers: Sequence[str], **options: Any) -> None:
-    """Run MODEL (a .tflite or .onnx file, or a name that `nnhal models` lists) once and show its outputs."""
+    """Run a model once and show its outputs.
+
+    MODEL is a .tflite or .onnx file, or a name that `nnhal models` lists.
+    """
     folder = common.cache_folder(options["cache_dir"], options["no_cache"])
     names = common.load_drivers(drivers, devices)
     loading = time.monotonic_ns()
     graph = common.open_model(model, options, folder, any_shape=True)
+    loaded = time.monotonic_ns()
+    named = title(shown_name(model), outline(graph))
     compiling = time.monotonic_ns()
     compiled = api.compile(graph, devices=names, cache_dir=folder, **common.placing(options, names))
     compilation = time.monotonic_ns() - compiling
@@ -131,23 +156,26 @@ def command(model: str, files: Sequence[str], devices: Sequence[str], drivers: S
     chosen = names is not None or options["rules"] or options["strategy"]
     if not chosen and {*compiled.placement.devices()} <= {CPU}:
         why = [found.problem for found in api.devices() if found.device is None]
-        common.say(f"runs on the reference, which is right and slow: {'; '.join(why) or 'no other device takes it'}")
+        common.warn(
+            "no accelerated device runs this model, so it runs on the reference device (correct, slow)",
+            "; ".join(why) or "nnhal devices",
+        )
     started = time.monotonic_ns()
     arrays = [g.array for g in given]
     results, report = compiled.run(*arrays, deadline=options["deadline"], measure=True)
     ended = time.monotonic_ns()
     outputs = list(results) if isinstance(results, tuple) else [results]
-    spent = {"load": compiling - loading, "compile": compilation, "run": ended - started}
+    spent = {"load": loaded - loading, "compile": compilation, "run": ended - started}
     if options["output"]:
         _write(options["output"], compiled.outputs, outputs)
     labels = _labels(options["labels"], compiled.outputs, outputs, graph.metadata)
     top = options["top"] if options["top"] is not None else TOP if any(each.names for each in labels) else 0
     assert report is not None
-    done = RunRecord(model, compiled, given, outputs, spent, report, labels, top)
+    done = RunRecord(model, named, compiled, given, outputs, spent, report, labels, top)
     if options["as_json"]:
         common.emit(_document(done))
     else:
-        _print(done)
+        _print(done, verbose=options["verbose"])
 
 
 def _input_options(options: dict[str, Any]) -> InputOptions:
@@ -276,25 +304,58 @@ def _document(done: RunRecord) -> dict[str, Any]:
     }
 
 
-def _print(done: RunRecord) -> None:
-    for spec, source in zip(done.compiled.inputs, done.given, strict=True):
-        common.console.print(f"input  {spec}\n       from {source.origin}", markup=False)
+def _print(done: RunRecord, *, verbose: bool) -> None:
+    own, placement = done.compiled, done.compiled.placement
+    took = [step.total / NS for step in done.report.steps]
+    problems = [line for line in common.cache_lines(own.cache) if verbose or not common.is_ordinary(line)]
+    sections = [
+        fixed(done.title),
+        section(["Inputs"], columns(["", "", ""], _input_rows(done, verbose=verbose), indent=2), "inputs"),
+        section(*_output_lines(done, verbose=verbose), "lines of outputs"),
+        *placement_sections(placement, took, verbose=verbose),
+        fixed(*(line for text in problems for line in wrapped(text, most=2, indent="  "))),
+        fixed(_times(done)),
+    ]
+    common.show(sections, verbose=verbose)
+
+
+def _input_rows(done: RunRecord, *, verbose: bool) -> list[list[str]]:
+    rows = []
+    for spec, given in zip(done.compiled.inputs, done.given, strict=True):
+        source = [given.origin] if verbose else [given.short]
+        if not verbose and len(given.short) > ORIGIN:
+            source = given.short.rsplit(", ", 1)
+        rows.append([cut(spec.name, NAME), _spec_text(spec, spec.shape, verbose=verbose), source[0]])
+        rows += [["", "", f"  {rest}"] for rest in source[1:]]
+    return rows
+
+
+def _spec_text(spec: Spec, shape: Shape | None, *, verbose: bool = False) -> str:
+    text = tensor_text(spec.kind, shape)
+    return f"{text} scale {spec.scale:.6g} zero point {spec.zero_point}" if spec.scale and verbose else text
+
+
+def _output_lines(done: RunRecord, *, verbose: bool) -> tuple[list[str], list[str]]:
+    """The head and the lines of outputs, with the greatest elements below each. Quantised values are real values."""
+    rows, below = [], []
     for spec, array, labels in zip(done.compiled.outputs, done.outputs, done.labels, strict=True):
         facts = summary(spec, array)
-        spread = f"{facts['min']:.6g} to {facts['max']:.6g}, mean {facts['mean']:.6g}" if array.size else "no elements"
-        if spec.scale and array.size:
-            real = facts["real"]
-            spread += f" steps: {real['min']:.6g} to {real['max']:.6g}, mean {real['mean']:.6g}"
-        common.console.print(f"output {spec.name}: {spec.kind}{list(array.shape)}, {spread}", markup=False)
-        for entry in greatest(spec, array, done.top, labels) if done.top else []:
-            value = f"{entry['real']:>12.6g} ({entry['value']})" if spec.scale else f"{entry['value']:>12.6g}"
-            common.console.print(f"       {value}  #{entry['index']} {entry['label'] or ''}", markup=False)
-    for line in placement_lines(done.compiled.placement):
-        common.console.print(line, markup=False)
-    for line in common.cache_lines(done.compiled.cache):
-        common.console.print(line, markup=False)
-    for step in done.report.steps:
-        common.console.print(f"step   {step.device}: {step.operations} operations, {duration(step.total / NS)}")
-    for line in (*done.report.fallbacks,):
-        common.console.print(f"fell back: {line}", markup=False)
-    common.console.print("time   " + ", ".join(f"{what} {duration(ns / NS)}" for what, ns in done.spent.items()))
+        numbers = facts.get("real", facts)
+        spread = [f"{numbers[what]:.5g}" if array.size else "" for what in ("min", "max", "mean")]
+        rows.append([cut(spec.name, NAME), _spec_text(spec, array.shape, verbose=verbose), *spread])
+        below.append([_element(spec, entry) for entry in (greatest(spec, array, done.top, labels) if done.top else [])])
+    head, *lines = columns(["Outputs", "", ">min", ">max", ">mean"], [["  " + row[0], *row[1:]] for row in rows])
+    return [head], [text for line, more in zip(lines, below, strict=True) for text in (line, *more)]
+
+
+def _element(spec: Spec, entry: dict[str, Any]) -> str:
+    """One of the greatest elements: its value, its place, its label."""
+    value = f"{entry['real']:>12.6g} ({entry['value']})" if spec.scale else f"{entry['value']:>12.6g}"
+    return cut(f"    {value}  #{entry['index']} {entry['label'] or ''}".rstrip(), WIDTH)
+
+
+def _times(done: RunRecord) -> str:
+    spent = {what: duration(ns / NS) for what, ns in done.spent.items()}
+    states = {outcome.state for outcome in done.compiled.cache}
+    cache = {"hit": "cache hit", "off": "not cached"}.get("".join(states), "cache miss")
+    return f"Time: load {spent['load']}, compile {spent['compile']} ({cache}), inference {spent['run']}"

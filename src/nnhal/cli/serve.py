@@ -15,6 +15,7 @@ from nnhal.base.names import is_path
 from nnhal.base.time import point_in_time
 from nnhal.base.values import parsed_level
 from nnhal.cli import common
+from nnhal.cli.command import command as nnhal_command
 from nnhal.hal.request import Control
 from nnhal.ipc import names
 from nnhal.ipc.protocol import wire
@@ -25,33 +26,31 @@ from nnhal.serve import FAILED, service_name
 _PATIENCE = 2  # seconds for a service that runs to answer
 
 
-@click.command("serve")
+@nnhal_command("serve")
 @click.argument("driver", required=False)
-@click.option(
-    "--name", default="", help="Name of the service; DRIVER-service by default. Without DRIVER: only this one."
-)
-@click.option("--level", default="", help="Serve at this lower HAL level: 1.0 to 1.3.")
-@click.option("--read", multiple=True, type=click.Path(exists=True), help="A file or directory the driver may read.")
+@click.option("--name", default="", help="Name of the service (default: DRIVER-service).")
+@click.option("--level", default="", metavar="VERSION", help="Serve at this HAL version: 1.0 to 1.3.")
+@click.option("--read", multiple=True, type=click.Path(exists=True), help="Let the driver read a file or directory.")
 @click.option(
     "--device",
     "devices",
     multiple=True,
     type=click.Path(exists=True),
     metavar="/dev/NAME",
-    help="An accelerator's device node: read, written and controlled by the driver. May be repeated.",
+    help="Let the driver use a device node; may be repeated.",
 )
-@click.option("--allow", multiple=True, metavar="CALL[,CALL]", help="System calls it may make besides those it needs.")
+@click.option("--allow", multiple=True, metavar="CALL[,CALL]", help="Let the driver make more system calls.")
 @click.option(
     "--metrics",
     metavar="ADDRESS",
-    help="Answer Prometheus at HOST:PORT, a PORT of this machine alone (0 for any), or unix:PATH.",
+    help="Expose Prometheus metrics at HOST:PORT, a local PORT (0: any), or unix:PATH.",
 )
-@click.option("--unconfined", is_flag=True, help="Do not confine the process (for debugging).")
+@click.option("--unconfined", is_flag=True, help="Run without the sandbox (for debugging).")
 @click.option(
     "--systemd",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIRECTORY",
-    help="Write a user unit and its socket into DIRECTORY (such as ~/.config/systemd/user) instead of serving.",
+    help="Write a user unit and its socket into DIRECTORY instead of serving.",
 )
 @common.json_option
 def command(
@@ -66,12 +65,12 @@ def command(
     systemd: Path | None,
     as_json: bool,
 ) -> int:
-    """Serve DRIVER (a name that `nnhal devices` lists, or the path of a Python file or package) to this user's processes.
+    """Share a driver between the processes of this user.
 
-    Clients name the service as they name a device: `nnhal run MODEL --device NAME`; `nnhal devices` lists what runs. Ends
-    with Ctrl-C or SIGTERM. With --json it prints one line once it serves: name, socket, level, confinement.
+    DRIVER is a name that `nnhal devices` lists, or the path of a Python file or package. Clients name the service as a
+    device: `nnhal run MODEL --device NAME`. Ctrl-C or SIGTERM ends it. With --json it prints one line once it serves.
 
-    Without DRIVER: what the clients of the services that run hold, and may hold.
+    Without DRIVER: shows the quotas that the clients of the running services use.
     """
     if driver is None:
         if systemd is not None or level or read or devices or allow or metrics is not None or unconfined:

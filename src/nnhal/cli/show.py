@@ -1,8 +1,9 @@
 """`nnhal show`: what a model consists of; as text, DOT or a picture; with --placement where each operation would run."""
 
 import re
+import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,37 +12,51 @@ import click
 from nnhal import api
 from nnhal.base.brief import counted
 from nnhal.base.codes import type_name
+from nnhal.base.columns import Section, columns, cut, fixed, section, wrapped
 from nnhal.base.errors import ShapeNeeded, UnsupportedModel
-from nnhal.base.names import printable
+from nnhal.base.names import meant, printable
 from nnhal.cli import common
-from nnhal.cli.metadata import metadata_document, metadata_lines
-from nnhal.cli.placement import placement_lines
+from nnhal.cli.command import command as nnhal_command
+from nnhal.cli.inputs import said_of
+from nnhal.cli.metadata import metadata_document, metadata_facts, said_of_model
+from nnhal.cli.model_text import NAME, count_text, hal_version, shown_name, tensor_text, title, type_text
+from nnhal.cli.placement import chosen_operations, why_section
 from nnhal.model.draw import Placing, colours_of, png, svg
 from nnhal.model.graph import Model
-from nnhal.model.outline import Outline, outline, shape_text
+from nnhal.model.outline import Outline, outline
 from nnhal.model.text import dot, listing, text
 from nnhal.model.validate import validate
+from nnhal.runtime import placement_text as words
 from nnhal.runtime.placement import Placement
 
-REASONS = 3  # for the level, before they are counted
+REASONS = 3  # for the HAL version, before they are counted
 WHERE = re.compile(r"^\w+ #\d+: ")  # the same reason holds at many places
 
 
-@click.command("show")
+@nnhal_command("show", formerly={"--all": "--operations"})
 @common.model_options
-@click.option("--all", "--operations", "everything", is_flag=True, help="List every operation and operand.")
+@click.option("--operations", "everything", is_flag=True, help="List every operation and operand.")
 @click.option("--dot", "as_dot", is_flag=True, help="Print Graphviz DOT.")
 @click.option("--svg", "svg_path", type=common.Writable(), help="Draw a picture to this file.")
 @click.option("--png", "png_path", type=common.Writable(), help="Draw a picture to this file.")
-@click.option("--placement", "placed", is_flag=True, help="Say where each operation would run, and why not elsewhere.")
+@click.option("--placement", "placed", is_flag=True, help="Show where the model would run, and the alternatives.")
+@click.option(
+    "--why",
+    is_flag=False,
+    flag_value="all",
+    metavar="OPERATION",
+    help="Explain the placement of operations: '#30', LSTM (a part of a name), or all.",
+)
 @common.place_options
+@common.verbose_option
 @common.json_option
 def command(model: str, placed: bool, as_dot: bool, as_json: bool, everything: bool, **options: Any) -> None:
-    """Show MODEL: what goes in and out, which operations and weights it has, its work, its level.
+    """Show a model: inputs, outputs, operations, weights, placement.
 
-    A model that NNAPI cannot take is shown too, with the operations that it cannot take, and why; so is one of which shapes
-    have to be given first.
+    A model that NNAPI does not support is shown too, with the operations that it does not support, and why. So is a model
+    whose shapes have to be given first.
     """
+    placed = placed or options["why"] is not None
     graph: Model | None = None
     names = common.load_drivers(options["drivers"], options["devices"])  # which may know operators of the model
     try:
@@ -59,7 +74,7 @@ def command(model: str, placed: bool, as_dot: bool, as_json: bool, everything: b
         facts = outline(graph)
     placement = _placement(graph, names, options) if placed and graph is not None else None
     if placed and graph is None:
-        common.say("note: NNAPI cannot take the model whole, so no part of it is placed")
+        common.warn("NNAPI does not support the whole model, so it is not placed")
     if as_dot or options["svg_path"] or options["png_path"]:
         _draw(facts, placement, options["svg_path"], options["png_path"])
         if as_dot:
@@ -69,9 +84,20 @@ def command(model: str, placed: bool, as_dot: bool, as_json: bool, everything: b
     elif everything:
         click.echo(listing(facts) if graph is None else text(graph, _notes(placement)), nl=False)
         if placement:
-            click.echo(f"{counted(len(placement.steps), 'step')}, {placement.transfers} tensors cross between devices")
+            click.echo(words.counted_partitions(placement))
     else:
-        _print(facts, graph, placement)
+        _print(shown_name(model), facts, graph, placement, options["why"], verbose=options["verbose"])
+
+
+def _print(
+    name: str, facts: Outline, graph: Model | None, placement: Placement | None, why: str | None, *, verbose: bool
+) -> None:
+    if placement is not None and why is not None:
+        for line in why_section(placement, _asked(placement, why)):
+            common.console.print(line)
+    else:
+        sections = _model(name, facts, graph) if placement is None else _placed(name, placement)
+        common.show(sections, verbose=verbose)
 
 
 def _draw(facts: Outline, placement: Placement | None, svg_path: Path | None, png_path: Path | None) -> None:
@@ -99,78 +125,113 @@ def _note(choice: Any) -> str:
     return f"{choice.device}: {choice.reason}{others}" if choice.device else choice.reason
 
 
-def _print(facts: Outline, graph: Model | None, placement: Placement | None) -> None:
-    for line in summary(facts):
-        common.console.print(line, markup=False)
-    if graph is not None and (graph.referenced or graph.states):
-        parts = counted(len(graph.referenced), "subgraph"), counted(len(graph.states), "state")
-        common.console.print(f"with     {', '.join(parts)}")
-    common.console.print()
+def _asked(placement: Placement, text: str) -> list[int]:
+    """The operations that `--why` is about."""
+    found = chosen_operations(placement, text)
+    if not found:
+        names = {choice.label.split(" #")[0] for choice in placement.choices}
+        rule = f"must be all, #0 to #{len(placement.choices) - 1}, or a part of an operation's name"
+        raise click.BadParameter(f"{text!r}: no operation fits, {rule}{meant(text.upper(), names)}", param_hint="--why")
+    return found
+
+
+def _placed(name: str, placement: Placement) -> list[Section]:
+    """Where the model would run: the answer, its partitions, the alternatives."""
+    from nnhal.runtime.measured import record
+
+    known = record.profile() if placement.expected else None
+    made = "measured profile"
+    if known is not None:
+        made = f"profile of {time.strftime('%Y-%m-%d', time.localtime(known.made))}"
+    said = words.headline(placement, made)
+    basis = "" if placement.expected and words.trial_of(placement) is None else words.basis(placement)
+    notes = list(words.partition_notes(placement, layouts=True))
+    hint = f"Per operation: --why '#{len(placement.choices) - 1}', --why all. Graph: --svg FILE"
+    return [
+        fixed(*wrapped(f"{cut(name, 2 * NAME)}: {said}{basis}", most=2, indent="  ")),
+        words.partition_section(placement, top=True),
+        section([], notes, "notes") if notes else fixed(),
+        words.alternative_section(placement),
+        fixed(hint),
+    ]
+
+
+def _model(name: str, facts: Outline, graph: Model | None) -> list[Section]:
+    """What the model consists of."""
+    return [
+        fixed(title(name, facts), *_about(facts, graph)),
+        _table(["unsupported", "at", "why"], _refused(facts), "kinds of operations"),
+        _tensors("Inputs", facts, facts.inputs),
+        _tensors("Outputs", facts, facts.outputs),
+        _table(["operation", ">count", ">parameters", ">multiply-adds"], _kinds(facts), "kinds of operations"),
+        _table(["weights", ">tensors", ">elements", ">size"], _weights(facts), "types of weights"),
+    ]
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[object]], what: str) -> Section:
+    lines = columns(heads, rows)
+    return section(lines[:1], lines[1:], what)
+
+
+def _tensors(head: str, facts: Outline, keys: Sequence[int]) -> Section:
+    shown, about = [facts.tensors[key] for key in keys], [""] * len(keys)
+    if facts.metadata is not None:
+        described = facts.metadata.inputs if head == "Inputs" else facts.metadata.outputs
+        about = metadata_facts(facts.metadata, said_of(shown, described))
+    tensors = zip(keys, shown, about, strict=True)
+    rows = [(cut(t.name or f"%{key}", NAME), tensor_text(t.type, t.shape), said) for key, t, said in tensors]
+    return section([head], columns(["", "", ""], rows, indent=2), head.lower())
+
+
+def _kinds(facts: Outline) -> list[list[object]]:
     work, weights = Counter[str](), Counter[str]()
     for n, node in enumerate(facts.nodes):
         work[node.name] += facts.macs(node)
         weights[node.name] += 0 if n in facts.folded else sum(t.size for t in facts.weights(node))
-    rows = [
-        [printable(kind), count, _count(weights[kind]), _count(work[kind])]
+    return [
+        [cut(kind, 2 * NAME), count, count_text(weights[kind]), count_text(work[kind])]
         for kind, count in facts.kinds().most_common()
     ]
-    common.table(["operation", ">how often", ">parameters", ">multiply-adds"], rows)
-    common.console.print()
-    stored = [[kind, n, _count(size), common.size(bytes)] for kind, (n, size, bytes) in facts.stored().items()]
-    if stored:
-        common.table(["weights", ">tensors", ">elements", ">size"], stored)
-    refused = _refused(facts)
-    if refused:
-        common.table(["cannot be taken", "where", "why"], refused)
-    for line in placement_lines(placement) if placement else ():
-        common.console.print(line, markup=False)
-    common.say("every operation: --all; a picture: --svg FILE or --png FILE; where it would run: --placement")
+
+
+def _weights(facts: Outline) -> list[list[object]]:
+    stored = facts.stored().items()
+    return [[type_text(kind), n, count_text(elements), common.size(held)] for kind, (n, elements, held) in stored]
 
 
 def _refused(facts: Outline) -> list[list[str]]:
-    """Name, places and reason of what is refused, alike ones in one row."""
+    """Name, first place and reason of what is refused, alike ones in one row."""
     places: dict[tuple[str, str], list[str]] = defaultdict(list)
     for n, node in enumerate(facts.nodes):
         if node.refused:
             places[node.name, node.refused].append(f"#{n}")
-    return [[printable(name), ", ".join(at), printable(why)] for (name, why), at in places.items()]
+    return [
+        [
+            printable(name).replace("custom operation ", "custom "),
+            f"{at[0]} (1 of {len(at)})" if at[1:] else at[0],
+            printable(why),
+        ]
+        for (name, why), at in places.items()
+    ]
 
 
-def summary(facts: Outline) -> Iterator[str]:
-    """The first lines: what it is, why that level, what goes in and out."""
-    stored = facts.stored().values()
-    elements, size = sum(s[1] for s in stored), sum(s[2] for s in stored)
-    work = sum(map(facts.macs, facts.nodes))
-    yield printable(
-        f"model    {facts.name or '(unnamed)'}: {counted(len(facts.nodes), 'operation')}, "
-        f"{_count(elements) or 0} parameters in {common.size(size)}, {_count(work) or 0} multiply-adds"
-    )
+def _about(facts: Outline, graph: Model | None) -> Iterator[str]:
+    """What the file says of the model, and which HAL version it needs, and why."""
     lost = sum(bool(node.refused) for node in facts.nodes)
     if facts.level:
         reasons = list(dict.fromkeys(WHERE.sub("", reason) for reason in facts.reasons))
-        because = "; ".join(reasons[:REASONS])
-        more = f"; and {len(reasons) - REASONS} more reasons" if len(reasons) > REASONS else ""
-        yield printable(f"level    {facts.level}, because {because or 'nothing asks for a later one'}{more}")
+        because = "; ".join(reasons[:REASONS]) or "nothing needs a later one"
+        more = f"; {len(reasons) - REASONS} more reasons" if len(reasons) > REASONS else ""
+        yield cut(f"  requires {hal_version(facts.level)}: {because}{more}", 100)
     elif lost:
-        yield f"level    none: NNAPI cannot take {lost} of the {len(facts.nodes)} operations"
-    elif facts.reasons:
-        yield f"level    none: {facts.reasons[0]}"
+        yield f"  not supported: NNAPI rejects {lost} of the {len(facts.nodes)} operations"
     else:
-        yield "level    none: NNAPI cannot take an input or output"
-    for word, keys in (("input", facts.inputs), ("output", facts.outputs)):
-        for key in keys:
-            tensor = facts.tensors[key]
-            yield printable(f"{word:8} {tensor.name or f'%{key}'}: {tensor.type} {shape_text(tensor.shape)}")
-    if facts.metadata is not None:
-        yield from metadata_lines(facts.metadata)
-
-
-def _count(number: int) -> str:
-    """A number for people: 12,345 or 1.23 M."""
-    for power, unit in ((9, "G"), (6, "M")):
-        if number >= 10**power:
-            return f"{number / 10**power:.3g} {unit}"
-    return f"{number:,}" if number else ""
+        reason = facts.reasons[0] if facts.reasons else "an input or output has no type of NNAPI"
+        yield from wrapped(f"  not supported: {reason}", most=2, indent="  ")
+    if graph is not None and (graph.referenced or graph.states):
+        yield f"  with {counted(len(graph.referenced), 'subgraph')} and {counted(len(graph.states), 'state')}"
+    if facts.metadata is not None and (about := said_of_model(facts.metadata)):
+        yield cut(f"  {about}", 100)
 
 
 def _document(facts: Outline, graph: Model | None, placed: bool, placement: Placement | None) -> dict[str, Any]:

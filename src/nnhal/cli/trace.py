@@ -14,14 +14,20 @@ from nnhal.runtime.tracing.summary import TimeOf, TraceSummary, summary
 
 @click.group("trace")
 def command() -> None:
-    """Look at traces, which `run --trace`, `bench --trace`, NNHAL_TRACE and `nnhal.trace` write. Each has --json."""
+    """Show where time went in a trace.
+
+    `run --trace`, `bench --trace`, NNHAL_TRACE and `nnhal.trace` write traces. Each command has --json.
+    """
 
 
 @command.command("summary")
 @click.argument("file", type=click.Path(path_type=Path))
 @common.json_option
 def show_summary(file: Path, as_json: bool) -> None:
-    """Show where the time in FILE went: by layer, phase and device, each moment of a thread counted once."""
+    """Summarise a trace by layer, phase and device.
+
+    Each moment of a thread counts once.
+    """
     found = summary(read(common.content_of(file, "trace"), f"trace {file}"))
     if as_json:
         document = as_dict(found)

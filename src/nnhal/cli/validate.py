@@ -12,6 +12,7 @@ import click
 from nnhal.base.cores import usable_cores
 from nnhal.base.names import is_path, printable
 from nnhal.cli import common
+from nnhal.cli.command import command as nnhal_command
 from nnhal.cli.judged import RunResult, followed, totals
 from nnhal.cli.main import ANSWER_NO
 from nnhal.conformance.subject import ANY, TIMEOUT
@@ -24,41 +25,50 @@ _WORDS = "; its last words:"  # they say where, which the line has
 _SHORT = {"failed": "FAIL", "crashed": "CRASH", "hung": "HANG"}
 
 
-@click.command("validate")
+@nnhal_command("validate", formerly={"--draws": "--samples"})
 @click.argument("driver", default="")
-@click.option("--device", "-d", default="", help="The device under test; by default that of DRIVER.")
+@click.option("--device", "-d", default="", help="Device under test (default: that of DRIVER).")
 @common.option_option
 @click.option(
     "--only",
     multiple=True,
     metavar="CHECK[/OPERATION]",
-    help="Only this check, of this operation; /OPERATION for all checks of one. May be repeated.",
+    help="Run only this check (of one operation); may be repeated.",
 )
 @common.isolate_option
-@click.option("--level", default="", help="The device at this lower HAL level: 1.0 to 1.3.")
-@click.option("--draws", type=click.IntRange(1), default=DRAWS, show_default=True, help="Calls of each kind.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="What is drawn.")
-@click.option("--timeout", default=TIMEOUT, show_default=True, help="Seconds until what the driver is asked has hung.")
+@click.option("--level", default="", metavar="VERSION", help="Check the device at this HAL version: 1.0 to 1.3.")
+@click.option(
+    "--samples", "draws", type=click.IntRange(1), default=DRAWS, show_default=True, help="Calls of each kind."
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the random calls.")
+@click.option(
+    "--timeout",
+    default=TIMEOUT,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time until a call of the driver counts as hung.",
+)
 @click.option(
     "--sample",
     default=1.0,
     show_default=True,
     metavar="FRACTION",
-    help="The part of the checks of operations to run, chosen by a hash of CHECK/OPERATION.",
+    help="Run this share of the checks, chosen by a hash.",
 )
 @click.option(
     "--jobs",
     type=click.IntRange(1),
     default=usable_cores(),
     show_default=True,
-    help="Processes that check at once; more than cores where the driver waits for a device.",
+    help="Processes that check at once; more than cores if the driver waits for a device.",
 )
-@click.option("--list", "as_list", is_flag=True, help="Print the checks and what they look at, and check nothing.")
+@click.option("--list", "as_list", is_flag=True, help="List the checks and run none.")
 @common.json_option
 def command(driver: str, jobs: int, as_list: bool, as_json: bool, **options: Any) -> int:
-    """Check what DRIVER promises: a file or package under development, or the name of one that is installed.
+    """Check a driver against the driver contract.
 
-    Exit code 1 where a check fails, crashes or hangs.
+    DRIVER is a file or package under development, or the name of an installed driver. The exit code is 1 if a check fails,
+    crashes or hangs.
     """
     if as_list:
         return _list(as_json)

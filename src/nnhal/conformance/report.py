@@ -50,8 +50,8 @@ def repeats(selection: Selection, outcome: Outcome) -> str:
     words = ["nnhal", "conformance", str(selection.path)]
     for driver in selection.drivers:
         words += ["--driver", driver]
-    given = {"--device": selection.device, "--way": selection.way}
-    defaults = {"--device": "", "--way": "plain"}
+    given = {"--device": selection.device, "--execution-path": selection.way}
+    defaults = {"--device": "", "--execution-path": "plain"}
     words += [word for name, value in given.items() if value != defaults[name] for word in (name, value)]
     words += selection.asked_for() + ["--published-only"] * (not outcome.variant and not outcome.alone)
     words += ["--jobs", "1"] * bool(outcome.alone)

@@ -1,7 +1,7 @@
 """Results of verifying drivers' kernel variants on this CPU, and the user's record of them.
 
 An engine may have a fast variant of an operation that is wrong on some CPUs. A driver with several variants declares
-them in `Device.proofs`. `nnhal prove` compares each with the definition, and records which are correct.
+them in `Device.proofs`. `nnhal verify` compares each with the definition, and records which are correct.
 
 The record is one private file for all drivers, in the user's state folder. Each result has a keyed hash of the driver's
 version and code, nnhal's version and the CPU. Damaged or other results are ignored. A sandboxed process reads the

@@ -34,7 +34,11 @@ WORTH, BOUNDARY = 0.75, 100e-6
 TRIED = 0.8
 MOST = 0.5  # of a model's operations, which a step must have to say something of its device
 IMPROVED, ENOUGH = 3, 0.01  # assignments that are improved step by step, and the share of a price that is worth a pass
-UNREAD = "nobody reads what it gives, so it does not run"
+UNREAD = "does not run: its results are not used"
+# kinds of reasons of a choice
+FASTEST, ONLY, ASKED, NEIGHBOURS, FUSED, BY_HAND, UNUSED = (
+    *("fastest", "only", "asked", "neighbours", "fused", "by hand", "unused"),
+)
 
 
 class Offer(Record, frozen=True):
@@ -83,7 +87,8 @@ class Choice(NamedTuple):
     others: Mapping[str, str]
     costs: Mapping[str, float]  # stated, by those that take it by itself
     together: tuple[int, ...] = ()  # those that it runs as one with, itself among them
-    as_one: float = 0.0  # stated for those together
+    as_one: float = 0.0  # declared for those together
+    kind: str = ""  # of the reason: FASTEST and the like
 
     @property
     def label(self) -> str:
@@ -98,16 +103,34 @@ class Forecast(NamedTuple):
     known: bool
 
 
+class Expectation(NamedTuple):
+    """What an assignment is expected to take.
+
+    seconds: what assignments are compared by: `latency` with the margins for splits and trials. devices: by operation.
+    latency: predicted or measured seconds of one execution. known: whether earlier executions were measured. trial: whether
+    it is preferred so that it gets measured.
+    """
+
+    seconds: float
+    devices: tuple[str, ...]
+    forecasts: tuple[Forecast, ...]
+    latency: float = 0.0
+    known: bool = False
+    trial: bool = False
+
+
 class Partition(Record, frozen=True):
     """Steps in execution order, a choice for each operation, and the number of operands that cross between devices.
 
-    forecasts: of each step, where devices were measured.
+    forecasts: of each step, where devices were measured. expected: the assignments that were compared then, the chosen
+    one first.
     """
 
     steps: tuple[StepPlan, ...]
     choices: tuple[Choice, ...]
     transfers: int
     forecasts: tuple[Forecast, ...] = ()
+    expected: tuple[Expectation, ...] = ()
 
 
 Steps = tuple[StepPlan, ...]
@@ -156,16 +179,17 @@ def partition(
     schedule = Schedule(model, claimed)
     devices = [choice.device for choice in choices]
     steps = schedule.steps(devices)
-    forecasts: tuple[Forecast, ...] = ()
+    expected: tuple[Expectation, ...] = ()
     if measured is not None:
-        best = _expectations(model, offers, choices, schedule, measured)[0]
-        devices, forecasts = list(best.devices), best.forecasts
+        expected = tuple(_expectations(model, offers, choices, schedule, measured))
+        devices = list(expected[0].devices)
     elif grouped or ((len(steps) > 1 or _transposed(offers)) and not terms.power):
         devices = _search(model, offers, choices, schedule, lower=not terms.power)
     if measured is not None or devices != [choice.device for choice in choices] or grouped:
         steps = schedule.steps(devices)
-        choices = _moved(choices, devices, schedule, steps, terms)
-    return Partition(steps, tuple(_noted(choices, offers)), _transfers(model, devices), forecasts)
+        choices = _moved(choices, devices, schedule, steps, terms, trial=bool(expected) and expected[0].trial)
+    forecasts = expected[0].forecasts if expected else ()
+    return Partition(steps, tuple(_noted(choices, offers)), _transfers(model, devices), forecasts, expected)
 
 
 def _transposed(offers: Sequence[Offer]) -> bool:
@@ -202,22 +226,17 @@ class _Terms(Record, frozen=True):
         """Whether it is power, as stated."""
         return self.preference == Preference.LOW_POWER and not self.measured
 
-    @property
-    def unit(self) -> str:
-        """What stated performance is compared with."""
-        return "of the CPU's power" if self.preference == Preference.LOW_POWER else "of the CPU's time"
-
-    def short(self, cost: float) -> str:
-        """A cost, as a verb."""
-        return f"is predicted {duration(cost)}" if self.measured else f"states {cost:g}"
+    def declared(self, cost: float) -> str:
+        """A declared cost, relative to the reference device."""
+        return f"declared {cost:g}x reference {'power' if self.preference == Preference.LOW_POWER else 'time'}"
 
     def said(self, cost: float) -> str:
-        """A cost, by itself."""
-        return f"predicted {duration(cost)}" if self.measured else f"states {cost:g} {self.unit}"
+        """A cost."""
+        return f"predicted {duration(cost)}" if self.measured else self.declared(cost)
 
     def best(self, cost: float) -> str:
         """That of the best device."""
-        return f"{self.said(cost)}, the {'least' if self.measured else 'best'}"
+        return f"{self.said(cost)}, the {'lowest' if self.power else 'fastest'}"
 
     def of(self, offer: Offer, index: int, operation: Operation, type: int, relaxed: bool) -> float:
         """The cost of an operation on a device that takes it."""
@@ -325,14 +344,6 @@ def _starts(
     return starts
 
 
-class Expectation(NamedTuple):
-    """What an assignment is thought to take, in seconds; of several steps that were not measured, with a margin."""
-
-    seconds: float
-    devices: tuple[str, ...]
-    forecasts: tuple[Forecast, ...]
-
-
 def expectations(
     model: Model, offers: Sequence[Offer], preference: Preference, measured: Measured
 ) -> list[Expectation]:
@@ -390,12 +401,13 @@ def _expectations(
     for placed, steps in tried.items():
         forecasts = tuple(_forecast(prices, measured.learnt, step) for step in steps)
         whole = measured.learnt.get(steps)
-        total = sum(f.seconds for f in forecasts) + prices.of_crossings(placed) if whole is None else whole
+        latency = sum(f.seconds for f in forecasts) + prices.of_crossings(placed) if whole is None else whole
+        total, trial = latency, measured.is_trial(steps)
         if whole is None and len(steps) > 1:
             total = total / WORTH + BOUNDARY * (len(steps) - 1)
-        if measured.is_trial(steps):
+        if trial:
             total *= TRIED
-        found.append(Expectation(total, placed, forecasts))
+        found.append(Expectation(total, placed, forecasts, latency, whole is not None, trial))
     return sorted(found, key=lambda each: each.seconds)
 
 
@@ -433,26 +445,40 @@ def _moved(
     schedule: Schedule,
     steps: Sequence[StepPlan],
     terms: _Terms,
+    *,
+    trial: bool,
 ) -> list[Choice]:
-    """The choices for other devices than the best for each operation by itself, with the reasons."""
+    """The choices for other devices than the best for each operation by itself, with the reasons.
+
+    trial: whether all operations are on one device so that it gets measured.
+    """
     standing, found = schedule.standing(steps), []
     for choice, device in zip(choices, devices, strict=True):
         best, there = choice.device, choice.costs.get(choice.device, math.inf)
         others = {other: text for other, text in choice.others.items() if other != device}
         if choice.operation in standing:
             together, members = standing[choice.operation]
-            why = f"one of {len(members)} that {device} runs as one"
-            why += "" if terms.measured else f", at {together.cost:g} {terms.unit}"
+            why = f"fused: {device} runs {len(members)} operations as one"
+            why += "" if terms.measured else f", {terms.declared(together.cost)}"
             if best and best != device:
                 others[best] = terms.said(there)
             found.append(
-                choice._replace(device=device, reason=why, others=others, together=members, as_one=together.cost)
+                choice._replace(
+                    device=device, reason=why, others=others, together=members, as_one=together.cost, kind=FUSED
+                )
             )
         elif device != best:
-            why = f"a step of its own on {best}, which {terms.short(there)}, would cost more than it saves"
-            others[best] = f"{terms.said(there)}, which a step of its own would not be worth"
-            why = f"{terms.said(choice.costs[device])}; {why}"
-            found.append(choice._replace(device=device, reason=why, others=others))
+            alone = "faster" if there < choice.costs[device] else "as fast"
+            others[best] = f"{terms.said(there)}: {alone} alone, but a separate partition would cost more than it saves"
+            why = f"a separate partition on {best} ({terms.said(there)}) would cost more than it saves"
+            if trial:
+                others[best] = terms.said(there)
+                why = f"trial: {device} gets measured on this model"
+            found.append(
+                choice._replace(
+                    device=device, reason=f"{terms.said(choice.costs[device])}; {why}", others=others, kind=NEIGHBOURS
+                )
+            )
         else:
             found.append(choice)
     return found
@@ -465,11 +491,11 @@ def _needs(model: Model, index: int) -> tuple[str, Level | None]:
 
 def _choices(model: Model, offers: Sequence[Offer], terms: _Terms, claimed: Claimed) -> list[Choice]:
     """A choice for each operation by itself. Those of which all devices say the same share what is made of it."""
-    made: dict[tuple[Any, ...], tuple[str, str, Mapping[str, str], Mapping[str, float]]] = {}
+    made: dict[tuple[Any, ...], tuple[str, str, Mapping[str, str], Mapping[str, float], str]] = {}
     wanted, choices = set(live(model)), []
     for index, operation in enumerate(model.main.operations):
         if index not in wanted:
-            choices.append(Choice(index, operation.type, "", UNREAD, {}, {}))
+            choices.append(Choice(index, operation.type, "", UNREAD, {}, {}, kind=UNUSED))
             continue
         type = weighing(model, operation)
         said = [None if index in offer.excluded else offer.verdicts[index] for offer in offers]
@@ -479,7 +505,8 @@ def _choices(model: Model, offers: Sequence[Offer], terms: _Terms, claimed: Clai
         what = (operation.type, type, *needs, *said, *together, *predicted)
         if what not in made:
             made[what] = _best(model, offers, index, type, needs, terms, together)
-        choices.append(Choice(index, operation.type, *made[what]))
+        device, reason, others, costs_by, kind = made[what]
+        choices.append(Choice(index, operation.type, device, reason, others, costs_by, kind=kind))
     return choices
 
 
@@ -491,9 +518,9 @@ def _best(
     needs: tuple[str, Level | None],
     terms: _Terms,
     groups: Sequence[Together | None],
-) -> tuple[str, str, Mapping[str, str], Mapping[str, float]]:
+) -> tuple[str, str, Mapping[str, str], Mapping[str, float], str]:
     """The device that takes an operation by itself, "" for none; why; why not each of the others; what it costs on those
-    that do. groups: that it is in.
+    that do; the kind of reason. groups: that it is in.
     """
     operation = model.main.operations[index]
     refusals = {offer.device: offer.refusal(index, operation, *needs) for offer in offers}
@@ -507,13 +534,15 @@ def _best(
     others |= {device: terms.said(cost) for device, cost in costs_by.items() if device != best}
     for group in groups:
         if group is not None and group.device != best:
-            said = f"{others[group.device]}, and {group.cost:g}" if group.device in costs_by else "takes it only"
-            others[group.device] = f"{said} as one of {group.at_least} or more"
+            said = f"{others[group.device]}, and {group.cost:g}x" if group.device in costs_by else "supports it only"
+            others[group.device] = f"{said} fused in a group of {group.at_least} or more"
     if not costs_by:
-        return "", "", others, costs_by
+        return "", "", others, costs_by, ""
     if len(costs_by) > 1:
-        return best, terms.best(costs_by[best]), others, costs_by
-    return best, "the only device that takes it" if len(offers) > 1 else "the only device asked", others, costs_by
+        return best, terms.best(costs_by[best]), others, costs_by, FASTEST
+    if len(offers) > 1:
+        return best, "the only device that supports it", others, costs_by, ONLY
+    return best, "the only device asked", others, costs_by, ASKED
 
 
 def _stated(capabilities: Capabilities, operation: Operation, type: int, relaxed: bool) -> Performance | None:

@@ -6,8 +6,10 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from nnhal.base.brief import brief, counted, duration, named
+from nnhal.base.brief import brief, counted, named
+from nnhal.base.columns import HEIGHT, fitted, fixed, section
 from nnhal.base.records import Record, as_dict
+from nnhal.runtime import placement_text as words
 from nnhal.runtime.isolation import DeviceKey
 from nnhal.runtime.partition import Choice, Partition
 
@@ -30,7 +32,7 @@ class FellBack(Record, frozen=True):
     why: str
 
     def __str__(self) -> str:
-        what = "the whole model" if self.step == WHOLE else f"step {self.step} on {self.device}"
+        what = "the whole model" if self.step == WHOLE else f"partition {self.step} on {self.device}"
         times = "once" if self.count == 1 else f"{self.count} times"
         return f"{what} fell back {times}, last: {self.why}"
 
@@ -53,8 +55,9 @@ class StepLayout(Record, frozen=True):
     left: Mapping[int, str]
 
     def __str__(self) -> str:
-        left = "".join(f"; #{n} stays as it is: {why}" for n, why in self.left.items())
-        return f"step {self.step} on {self.device} is {self.layout}, {counted(self.transposes, 'transpose')} inserted{left}"
+        left = "".join(f"; #{n} keeps its layout: {why}" for n, why in self.left.items())
+        inserted = f"layout {self.layout.upper()}, {counted(self.transposes, 'transpose')} inserted"
+        return f"partition {self.step} on {self.device}: {inserted}{left}"
 
 
 class PlacedBranch(Record, frozen=True):
@@ -139,7 +142,7 @@ def _counted(devices: Sequence[str], fell: Sequence[FellBack], executions: int, 
 
 
 class Placement:
-    """Where each operation of a compiled model runs, and why. `str()` is a table for people.
+    """Where each operation of a compiled model runs, and why. `str()` is a table of partitions, of at most 24 lines.
 
     Devices appear under labels: their names, made unique if several have the same.
 
@@ -163,6 +166,7 @@ class Placement:
         self.choices = partition.choices
         self.transfers = partition.transfers
         self.forecasts = partition.forecasts
+        self.expected = partition.expected
         self.events = events
         self.keys = keys or {}
         self.live = live or Live([step.device for step in partition.steps])
@@ -215,18 +219,21 @@ class Placement:
         predicted = self.forecasts[number].seconds if number < len(self.forecasts) else None
         return {"predicted": predicted, "took": self.live.took[number] if number < len(self.live.took) else None}
 
-    def forecast_lines(self) -> Iterator[str]:
-        """Yield a line for each partition: the predicted time, its source, and the measured time."""
-        for number, (step, forecast) in enumerate(zip(self.steps, self.forecasts, strict=False)):
-            how = "known to take" if forecast.known else "predicted"
-            took = self.live.took
-            after = f", took {duration(took[number])}" if number < len(took) else ""
-            yield f"step {number} on {step.device}: {how} {duration(forecast.seconds)}{after}"
-
     def summary(self) -> str:
-        """Return one line: the number of partitions, and of operations on each device."""
+        """Return one line: `2 partitions, 3 on reference, 160 on litert`."""
         devices = ", ".join(f"{count} on {named(label)[1:-1]}" for label, count in self.devices().items())
-        return f"{counted(len(self.steps), 'step')}, {devices}"
+        return f"{counted(len(self.steps), 'partition')}, {devices}"
+
+    def why(self, operation: int) -> str:
+        """Return in a few lines where one operation runs, and why not on each other device.
+
+        Args:
+            operation: The number of the operation in the model.
+
+        Raises:
+            IndexError: The model has no such operation.
+        """
+        return "\n".join(words.why_lines(self, self.choices[operation]))
 
     def __repr__(self) -> str:
         fell = self.live.total
@@ -236,19 +243,21 @@ class Placement:
         words = [counted(len(self.choices), "operation"), counted(self.transfers, "transfer"), *late]
         return brief(f"Placement of {', '.join(words)}", [self.summary()])
 
-    def _lines(self, before: str) -> Iterator[str]:
-        """Yield a line for each operation; those of branches follow the operation that refers to them."""
-        for c in self.choices:
-            yield f"{before + c.label:32} {c.device or '-':12} {c.reason}"
-            for branch in self.inside:
-                if branch.operation == c.operation:
-                    yield f"{before}  {branch.name}:"
-                    yield from branch.placement._lines(f"{before}    ")
-
     def __str__(self) -> str:
-        lines = list(self._lines(""))
-        lines.append(f"{counted(len(self.steps), 'step')}, {counted(self.transfers, 'transfer')} between devices")
-        return "\n".join([*lines, *self.forecast_lines(), *map(str, self.layouts), *self.events, *map(str, self.live)])
+        title = f"{words.headline(self)}{'' if self.expected else words.basis(self)}"
+        notes = list(words.partition_notes(self, layouts=True))
+        parts = [
+            words.partition_section(self, title=[title], top=True),
+            words.alternative_section(self),
+            section([], notes, "notes", "placement.events, .layouts, .inside, .live") if notes else fixed(),
+        ]
+        return "\n".join(fitted(parts, HEIGHT))
+
+    def _repr_html_(self) -> str:
+        """Return the same for notebooks."""
+        from html import escape
+
+        return f"<pre>{escape(str(self))}</pre>"
 
 
 def _branch(branch: PlacedBranch) -> dict[str, Any]:

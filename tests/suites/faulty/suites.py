@@ -55,7 +55,7 @@ class Seen:
 
 def conformance(fault: Fault, vectors: Path, isolate: bool) -> Seen:
     """The vectors of its operation, each in the way that the fault needs."""
-    words = ["conformance", str(vectors), "--driver", str(DRIVER), "--way", fault.way]
+    words = ["conformance", str(vectors), "--driver", str(DRIVER), "--execution-path", fault.way]
     words += ["--filter", FEW if fault.hangs or not fault.operation else VECTORS[fault.operation]]
     report = _run(fault, words, isolate)
     named = Counter({k: v for k, v in report.get("totals", {}).items() if k in ("failed", "crashed", "hung") and v})
@@ -69,7 +69,7 @@ def validate(fault: Fault, vectors: Path, isolate: bool, alone: bool = False) ->
     """
     check = fault.check if alone or isolate else ""
     only = f"{check}/{fault.operation}" if fault.operation else fault.check
-    report = _run(fault, ["validate", str(DRIVER), "--draws", "1", "--only", only], isolate)
+    report = _run(fault, ["validate", str(DRIVER), "--samples", "1", "--only", only], isolate)
     return Seen(report["code"], Counter(each["check"] for each in report.get("failures", ())), report["text"])
 
 

@@ -168,6 +168,6 @@ def repeats_check(chosen: Validation, outcome: CheckOutcome) -> str:
         words += ["--device", chosen.device]
     words += chosen.asked_for()
     words += ["--seed", str(chosen.seed)] * bool(chosen.seed)
-    words += ["--draws", str(chosen.draws)] * (chosen.draws != DRAWS)
+    words += ["--samples", str(chosen.draws)] * (chosen.draws != DRAWS)
     only = f"{outcome.check}/{outcome.operation}" if outcome.operation else outcome.check
     return shlex.join([*words, "--only", only])

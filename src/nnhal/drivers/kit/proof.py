@@ -22,7 +22,7 @@ OPTION, WAYS = "forms", ("proved", "fast", "exact")
 
 
 class ProvedDevice(Device):
-    """A device over a lowering table, with the kernel variants that `nnhal prove` verified on this processor.
+    """A device over a lowering table, with the kernel variants that `nnhal verify` verified on this processor.
 
     The option `forms` selects variants:
 

@@ -1,0 +1,92 @@
+"""Commands whose help groups their options, and which know the former names of options for one release."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import click
+
+from nnhal.base.names import printable
+
+GROUPS = "Model", "Profile", "Input", "Output", "Placement", "Execution", "Cache", "Selection", "Service", "Diagnostics"
+_MEMBERS = {
+    "Model": "shape value signature extension",
+    "Profile": "show export import forget",
+    "Input": "input seed range raw mean std letterbox fill rate samples",
+    "Output": "output labels top export-json profile histogram operations dot svg png list all-failures repro",
+    "Placement": "device against driver option fallback strategy rule tune placement why numerics",
+    "Execution": "threads isolate deadline vs iterations warmup duration streams rtol atol lsb level timeout jobs "
+    "execution-path no-isolation quick busy",
+    "Cache": "cache-dir no-cache size",
+    "Selection": "operation filter published-only sample flag only all-operations only-new",
+    "Service": "name read allow metrics unconfined systemd",
+    "Diagnostics": "trace verbose json help version",
+}
+_GROUP = {f"--{name}": group for group, names in _MEMBERS.items() for name in names.split()}
+SMALL = 8  # options of a command that are not grouped
+
+
+class Command(click.Command):
+    """A command of `nnhal`. formerly: options by the names that they had before."""
+
+    def __init__(self, *args: Any, formerly: Mapping[str, str] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.formerly = dict(formerly or {})
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """The arguments, former names of options as what they are called now."""
+        return super().parse_args(ctx, list(self._renamed(args)))
+
+    def _renamed(self, args: Sequence[str]) -> list[str]:
+        found, options = [], True
+        for word in args:
+            name, equals, value = word.partition("=")
+            options = options and word != "--"
+            now = self.formerly.get(name) if options else None
+            if now is not None:
+                click.echo(f"warning: {name} is now {now}; the next release has no {name}", err=True)
+            found.append(word if now is None else f"{now}{equals}{value}")
+        return found
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The options by groups, where there are many."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        records = [
+            (group_of(p), record) for p in self.get_params(ctx) if (record := p.get_help_record(ctx)) is not None
+        ]
+        for name, record in records:
+            groups.setdefault(name if len(records) > SMALL else "Options", []).append(record)
+        for name in ("Options", *GROUPS):
+            if name in groups:
+                with formatter.section(name):
+                    formatter.write_dl(groups[name])
+
+
+def group_of(parameter: click.Parameter) -> str:
+    """The group of an option, "" for one that has none."""
+    return next((_GROUP[name] for name in parameter.opts if name in _GROUP), "")
+
+
+def command(name: str, *, formerly: Mapping[str, str] | None = None) -> Callable[[Callable[..., Any]], Command]:
+    """The decorator of a command's function."""
+    return click.command(name, cls=Command, formerly=formerly)
+
+
+def usage_hint(error: click.UsageError) -> str:
+    """What to look at after a usage error."""
+    return f"{error.ctx.command_path} --help" if error.ctx is not None else "nnhal --help"
+
+
+def show_error(error: click.ClickException) -> None:
+    """An error of the command line, in the form of all errors."""
+    text, *question = re.split(r"[;.] [Dd]id you mean ", printable(error.format_message(), keep="\n"), maxsplit=1)
+    if isinstance(error, click.NoSuchOption):
+        text = f"no such option {error.option_name}"
+        question = [f"{' or '.join(error.possibilities)}?"] if error.possibilities else []
+    elif isinstance(error, click.UsageError):
+        text = (text[:1].lower() if text[1:2].islower() else text[:1]) + text[1:].removesuffix(".")
+    click.echo(f"error: {text}", err=True)
+    if question:
+        click.echo(f"hint: did you mean {question[0]}", err=True)
+    elif isinstance(error, click.UsageError):
+        click.echo(f"hint: {usage_hint(error)}", err=True)

@@ -1,0 +1,354 @@
+"""A placement for people: a table of its partitions, its alternatives, and why one operation runs where it does."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from nnhal.base.brief import counted, duration
+from nnhal.base.codes import operation_name
+from nnhal.base.columns import Section, columns, fixed, section, wrapped
+from nnhal.base.stacks import in_short
+from nnhal.runtime.partition import ASKED, BY_HAND, FASTEST, ONLY, UNUSED, Choice, Expectation, Forecast
+from nnhal.runtime.schedule import StepPlan
+
+ROWS = 8  # partitions that are shown by default
+_TOP = 3  # kinds of operations of a partition
+_ALIKE = 1e-9
+
+
+class Branch(Protocol):
+    """A subgraph of control flow that the runtime runs, as of `PlacedBranch`."""
+
+    @property
+    def operation(self) -> int:
+        """That refers to it."""
+
+    @property
+    def name(self) -> str:
+        """What it is to that."""
+
+    @property
+    def placement(self) -> "Placed":
+        """Of its operations."""
+
+
+class Placed(Protocol):
+    """What is printed of a `Placement`."""
+
+    steps: tuple[StepPlan, ...]
+    choices: tuple[Choice, ...]
+    transfers: int
+    forecasts: tuple[Forecast, ...]
+    expected: tuple[Expectation, ...]
+    events: tuple[str, ...]
+
+    @property
+    def layouts(self) -> Iterable[object]:
+        """Of partitions on devices that prefer one."""
+
+    @property
+    def live(self) -> Iterable[object]:
+        """What fell back."""
+
+    @property
+    def inside(self) -> Iterable[Branch]:
+        """Subgraphs that the runtime runs."""
+
+    def devices(self) -> dict[str, int]:
+        """Number of operations on each device."""
+
+
+class Alternative(NamedTuple):
+    """Another assignment of a model's operations, and why it was not chosen.
+
+    latency: predicted seconds, None where nothing was measured. supported: how many of the operations its devices support.
+    """
+
+    name: str
+    latency: float | None
+    declared: str
+    supported: int
+    why: str
+
+
+def counted_partitions(placement: Placed) -> str:
+    """`2 partitions, 5 device transfers`."""
+    partitions = counted(len(placement.steps), "partition")
+    return f"{partitions}, {counted(placement.transfers, 'device transfer')}"
+
+
+def headline(placement: Placed, profile: str = "measured profile") -> str:
+    """`164 ops -> 1 partition, 0 device transfers, predicted 531 µs (measured profile)`. profile: what predicts it."""
+    ops = counted(len(placement.choices), "op")
+    text = f"{ops} -> {counted_partitions(placement)}"
+    if placement.expected:
+        best = placement.expected[0]
+        source = "learned from earlier runs" if best.known else profile
+        text += f", {'measured' if best.known else 'predicted'} {duration(best.latency)} ({source})"
+    return text
+
+
+def basis(placement: Placed) -> str:
+    """What the placement is based on, in brackets; "" where the operations were placed by hand or on the only device."""
+    kinds = {choice.kind for choice in placement.choices} - {UNUSED}
+    if trial_of(placement) is not None:
+        device = placement.steps[0].device
+        known = min((e for e in placement.expected if e.known), key=lambda e: e.latency)
+        name = " + ".join(dict.fromkeys(filter(None, known.devices)))
+        return f" (trial: measures {device} on this model; best so far: {name} {duration(known.latency)})"
+    if kinds <= {ASKED}:
+        return ""
+    if kinds <= {BY_HAND, ASKED}:
+        return " (placed by hand)"
+    if placement.expected:
+        return " (measured)" if placement.expected[0].known else " (measured profile)"
+    return " (declared performance)"
+
+
+def trial_of(placement: Placed) -> Expectation | None:
+    """The chosen assignment, where it is preferred to a known one so that it gets measured."""
+    best = placement.expected[0] if placement.expected else None
+    if best is None or not best.trial or best.known:
+        return None
+    return best if any(each.known for each in placement.expected) else None
+
+
+# ------------------------------------------------------------------------------------------------------- its partitions
+
+
+def partition_section(
+    placement: Placed, took: Sequence[float] | None = None, *, top: bool = False, title: Sequence[str] = ()
+) -> Section:
+    """The table of partitions: the slowest where not all are drawn.
+
+    Args:
+        placement: of a compiled model.
+        took: seconds of each partition, where it ran. By default: what is predicted or declared.
+        top: whether the operations that are predicted to take most are named.
+        title: lines before the table.
+    """
+    times, head = _times(placement, took)
+    explained = [_why(placement, step) for step in placement.steps]
+    explains = len(placement.steps) > 1 or any(why and not why.startswith(FASTEST) for why in explained)
+    heads = [">#", "device", "ops", *([head] if head else []), *(["top ops"] if top else [])]
+    heads += ["reason"] if explains else []
+    cells = [
+        [number, step.device, _span(placement, step.operations), *([shown] if head else [])]
+        + ([_top(placement, step)] if top else [])
+        + ([why] if explains else [])
+        for number, (step, (_, shown), why) in enumerate(zip(placement.steps, times, explained, strict=True))
+    ]
+
+    def draw(most: int) -> list[str]:
+        most = len(cells) if most == len(cells) - 1 else most
+        slowest = {*sorted(range(len(cells)), key=lambda n: (-times[n][0], n))[:most]}
+        lines = columns(heads, [cells[n] for n in sorted(slowest)], indent=2)
+        left = [n for n in range(len(cells)) if n not in slowest]
+        if left:
+            count = Counter(placement.steps[n].device for n in left)
+            where = ", ".join(f"{many} on {device}" for device, many in count.items())
+            rest = sum(times[n][0] for n in left)
+            spent = f", {duration(rest)}" if head in ("latency", "predicted") else ""
+            lines.append(f"  … {len(left)} faster partitions ({where}{spent}): --verbose")
+        return [*title, *lines] if cells else list(title)
+
+    return Section(len(cells), draw)
+
+
+def _times(placement: Placed, took: Sequence[float] | None) -> tuple[list[tuple[float, str]], str]:
+    """Of each partition its cost and that for people; the head of the column."""
+    if took is not None and len(took) == len(placement.steps):
+        return [(each, duration(each)) for each in took], "latency"
+    if placement.forecasts:
+        found = [(f.seconds, duration(f.seconds)) for f in placement.forecasts]
+        return found, "measured" if all(f.known for f in placement.forecasts) else "predicted"
+    declared = [_declared(placement, step.device, step.operations) for step in placement.steps]
+    return [(len(s.operations), text) for s, text in zip(placement.steps, declared, strict=True)], (
+        "declared" if any(declared) else ""
+    )
+
+
+def _declared(placement: Placed, device: str, operations: Sequence[int]) -> str:
+    """`0.05x`, or `0.05x-1x`: what a device declares for operations, relative to the reference."""
+    found = [placement.choices[n].costs.get(device) for n in operations]
+    known = sorted({each for each in found if each is not None})
+    if placement.expected or not known:
+        return ""
+    return f"{known[0]:g}x" if len(known) == 1 else f"{known[0]:g}x-{known[-1]:g}x"
+
+
+def _span(placement: Placed, operations: Sequence[int]) -> str:
+    count = len(operations)
+    if count == len(placement.choices):
+        return f"{count} (all)"
+    first, last = min(operations), max(operations)
+    return f"{count} (#{first})" if count == 1 else f"{count} (#{first}-#{last})"
+
+
+def _top(placement: Placed, step: StepPlan) -> str:
+    """The kinds of operations that take most of a partition, by prediction, else by how many there are."""
+    choices = [placement.choices[n] for n in step.operations]
+    count, cost = Counter(operation_name(c.type) for c in choices), dict[str, float]()
+    for choice in choices if placement.expected else ():
+        name = operation_name(choice.type)
+        cost[name] = cost.get(name, 0.0) + choice.costs.get(step.device, 0.0)
+    total = sum(cost.values())
+    if total <= 0:
+        return _kinds(count)
+    slowest = sorted(cost.items(), key=lambda each: -each[1])[:_TOP]
+    return ", ".join(f"{count[name]} {name} {share / total:.0%}" for name, share in slowest)
+
+
+def _kinds(count: Counter[str], most: int = _TOP) -> str:
+    shown = [f"{many} {name}" if many > 1 else name for name, many in count.most_common(most)]
+    return ", ".join([*shown, *(["…"] if len(count) > most else [])])
+
+
+def _why(placement: Placed, step: StepPlan) -> str:
+    """Why a partition runs on its device."""
+    choices = [placement.choices[n] for n in step.operations]
+    kinds = {choice.kind for choice in choices}
+    if trial_of(placement) is not None:
+        return "trial"
+    if kinds <= {ASKED, ""}:
+        return ""
+    if BY_HAND in kinds:
+        return next(c.reason for c in choices if c.kind == BY_HAND)
+    if kinds == {ONLY}:
+        return _rejections(placement, step.device, choices) or "only device that supports it"
+    return f"{FASTEST} {'predicted' if placement.expected else 'declared'}"
+
+
+def _rejections(placement: Placed, device: str, choices: Sequence[Choice]) -> str:
+    """`litert rejects 2 LSTM: why`, of the device that has most of the other operations."""
+    devices = sorted(placement.devices().items(), key=lambda each: -each[1])
+    names = [name for name, _ in devices if name != device] or list(choices[0].others)
+    for name in names:
+        count = Counter(operation_name(c.type) for c in choices if name in c.others)
+        if count:
+            return f"{name} rejects {_kinds(count, 2)}: {next(c.others[name] for c in choices if name in c.others)}"
+    return ""
+
+
+def partition_notes(placement: Placed, *, layouts: bool = False, most: int = 2) -> Iterator[str]:
+    """Lines below the table: layouts, subgraphs that the runtime runs, what failed and fell back."""
+    for each in placement.layouts if layouts else ():
+        yield from wrapped(f"  {each}", most=most, indent="    ")
+    for branch in placement.inside:
+        inner = branch.placement
+        where = ", ".join(f"{device} {counted(count, 'op')}" for device, count in inner.devices().items())
+        yield f"  {branch.name} of #{branch.operation}: {counted_partitions(inner)}: {where}"
+    for event in placement.events:
+        yield from wrapped(f"  {in_short(event)[0]}", most=most, indent="    ")
+    for fell in placement.live:
+        yield from wrapped(f"  {in_short(str(fell))[0]}", most=most, indent="    ")
+
+
+# ----------------------------------------------------------------------------------------------------- its alternatives
+
+
+def alternatives(placement: Placed) -> list[Alternative]:
+    """All on each other device, and the best split that was compared, with why they were not chosen.
+
+    Nothing where operations were placed by hand: the other devices were not asked for those.
+    """
+    if any(c.kind == BY_HAND for c in placement.choices):
+        return []
+    ran = [c for c in placement.choices if c.device]
+    names = dict.fromkeys(name for c in ran for name in (*c.costs, *c.others))
+    chosen = tuple(c.device for c in placement.choices)
+    found = []
+    for name in names:
+        if all(c.device == name for c in ran):
+            continue
+        rejected = [c for c in ran if name not in c.costs and c.device != name]
+        whole = tuple(name if c.device else "" for c in placement.choices)
+        expectation = next((e for e in placement.expected if e.devices == whole), None)
+        declared = _declared(placement, name, [c.operation for c in ran if name in c.costs])
+        why = _rejected(name, rejected) if rejected else _slower(placement, expectation, name)
+        latency = expectation.latency if expectation is not None and not rejected else None
+        found.append(Alternative(f"all on {name}", latency, declared, len(ran) - len(rejected), why))
+    splits = [e for e in placement.expected if len(e.forecasts) > 1 and e.devices != chosen]
+    for each in sorted(splits, key=lambda e: e.latency)[:1]:
+        name = f"split {' + '.join(sorted(set(filter(None, each.devices))))}"
+        found.append(Alternative(name, each.latency, "", len(ran), _slower(placement, each)))
+    return found
+
+
+def _rejected(name: str, rejected: Sequence[Choice]) -> str:
+    count = Counter(operation_name(c.type) for c in rejected)
+    return f"rejects {_kinds(count)}: {rejected[0].others.get(name, '')}"
+
+
+def _slower(placement: Placed, other: Expectation | None, name: str = "") -> str:
+    """Why an assignment that is possible was not chosen."""
+    if not placement.expected:
+        mine = {c.device for c in placement.choices if c.device}
+        higher = all(c.costs.get(name, 0) > c.costs.get(c.device, 0) for c in placement.choices if c.device != name)
+        return "slower (declared)" if higher and name not in mine else "not faster as a whole"
+    best = placement.expected[0]
+    if other is None:
+        return "slower"
+    if trial_of(placement) is not None and other.latency <= best.latency:
+        return f"measured before; {placement.steps[0].device} is tried now"
+    several = len(other.forecasts) > 1
+    if other.latency > best.latency:
+        cost = f"{counted(len(other.forecasts), 'partition')}: transfers cost more than they save"
+        return cost if several else "slower"
+    return "gain too small for a split that was not measured" if several else "equal"
+
+
+def alternative_section(placement: Placed) -> Section:
+    """The table of alternatives."""
+    found = alternatives(placement)
+    ran = sum(bool(c.device) for c in placement.choices)
+    measured = bool(placement.expected)
+    heads = ["Alternatives", "predicted" if measured else "declared", "supported", "not chosen because"]
+    rows = columns(
+        heads,
+        [
+            [
+                f"  {each.name}",
+                ("-" if each.latency is None else duration(each.latency)) if measured else each.declared or "-",
+                f"{each.supported}/{ran}",
+                each.why,
+            ]
+            for each in found
+        ],
+    )
+
+    return section(rows[:1], rows[1:], "alternatives") if found else fixed()
+
+
+# ------------------------------------------------------------------------------------------------------- one operation
+
+
+def why_lines(placement: Placed, choice: Choice) -> Iterator[str]:
+    """Where one operation runs, and why not on each other device."""
+    measured = bool(placement.expected)
+
+    def cost(device: str) -> str:
+        known = choice.costs.get(device)
+        return "" if known is None else duration(known) if measured else f"{known:g}x"
+
+    where: Mapping[int, int] = {n: k for k, step in enumerate(placement.steps) for n in step.operations}
+    if not choice.device:
+        yield f"{choice.label}: {choice.reason}"
+        return
+    head = f"{choice.label} -> {choice.device} (partition {where[choice.operation]}): {choice.reason}"
+    yield from wrapped(head, most=5, indent="  ")
+    mine = choice.costs.get(choice.device)
+    rows = []
+    for device, why in choice.others.items():
+        known = choice.costs.get(device)
+        if known is None:
+            text = why if choice.kind == BY_HAND else f"rejects it: {why}"
+        elif ": " in why:
+            text = why.split(": ", 1)[1]
+        elif mine is None or abs(known - mine) <= _ALIKE:
+            text = "equal"
+        else:
+            text = "slower" if known > mine else "faster alone"
+        rows.append([device, cost(device), text])
+    for line in columns(["", ">", ""], rows, indent=2, width=1 << 30):
+        yield from wrapped(line, most=5, indent=" " * 6)
