@@ -12,7 +12,7 @@ from nnhal.frontends.onnx.lowering import NODES
 from nnhal.frontends.onnx.quantised import MOVED, QUANTISED
 from nnhal.frontends.onnx.refusals import REFUSED, why_refused
 
-FILE = Path(__file__).with_name("onnx-operators.md")
+FILE = Path(__file__).parent / "reference" / "onnx-operators.md"
 READ = {
     "Constant": "a constant",
     "ConstantOfShape": "a constant, of a shape that is known",
@@ -52,9 +52,9 @@ between DequantizeLinear and QuantizeLinear it works on the stored values, with 
 - Nodes that read the stored numbers themselves (MaxPool, Max, Concat, Where, ... behind QuantizeLinear) take tensors of
   one scale and zero point, and constants as such numbers.
 - LSTM and RNN take one activation for cell and output, sequences of equal length, and no clip. GRU is written step by
-  step, up to 1,024: `onnxruntime` and `openvino` [run it whole](right-numbers.md#gru). Loop is written step by step where
-  its count is known, up to 256, and a list of results is asked for or the steps are few nodes; else WHILE, which keeps
-  no list.
+  step, up to 1,024: `onnxruntime` and `openvino` [run it whole](../contributing/numerics.md#gru). Loop is written step
+  by step where its count is known, up to 256, and a list of results is asked for or the steps are few nodes; else WHILE,
+  which keeps no list.
 - Resize is NNAPI's where that takes the same elements, else GATHER and sums along each axis, cubic as well. A picture whose
   size stays is copied whatever its scales say, as ONNX Runtime does. antialias and tf_crop_and_resize beyond the picture
   are refused.

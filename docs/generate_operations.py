@@ -1,4 +1,4 @@
-"""Writes docs/operations.md from the records in `nnhal.ops`; with --check says whether the file is up to date."""
+"""Writes docs/reference/operations.md from the records in `nnhal.ops`; with --check says whether the file is up to date."""
 
 import ast
 import re
@@ -17,7 +17,7 @@ from nnhal.ops import OPS
 from nnhal.ops.common import FLOAT, HALF
 from nnhal.ops.schema import REQUIRED, Allowed, Arg, Form, Op, Per, Stored, T
 
-FILE = Path(__file__).with_name("operations.md")
+FILE = Path(__file__).parent / "reference" / "operations.md"
 WIDTH = 112
 NEWLINE = "\n"  # f-strings of Python 3.11 take no backslashes
 SUMS = {

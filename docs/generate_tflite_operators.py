@@ -15,7 +15,7 @@ from nnhal.frontends.tflite.positions import FILLED
 from nnhal.frontends.tflite.refusals import why_refused
 from nnhal.ops import OPS
 
-FILE = Path(__file__).with_name("tflite-operators.md")
+FILE = Path(__file__).parent / "reference" / "tflite-operators.md"
 INTRODUCTION = """\
 # TFLite's operators
 
@@ -31,7 +31,7 @@ as one, as NNAPI's have four at most.
 
 **Custom operators** are those of well-known files (Convolution2DTransposeBias, TFLite_Detection_PostProcess), and any
 of which somebody has said what it is made of, by `nnhal.register_custom_operator`
-([writing an extension](writing-an-extension.md)).
+([writing an extension](../how-to/drivers/extensions.md)).
 
 Where NNAPI and TFLite differ:
 
@@ -40,7 +40,7 @@ Where NNAPI and TFLite differ:
 - Integer weights beside float inputs (dynamic-range quantisation) stay integers in the model, behind DEQUANTIZE, so that
   every device computes with their real values. LiteRT's kernels for such files quantise the activations as well, which is
   faster and less exact: `driver_options={{"litert": {{"dynamic_range": True}}}}` asks for that, bit by bit, of CONV_2D,
-  DEPTHWISE_CONV_2D, FULLY_CONNECTED, LSTM and UNIDIRECTIONAL_SEQUENCE_LSTM ([right numbers](right-numbers.md)).
+  DEPTHWISE_CONV_2D, FULLY_CONNECTED, LSTM and UNIDIRECTIONAL_SEQUENCE_LSTM ([exact numerics](../contributing/numerics.md)).
 - INT16 is TENSOR_QUANT16_SYMM, which NNAPI has only within its quantised LSTMs; no arithmetic takes it, and nothing converts
   it, so models with activations of 16 bits are refused.
 - LSTM and UNIDIRECTIONAL_SEQUENCE_LSTM of INT8 give LiteRT's very numbers, a step of the sequence as an operation of its

@@ -18,7 +18,7 @@ import nnhal
 from nnhal.runtime.tracing.perfetto import read
 from nnhal.runtime.tracing.timeline import Span, Timeline
 
-FILE = Path(__file__).parent / "trace.svg"
+FILE = Path(__file__).parent / "how-to/models/trace.svg"
 COLOURS = {"application": "#d6e4f5", "runtime": "#dff0d8", "ipc": "#fdebd0", "driver": "#ead7f0"}
 TIP = (
     '<marker id="tip" markerWidth="7" markerHeight="7" refX="5" refY="3" orient="auto">'

@@ -1,6 +1,6 @@
 """Runs the commands of a page and puts their real output under them; with --check says whether the page is still true.
 
-    python docs/run_page.py docs/first-ten-minutes.md [--check]
+    python docs/run_page.py docs/tutorials/ml-engineer.md [--check]
 
 A page has blocks of ```console in which each line after "$ " is a command; all run one after the other, in one empty
 folder, after what a comment `<!-- before: COMMAND -->` says. They know NNHAL_ROOT, this repository, and NNHAL_VECTORS; what

@@ -762,6 +762,6 @@ def test_asking_for_what_is_not_checked_is_no_success(asked: str, said: str, tmp
 
 
 def test_the_documentation_lists_each_check_with_its_promise() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "validate.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "how-to" / "drivers" / "validate.md").read_text()
     rows = re.findall(r"^\| `([\w-]+)` \| (.*) \|$", text, re.MULTILINE)
     assert rows == [(check.name, check.promise) for check in CHECKS.values()]

@@ -90,7 +90,7 @@ OPERATIONS: dict[
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_halves_of_arithmetic_are_rounded_away_from_0(name: str, forms: str, kind: str, operation: str) -> None:
     if name == "litert" and operation in ("ADD", "SUB", "MUL"):
-        pytest.skip("XNNPACK rounds these halves to even: docs/right-numbers.md")
+        pytest.skip("XNNPACK rounds these halves to even: docs/contributing/numerics.md")
     make, real = OPERATIONS[operation]
     low, zero = int(np.iinfo(KINDS[kind]).min), int(np.iinfo(KINDS[kind]).min) + 120
     x = np.tile(np.arange(low, low + 256).astype(KINDS[kind]), (2, 1))

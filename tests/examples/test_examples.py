@@ -55,14 +55,17 @@ RUN_PAGE = [sys.executable, str(ROOT / "docs" / "run_page.py")]
 
 @pytest.mark.models
 def test_the_first_ten_minutes_are_as_the_page_says():
-    page = ROOT / "docs" / "first-ten-minutes.md"
+    page = ROOT / "docs" / "tutorials" / "ml-engineer.md"
     done = subprocess.run([*RUN_PAGE, str(page), "--check"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.models
 def test_a_driver_authors_first_hour_is_as_the_page_says(vectors):
-    page, known = ROOT / "docs" / "drivers-first-hour.md", {**os.environ, "NNHAL_VECTORS": str(vectors.resolve())}
+    page, known = (
+        ROOT / "docs" / "tutorials" / "driver-engineer.md",
+        {**os.environ, "NNHAL_VECTORS": str(vectors.resolve())},
+    )
     done = subprocess.run([*RUN_PAGE, str(page), "--check"], capture_output=True, text=True, check=False, env=known)
     assert done.returncode == 0, done.stdout + done.stderr
 

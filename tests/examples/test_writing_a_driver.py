@@ -1,4 +1,4 @@
-"""What docs/writing-a-driver.md says of bound operations, and its commands."""
+"""What docs/how-to/drivers/write.md says of bound operations, and its commands."""
 
 import re
 import shlex
@@ -22,7 +22,7 @@ from nnhal.model.validate import validate
 from nnhal.ops.common import ACTIVATION_RANGE, out_size, padding
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "writing-a-driver.md").read_text()
+PAGE = (ROOT / "docs" / "how-to" / "drivers" / "write.md").read_text()
 COMMANDS = re.search(r"```sh\n(.*?)```", PAGE, re.S)[1].splitlines()
 
 

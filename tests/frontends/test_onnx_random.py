@@ -41,4 +41,4 @@ def test_the_page_of_operators_is_what_the_table_says():
     assert spec is not None and spec.loader is not None
     page = module_from_spec(spec)
     spec.loader.exec_module(page)
-    assert (DOCS / "onnx-operators.md").read_text() == page.text(), "run python docs/generate_onnx_operators.py"
+    assert page.FILE.read_text() == page.text(), "run python docs/generate_onnx_operators.py"

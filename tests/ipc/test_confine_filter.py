@@ -112,7 +112,7 @@ def test_calls_that_are_added_are_allowed_with_any_arguments() -> None:
 
 
 def test_the_page_on_confinement_says_what_the_tables_say() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "confinement.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "sandbox.md").read_text()
     rows = [
         line for line in page[page.index("| what for |") : page.index("## More")].splitlines() if line.startswith("| ")
     ]

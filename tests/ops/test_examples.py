@@ -47,4 +47,4 @@ def test_example_gives_what_is_stated(record: Op, reference: ModuleType) -> None
 
 
 def test_operation_reference_is_up_to_date(reference: ModuleType) -> None:
-    assert (DOCS / "operations.md").read_text() == reference.text(), "run python docs/generate_operations.py"
+    assert reference.FILE.read_text() == reference.text(), "run python docs/generate_operations.py"

@@ -165,4 +165,4 @@ def test_the_page_says_what_the_drivers_declare() -> None:
     assert spec is not None and spec.loader is not None
     page = module_from_spec(spec)
     spec.loader.exec_module(page)
-    assert (docs / "numerics.md").read_text() == page.text(), "run python docs/generate_numerics.py"
+    assert page.FILE.read_text() == page.text(), "run python docs/generate_numerics.py"

@@ -10,7 +10,7 @@ from tests.suites.faulty.application import COMPILE, RUN, Came
 from tests.suites.faulty.driver.faults import CONFORMANCE, VALIDATE, Fault
 from tests.suites.faulty.suites import Seen
 
-PAGE = Path(__file__).parents[3] / "docs" / "faulty-drivers.md"
+PAGE = Path(__file__).parents[3] / "docs" / "contributing" / "faulty-drivers.md"
 LATE = 5.0  # seconds past its limit: that a machine with much to do may take
 HEAD = """# Faulty drivers
 

@@ -1,7 +1,7 @@
 """Which system calls a confined process may make, and why. Whatever is not named here is refused.
 
 Measured, not guessed: what the service, the reference kernels, LiteRT, numpy, scipy and imports call once they are confined,
-and what the same needs in musl. docs/confinement.md says the same; a test holds it to that.
+and what the same needs in musl. docs/reference/sandbox.md says the same; a test holds it to that.
 """
 
 from nnhal.base.records import Record

@@ -10,7 +10,7 @@ Call it while the process has one thread, before numpy or an engine starts its o
 what it starts later (all threads since ABI 8). The report counts threads that escape it; seccomp covers those too. For the
 same reason nothing here imports numpy, nor what imports it.
 
-docs/confinement.md lists the system calls that are left, and what is still open.
+docs/reference/sandbox.md lists the system calls that are left, and what is still open.
 """
 
 import difflib
