@@ -17,7 +17,8 @@ exclude_patterns = ["changes"]
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
 
-autodoc_typehints = "description"
+default_role = "code"  # docstrings mark code by single backquotes, as Markdown does
+autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True, "undoc-members": False, "show-inheritance": True}
 # Annotations name classes of NumPy and of nnhal's internals, which have no page here.
