@@ -7,7 +7,7 @@ folder, after what a comment `<!-- before: COMMAND -->` says. They know NNHAL_RO
 they compile is kept beside that folder, and goes with it. A comment before another block says what it is: `<!-- file: NAME
 -->`, a file, written when its turn comes; `<!-- change: NAME -->`, what changes in such a file: lines with "-", "+" or " "
 before them, @@ between places; `<!-- part: NAME -->`, lines that stand in a file just so. Pictures that the page shows and a
-command drew are copied to where it has them.
+command drew are copied to where it has them; others have to be there.
 
 Durations differ from run to run, other numbers from processor to processor: a check takes any duration for another, all
 that `nnhal bench` measures, and other numbers within a hundredth.
@@ -138,9 +138,11 @@ def main() -> int:
         for command in BEFORE.findall(page):
             run(command, folder)
         new = written_again(page, folder)
-        missing = []
+        missing, commands = [], " ".join(re.findall(r"^\$ (.*)$", page, re.MULTILINE))
         for place in PICTURE.findall(page):
             drawn, kept = folder / Path(place).name, arguments.page.parent / place
+            if not drawn.exists() and drawn.name not in commands and kept.exists():
+                continue  # of the page's own
             if not drawn.exists():
                 missing.append(f"{place}: no command draws it")
             elif not arguments.check:
