@@ -15,8 +15,6 @@ from PIL import Image, ImageDraw, ImageOps
 
 import nnhal
 from nnhal import zoo
-from nnhal.base.brief import duration
-from nnhal.cli.placement import placement_lines
 
 SIZE = 128
 LAYERS = ((16, 2), (8, 6))  # cells a side, anchors a cell
@@ -96,17 +94,13 @@ def main() -> None:
     margin = (longest - np.array(picture.size)) / 2
     draw(picture, faces, lambda points: [tuple(p) for p in points * longest - margin]).save(arguments.output)
 
-    print(
-        f"picture {photo} ({picture.width}x{picture.height}), model {path.name}: {len(model.main.operations)} operations"
-    )
-    print(f"found   {len(faces)} face{'s' * (len(faces) != 1)}")
+    print(f"Picture: {photo} ({picture.width}x{picture.height})")
+    print(f"Model: {path.name}, {len(model.main.operations)} operations; {compiled.placement.summary()}")
+    print(f"Found {len(faces)} face{'s' * (len(faces) != 1)} in {sum(step.total for step in report.steps) / 1e6:.2f} ms:")
     for face in faces:
         x0, y0, x1, y1 = (face["box"].reshape(2, 2) * longest - margin).reshape(-1)
-        print(f"        {face['score']:.1%} at x {x0:.0f} to {x1:.0f}, y {y0:.0f} to {y1:.0f}")
-    print("\n".join(placement_lines(compiled.placement)))
-    for step in report.steps:
-        print(f"step    {step.device}: {step.operations} operations, {duration(step.total / 1e9)}")
-    print(f"wrote   {arguments.output}")
+        print(f"  {face['score']:.1%} at x {x0:.0f} to {x1:.0f}, y {y0:.0f} to {y1:.0f}")
+    print(f"Wrote {arguments.output}")
 
 
 if __name__ == "__main__":

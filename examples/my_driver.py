@@ -2,10 +2,7 @@
 
 import numpy as np
 
-from nnhal.base.codes import Activation, OperandType, OperationType
-from nnhal.hal.device import Device, Prepared, Verdict
-from nnhal.model.graph import CONSTANTS
-from nnhal.model.validate import validate
+from nnhal.driver import CONSTANTS, Activation, Device, OperandType, OperationType, Prepared, Verdict, validate
 
 KERNELS = {OperationType.ADD: np.add, OperationType.SUB: np.subtract, OperationType.MUL: np.multiply}
 

@@ -7,12 +7,8 @@ nnhal run model.tflite --driver examples/my_extension.py
 import numpy as np
 
 import nnhal
-from nnhal.base.codes import DeviceType
 from nnhal.base.extensions import ExtensionType, register_extension
-from nnhal.base.levels import V1_2
-from nnhal.base.operands import dtype_of
-from nnhal.hal.device import Capabilities, Device, Prepared, each_operation
-from nnhal.model.graph import CONSTANTS
+from nnhal.driver import CONSTANTS, V1_2, Capabilities, Device, DeviceType, Prepared, dtype_of, each_operation
 from nnhal.ops.schema import F32, Form, Op, T, arg, out, register
 
 NAME = "com.example.fourier"

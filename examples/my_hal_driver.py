@@ -2,10 +2,7 @@
 
 import numpy as np
 
-from nnhal.base.codes import DeviceStatus, ErrorStatus, OperandType, OperationType
-from nnhal.hal.device import Performance
-from nnhal.hal.utilities import OldCapabilities
-from nnhal.model.validate import validate
+from nnhal.driver import DeviceStatus, ErrorStatus, OldCapabilities, OperandType, OperationType, Performance, validate
 
 KERNELS = {OperationType.ADD: np.add, OperationType.MUL: np.multiply}
 

@@ -9,14 +9,20 @@ from hashlib import blake2b
 
 import numpy as np
 
-from nnhal.base.codes import Activation, DeviceType
-from nnhal.base.errors import InvalidArgument
-from nnhal.hal.blobcache import blobs_of
-from nnhal.hal.device import Capabilities, Device, Prepared, each_operation
-from nnhal.hal.memory_use import MemoryUse
-from nnhal.model.validate import validate
-from nnhal.ops.common import ACTIVATION_RANGE
-from nnhal.ops.schema import F32
+from nnhal.driver import (
+    ACTIVATION_RANGE,
+    F32,
+    Activation,
+    Capabilities,
+    Device,
+    DeviceType,
+    InvalidArgument,
+    MemoryUse,
+    Prepared,
+    blobs_of,
+    each_operation,
+    validate,
+)
 
 
 class Packed(Prepared):

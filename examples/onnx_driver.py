@@ -1,4 +1,4 @@
-"""A driver that compiles, on nnhal.drivers.kit: 21 operations on ONNX Runtime.
+"""A driver that compiles, on the kit of nnhal.driver: 21 operations on ONNX Runtime.
 
     pip install onnx onnxruntime
     nnhal run mobilenet_v2 --driver examples/onnx_driver.py
@@ -12,16 +12,33 @@ from functools import partial
 
 import numpy as np
 
-from nnhal.base.codes import Activation, Padding
-from nnhal.base.cores import usable_cores
-from nnhal.base.errors import InvalidArgument
-from nnhal.drivers import reference
-from nnhal.drivers.kit import LoweringTable, LoweringTask, Refused, bounds, for_each_shape, product_scales, window
-from nnhal.hal.device import Capabilities, Device, Prepared
-from nnhal.model.graph import CONSTANTS
-from nnhal.model.validate import validate
-from nnhal.ops.common import ACTIVATION_RANGE, decode
-from nnhal.ops.schema import F16, F32, Q8, Q8PC, Q8S, Q8SYMM
+from nnhal.driver import (
+    ACTIVATION_RANGE,
+    CONSTANTS,
+    F16,
+    F32,
+    Q8,
+    Q8PC,
+    Q8S,
+    Q8SYMM,
+    Activation,
+    Capabilities,
+    Device,
+    Interpreter,
+    InvalidArgument,
+    LoweringTable,
+    LoweringTask,
+    Padding,
+    Prepared,
+    Refused,
+    bounds,
+    decode,
+    for_each_shape,
+    product_scales,
+    usable_cores,
+    validate,
+    window,
+)
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # it is on otherwise
 import onnxruntime
@@ -263,7 +280,7 @@ class OnnxDevice(Device):
     def prepare(self, model, hints):
         if hints.options:
             raise InvalidArgument(f"onnx: option {min(hints.options)!r} is unknown, there are none")
-        return for_each_shape(model, lambda known: Session(known, hints.threads), reference.Interpreter)
+        return for_each_shape(model, lambda known: Session(known, hints.threads), Interpreter)
 
 
 device = OnnxDevice

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 import nnhal
+from nnhal import driver
+from nnhal.base import errors
 
 PUBLIC = [
     "Allocation",
@@ -23,8 +25,10 @@ PUBLIC = [
     "Compiled",
     "CompiledBurst",
     "CompiledByShape",
+    "ContractBroken",
     "DeadObject",
     "DeviceUnavailable",
+    "DriverFailed",
     "ErrorStatus",
     "Execution",
     "FallbackWarning",
@@ -86,6 +90,13 @@ def test_type_checkers_are_told_of_the_same_names() -> None:
     assert sorted(told) == sorted(PUBLIC)
 
 
+def test_every_error_that_nnhal_documents_is_public() -> None:
+    found = {
+        name for name, each in vars(errors).items() if inspect.isclass(each) and issubclass(each, errors.NnhalError)
+    }
+    assert found <= set(nnhal.__all__)
+
+
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'nnhal' has no attribute 'nothing'"):
         _ = nnhal.nothing
@@ -112,3 +123,35 @@ def test_the_help_of_a_function_names_its_parameters(name: str) -> None:
     doc = inspect.getdoc(function) or ""
     unsaid = [p for p in inspect.signature(function).parameters if p not in doc]
     assert unsaid == []
+
+
+# ------------------------------------------------------------------------------------------------- the drivers' namespace
+
+EXAMPLES = Path(nnhal.__file__).parents[2] / "examples"
+RECORDS = {"nnhal", "nnhal.base.extensions", "nnhal.ops.schema"}  # what an extension's own operations are declared with
+
+
+def test_names_of_the_driver_namespace_are_there_and_type_checkers_see_the_same() -> None:
+    tree = ast.parse(Path(driver.__file__).read_text())
+    imported = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module not in ("typing", "nnhal.base.lazily")
+        for alias in node.names
+    }
+    assert set(driver.__all__) == imported and dir(driver) == sorted(driver.__all__)
+    assert all(hasattr(driver, name) for name in driver.__all__)
+
+
+def test_a_driver_that_does_not_use_the_kit_does_not_import_it() -> None:
+    program = "import sys, nnhal.driver; print([m for m in sys.modules if m.startswith('nnhal.drivers')])"
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "[]\n"
+
+
+@pytest.mark.parametrize("file", [*sorted(EXAMPLES.glob("my_*.py")), EXAMPLES / "onnx_driver.py"], ids=lambda f: f.stem)
+def test_the_example_drivers_import_the_driver_namespace_alone(file: Path) -> None:
+    tree = ast.parse(file.read_text())
+    modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+    modules |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    allowed = {"nnhal.driver", *(RECORDS if file.stem == "my_extension" else ())}
+    assert {module for module in modules if module.split(".")[0] == "nnhal"} <= allowed

@@ -15,7 +15,6 @@ from tests.ipc.support import LIMIT, wait_until
 from tests.waiting import jitter
 
 
-@pytest.mark.nightly
 def test_two_hundred_interrupts_in_every_way_to_execute_lose_nothing_and_make_no_result_wrong():
     found = storm(200, seed=6)
     assert min(found["strikes"].values()) > 10 and len(found["strikes"]) == 8

@@ -10,6 +10,7 @@ import pytest
 
 from nnhal.base.codes import DeviceStatus, DeviceType, OperandType
 from nnhal.base.errors import (
+    Cancelled,
     Closed,
     InvalidArgument,
     InvalidModel,
@@ -22,7 +23,7 @@ from nnhal.base.memory import Memory
 from nnhal.frontends.python import Builder
 from nnhal.hal.device import MOST_THREADS, Hints, Prepared
 from nnhal.hal.fence import Fence, fence_pair
-from nnhal.hal.request import Timing
+from nnhal.hal.request import Control, Timing
 from nnhal.ipc.client.pools import ClientPools, Packing
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import model_to_wire, timing_to_wire
@@ -383,6 +384,22 @@ def test_a_number_is_taken_while_an_execution_goes_on_under_it_and_it_ends_where
                 service.call(call)
     assert service.call(wire.Execute(3, V1_3, 2)) is wire.DONE
     service.client.works.pop()()
+
+
+def test_an_execution_whose_call_the_client_abandoned_is_cancelled_from_its_start(service: Service) -> None:
+    service.prepared()
+    memory, abandoned = service.bound(), threading.Event()
+    abandoned.set()
+    plain = Control(cancelled=abandoned)
+    service.call(wire.Execute(3, V1_3, 2), plain=plain)
+    service.client.works.pop()()
+    service.call(wire.ExecuteFenced(4, 2, 0), plain=plain)
+    execution = service.handler._exports.get(4, LaunchedRequest, "execution").execution
+    ended = threading.Event()
+    execution.when_ended(ended.set)
+    assert ended.wait(LIMIT) and isinstance(execution.error, Cancelled)
+    controls = service.driver.controls
+    assert controls and all(control.cancelled.is_set() for control in controls) and memory is not None
 
 
 def test_outputs_in_the_drivers_memory_are_in_the_answer_up_to_32_kib_and_else_in_a_memory(service: Service) -> None:

@@ -693,7 +693,7 @@ def test_a_lane_whose_call_was_given_up_is_hung_up_watched_closed_and_never_used
         with stopped(device):
             with pytest.raises(MissedDeadline):
                 session.call(wire.GetVersionString(), wire.Word, Control(time.monotonic_ns()))
-            assert [given_up for given_up, *_ in session._given_up] == [lane] and lane.in_doubt
+            assert [given_up for given_up, *_ in session._given_up.values()] == [lane] and lane.in_doubt
             with pytest.raises(DeadObject):
                 lane.send(b"more")
         assert session.call(wire.GetType(), wire.Word, UNLIMITED) and lane not in session._free

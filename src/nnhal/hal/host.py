@@ -1,10 +1,11 @@
 """What every driver has for nothing: buffers in ordinary memory, and bursts that call `run`."""
 
+import contextlib
 import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -69,9 +70,14 @@ class HostBuffer(Buffer):
             raise OperationFailed(f"buffer {self.token} has no contents, must be written or copied to first")
         return contents
 
-    def begin(self) -> "Writing":
-        """An execution or a copy begins to write: the contents are gone, and whoever began before gives none any more."""
+    def begin(self, control: Control = UNLIMITED) -> "Writing":
+        """An execution or a copy begins to write: the contents are gone, and whoever began before gives none any more.
+
+        Raises what `control.check` raises, under the lock: nobody begins after it was cancelled, so a writer that the
+        caller abandoned never begins after the caller's next one.
+        """
         with self._lock:
+            control.check()
             if self._closed:
                 raise Closed(f"buffer {self.token}: used after close")
             if self._writing is not None and self._room is not None:  # whoever has it may still write to it
@@ -108,19 +114,19 @@ class HostBuffer(Buffer):
             raise InvalidArgument(f"memory has {memory.size} bytes, must be the {contents.nbytes} of the contents")
         target[: contents.nbytes] = flat_bytes(contents)
 
-    def copy_from(self, memory: Memory, dimensions: tuple[int, ...] = ()) -> None:
+    def copy_from(self, memory: Memory, dimensions: tuple[int, ...] = (), control: Control = UNLIMITED) -> None:
         """Copy contents in."""
-        self.begin().end(None)
+        self.begin(control).end(None)
         shape = self.shape_of_copy(dimensions)
         size = math.prod(shape) * self.dtype.itemsize
         source = memory.bytes()
         if memory.size != max(1, size):
             raise InvalidArgument(f"memory has {memory.size} bytes, must be the {size} of shape {show(shape)}")
-        self.put(source[:size].view(self.dtype).reshape(shape))
+        self.put(source[:size].view(self.dtype).reshape(shape), control)
 
-    def put(self, array: Array) -> None:
+    def put(self, array: Array, control: Control = UNLIMITED) -> None:
         """Give it contents: those of an array of its type; InvalidArgument where the shape is not the buffer's."""
-        writing = self.begin()
+        writing = self.begin(control)
         if array.shape != self._fixed:
             shape = self.shape_of_copy(array.shape)
             if shape != array.shape:
@@ -191,7 +197,7 @@ class Hosted:
         if self._written:
             rooms = [None] * signature.count if rooms is None else list(rooms)
             for index, buffer in self._written:
-                writing = buffer.begin()
+                writing = buffer.begin(control)
                 writings.append((index, writing))
                 rooms[index] = writing.room
         if self._read:
@@ -222,31 +228,67 @@ def run_beside(run: Run) -> Run:
 
     def beside(request: Request, control: Control) -> Timing | None:
         written = tuple(request.output_buffers.values())
-        used = (*request.input_buffers.values(), *written)
-        end = time.monotonic_ns() + QUERY_NS
-        while any(_given_up(*each) for buffer in used for each in list(buffer.writers.items())):
-            control.check()
-            if time.monotonic_ns() > end:
-                raise OperationFailed("buffer: an execution that was given up does not end, and may still write to it")
-            time.sleep(_LOOK)
-        try:
-            for buffer in written:
-                buffer.writers[request] = control
+        with _using((*request.input_buffers.values(), *written), written, request, control):
             return run(request, control)
-        finally:
-            for buffer in written:
-                buffer.writers.pop(request, None)
 
     return standing_before(run, beside)
 
 
-def _given_up(request: Request, control: Control) -> bool:
-    """Whether nobody waits any more for an execution."""
+@contextlib.contextmanager
+def _using(used: Sequence[Buffer], written: Sequence[Buffer], writer: object, control: Control) -> Iterator[None]:
+    """Use buffers of a driver's own class, when no abandoned writer may still write to one of them.
+
+    Args:
+        used: All of them.
+        written: Those that `writer` writes.
+        writer: A request, or anything that stands for a copy.
+        control: The budget of the writer.
+
+    Raises:
+        OperationFailed: An abandoned writer has not ended within `QUERY_NS`.
+        Cancelled, MissedDeadline: The writer itself was abandoned before it began.
+    """
+    end = time.monotonic_ns() + QUERY_NS
+    while any(_abandoned(*each) for buffer in used for each in list(buffer.writers.items())):
+        control.check()
+        if time.monotonic_ns() > end:
+            raise OperationFailed("buffer: an execution that was given up does not end, and may still write to it")
+        time.sleep(_LOOK)
+    try:
+        for buffer in written:
+            buffer.writers[writer] = control
+        control.check()  # after that: whoever comes next either sees this writer or comes after its refusal
+        yield
+    finally:
+        for buffer in written:
+            buffer.writers.pop(writer, None)
+
+
+def _abandoned(writer: object, control: Control) -> bool:
+    """Whether nobody waits any more for a writer."""
     try:
         control.check()
     except (Cancelled, MissedDeadline):
         return True
-    return request.ended
+    return isinstance(writer, Request) and writer.ended
+
+
+def copy_in(buffer: Buffer, memory: Memory, dimensions: tuple[int, ...], control: Control) -> None:
+    """As `Buffer.copy_from`, for a caller that may abandon the copy: it does not begin after that."""
+    if isinstance(buffer, HostBuffer):
+        buffer.copy_from(memory, dimensions, control)
+    else:
+        with _using((buffer,), (buffer,), object(), control):
+            buffer.copy_from(memory, dimensions)
+
+
+def copy_out(buffer: Buffer, memory: Memory, control: Control) -> None:
+    """As `Buffer.copy_to`, when no abandoned writer may still write to the buffer."""
+    if isinstance(buffer, HostBuffer):
+        buffer.copy_to(memory)
+    else:
+        with _using((buffer,), (), buffer, control):
+            buffer.copy_to(memory)
 
 
 def run_resolved(prepared: Runs, request: Request, control: Control, run: Run | None = None) -> Timing | None:
@@ -294,7 +336,7 @@ def fill(buffer: Buffer, array: Array) -> None:
 def fill_within(control: Control, buffer: Buffer, array: Array) -> None:
     """As `fill`, for an execution: within its budget."""
     if isinstance(buffer, HostBuffer):
-        buffer.put(array)
+        buffer.put(array, control)
     else:
         buffer.within(control).copy_from(Memory.from_array(array), array.shape)
 

@@ -11,7 +11,7 @@ from nnhal.base.memory import Memory
 from nnhal.base.operands import ChannelQuant, is_tensor
 from nnhal.base.records import Record
 from nnhal.base.time import is_number
-from nnhal.hal.request import Control, Of, Request
+from nnhal.hal.request import Control, Of
 from nnhal.model.validate import validate
 from nnhal.ops.schema import show
 
@@ -67,7 +67,7 @@ class Buffer(ABC):
         self.roles: tuple[BufferRole, ...] = ()
         self.token = next(_tokens)
         self._uses: set[tuple[int, int, bool]] = set()
-        self.writers: dict[Request, Control] = {}  # executions inside that write it; kept by `host.run_beside`
+        self.writers: dict[object, Control] = {}  # executions and copies inside that write it; see `host._using`
         self.play(roles)
 
     def play(self, roles: Sequence[BufferRole]) -> None:

@@ -114,6 +114,7 @@ class RemoteContents:
         """As of `RemoteBuffer`."""
         session, number = self.session, self.buffer.of(self.session)
         self.buffer.require_contents()
+        session.confirm_abandoned(self.control)
         packing, shared = session.packing(), session.pools.shareable(memory)
         session.call(wire.CopyTo(number, packing.pool(shared)), wire.Shape, self.control, packing)
         if shared is not memory:
@@ -127,6 +128,7 @@ class RemoteContents:
         if not memory.sealed:  # a copy made once would miss what it holds now
             memory = Memory.from_array(memory.bytes())
         message = wire.CopyFrom(number, packing.pool(memory), dimensions)
+        session.confirm_abandoned(self.control)
         self.buffer.begin(writer)
         reply, _ = session.ask(message, self.control, packing)
         self.buffer.answered(writer)

@@ -103,6 +103,8 @@ class RemotePrepared(Prepared):
 
         apart: as of `Frame`, as where the execution may have to end early.
         """
+        if request.output_buffers or request.input_buffers:
+            self.session.confirm_abandoned(control)
         frame, home = self.frames.take(request, apart or control.bounded)
         if request.output_buffers:
             for buffer in request.output_buffers.values():

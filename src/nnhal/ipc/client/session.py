@@ -123,7 +123,7 @@ class Session:
         # All but those given up; one that nobody holds is closed.
         self._lanes: weakref.WeakSet[Channel] = weakref.WeakSet()
         self._in_want: deque[threading.Event] = deque()  # of those who wait for a lane
-        self._given_up: deque[_GivenUp] = deque()
+        self._given_up: dict[int, _GivenUp] = {}  # by the number of the lane, until the service has ended the call
         self._numbers = itertools.count(1)
         self._pending: dict[int, Pending] = {}  # by the number it will be about; also one that nobody waits for
         self.bursts: weakref.WeakValueDictionary[int, OpenBurst] = weakref.WeakValueDictionary()
@@ -481,6 +481,18 @@ class Session:
                 self._rouse()
             raise
 
+    def confirm_abandoned(self, control: Control) -> None:
+        """Come back when the service knows every call that this client abandoned: none begins to write a buffer any more.
+
+        An execution that uses driver buffers comes after that. The thread that keeps house sends the same without an
+        answer, so the service may still begin an abandoned call when the next one has ended.
+        """
+        lanes = list(self._given_up.values())
+        numbers = {lane.channel.number for lane in lanes} | {lane.made for lane in lanes if lane.made}
+        numbers |= {number for number, pending in list(self._pending.items()) if pending.given_up}
+        if numbers:
+            self.call(wire.Cancel(tuple(numbers)), wire.Acknowledged, control)
+
     def watch_wish(self, number: int, cancelled: threading.Event | None) -> None:
         """Tell the service when nobody wants any more what a call began; until `forget_wish`."""
         if cancelled is not None:
@@ -609,7 +621,7 @@ class Session:
         pending = self._pending.get(lane.made)
         if pending is not None:
             pending.given_up = True
-        self._given_up.append(lane)
+        self._given_up[lane.channel.number] = lane
         self._rouse()
         self._close_late_lanes()
 
@@ -624,8 +636,8 @@ class Session:
             with contextlib.suppress(IndexError):
                 self._free.pop().close()
         while self._given_up:
-            with contextlib.suppress(IndexError):
-                self._given_up.pop().channel.close()
+            with contextlib.suppress(KeyError):
+                self._given_up.popitem()[1].channel.close()
 
     # ---------------------------------------------------------------------------------------------------- house-keeping
 
@@ -749,12 +761,9 @@ class Session:
             if not pending.came:
                 self._look_whether_hangs(now - since)
                 self._late.append((pending, since))
-        for _ in range(len(self._given_up)):
-            try:
-                lane = self._given_up.popleft()
-            except IndexError:  # closed by another thread: the session has died
-                return
+        for number, lane in list(self._given_up.items()):
             if self._has_ended(lane):
+                self._given_up.pop(number, None)  # it may have been closed by another thread: the session has died
                 lane.channel.close()
                 if lane.made:  # the service has made it by now, and did not know it when its owner went
                     self._cancelled.append(lane.made)
@@ -762,7 +771,6 @@ class Session:
                 continue
             if lane.late:
                 self._look_whether_hangs(now - lane.since)
-            self._given_up.append(lane)
 
     def _take_overdue(self, now: int) -> None:
         """The lane that nobody waited for, where it is there by now; a process that never gives it hangs."""

@@ -49,6 +49,7 @@ from nnhal.hal.device import (
     written_by,
 )
 from nnhal.hal.fence import Fence
+from nnhal.hal.host import copy_in, copy_out
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, merge
 from nnhal.hal.request import Control
 from nnhal.hal.waiting import client_of
@@ -130,8 +131,9 @@ class CallHandler:
             return self._consider(call, fds, size)
         if isinstance(call, wire.Bind):
             return self._bind(call, fds, size)
-        if isinstance(call, wire.Reconfigure):
-            return self._reconfigure(call, plain)
+        abandonable = _ABANDONABLE.get(type(call))
+        if abandonable is not None:
+            return abandonable(self, call, fds, plain)
         return _HANDLERS[type(call)](self, call, fds)
 
     def settle(self) -> None:
@@ -351,7 +353,7 @@ class CallHandler:
         with self._entry(call.prepared) as entry:
             return wire.WireMemoryUse(*memory_by(entry.prepared, self._where)), ()
 
-    def _reconfigure(self, call: wire.Reconfigure, plain: Control) -> Answer:
+    def _reconfigure(self, call: wire.Reconfigure, _: Descriptors, plain: Control) -> Answer:
         with self._entry(call.prepared) as entry:
             reconfigured_by(entry.prepared, self._where, options_from_wire(call.options), plain)
         return DONE
@@ -385,9 +387,9 @@ class CallHandler:
         """A binding of this client's."""
         return self._exports.get(number, ServiceBinding, "binding")
 
-    def _execute(self, call: wire.Execute, _: Descriptors) -> Answer:
+    def _execute(self, call: wire.Execute, _: Descriptors, plain: Control) -> Answer:
         binding, number = self.binding(call.binding), call.object
-        control = self._begun(call)
+        control = self._begun(call, plain)
 
         def work() -> tuple[wire.ServiceCall, Sequence[int]]:
             given: Sequence[int] = ()
@@ -409,16 +411,21 @@ class CallHandler:
             raise
         return DONE
 
-    def _begun(self, call: wire.Execute | wire.ExecuteFenced) -> Control:
-        """The control of an execution that goes on after the answer; `Wanted.ended` is to follow."""
+    def _begun(self, call: wire.Execute | wire.ExecuteFenced, plain: Control) -> Control:
+        """The control of an execution that goes on after the answer; `Wanted.ended` is to follow.
+
+        A client that abandons the call cancels its connection, then the execution: one of the two is seen here or later.
+        """
         event = self._wanted.begin(call.object)
+        if plain.cancelled is not None and plain.cancelled.is_set():
+            event.set()
         try:
             return control_of(call, Control(cancelled=event))
         except InvalidArgument:
             self._wanted.ended(call.object)
             raise
 
-    def _execute_fenced(self, call: wire.ExecuteFenced, fds: Descriptors) -> Answer:
+    def _execute_fenced(self, call: wire.ExecuteFenced, fds: Descriptors, plain: Control) -> Answer:
         if len(fds) != call.fences:
             raise InvalidArgument(f"executeFenced: {len(fds)} descriptors came along, must be {call.fences} fences")
         fences = [Fence.taken(fds.take) for _ in range(call.fences)]
@@ -428,7 +435,7 @@ class CallHandler:
         try:
             left.enter_context(self._share.take(fenced=1, fences=call.fences))
             kept = self._share.take(descriptors=1)  # the fence, until the client lets go
-            control = self._begun(call)
+            control = self._begun(call, plain)
             left.callback(self._wanted.ended, call.object)
             left.enter_context(binding.entry)
             request = binding.request()
@@ -490,18 +497,18 @@ class CallHandler:
             self._exports.add(call.object, buffer, end, claim)
         return DONE
 
-    def _copy_to(self, call: wire.CopyTo, fds: Descriptors) -> Answer:
+    def _copy_to(self, call: wire.CopyTo, fds: Descriptors, plain: Control) -> Answer:
         memory = self._pools.accept(call.pool, fds)
         buffer = self._exports.get(call.buffer, Buffer, "buffer")  # type: ignore[type-abstract]
-        buffer.copy_to(memory)
+        copy_out(buffer, memory, plain)
         return wire.Shape(tuple(buffer.shape or ())), ()
 
-    def _copy_from(self, call: wire.CopyFrom, fds: Descriptors) -> Answer:
+    def _copy_from(self, call: wire.CopyFrom, fds: Descriptors, plain: Control) -> Answer:
         memory = self._pools.accept(call.pool, fds)
         buffer = self._exports.get(call.buffer, Buffer, "buffer")  # type: ignore[type-abstract]
         if buffer.facts.fixed is None:
             self._contents[buffer] = self._share.take(memory=memory.size)
-        buffer.copy_from(memory, tuple(call.dimensions))
+        copy_in(buffer, memory, tuple(call.dimensions), plain)
         return DONE
 
     def _shape(self, call: wire.GetShape, _: Descriptors) -> Answer:
@@ -527,14 +534,17 @@ _HANDLERS: dict[type[wire.ClientCall], Callable[[Any, Any, Descriptors], Any]] =
     wire.GetNumberOfCacheFiles: CallHandler._number_of_cache_files,
     wire.HoldFiles: CallHandler._hold_files,
     wire.WriteTrace: CallHandler._write_trace,
-    wire.Execute: CallHandler._execute,
-    wire.ExecuteFenced: CallHandler._execute_fenced,
     wire.GetExecutionInfo: CallHandler._execution_info,
     wire.ConfigureExecutionBurst: CallHandler._burst,
     wire.Allocate: CallHandler._allocate,
+    wire.GetShape: CallHandler._shape,
+}
+_ABANDONABLE: dict[type[wire.ClientCall], Callable[[Any, Any, Descriptors, Control], Answer]] = {
+    wire.Reconfigure: CallHandler._reconfigure,
+    wire.Execute: CallHandler._execute,
+    wire.ExecuteFenced: CallHandler._execute_fenced,
     wire.CopyTo: CallHandler._copy_to,
     wire.CopyFrom: CallHandler._copy_from,
-    wire.GetShape: CallHandler._shape,
 }
 
 
