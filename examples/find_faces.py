@@ -96,7 +96,9 @@ def main() -> None:
 
     print(f"Picture: {photo} ({picture.width}x{picture.height})")
     print(f"Model: {path.name}, {len(model.main.operations)} operations; {compiled.placement.summary()}")
-    print(f"Found {len(faces)} face{'s' * (len(faces) != 1)} in {sum(step.total for step in report.steps) / 1e6:.2f} ms:")
+    print(
+        f"Found {len(faces)} face{'s' * (len(faces) != 1)} in {sum(step.total for step in report.steps) / 1e6:.2f} ms:"
+    )
     for face in faces:
         x0, y0, x1, y1 = (face["box"].reshape(2, 2) * longest - margin).reshape(-1)
         print(f"  {face['score']:.1%} at x {x0:.0f} to {x1:.0f}, y {y0:.0f} to {y1:.0f}")

@@ -1,7 +1,7 @@
 """What import may spend on one file: every allowance grows with the file's bytes, so that a small file stays cheap.
 
 An operation costs about half a millisecond, an element of shape arithmetic about a tenth of a microsecond: what the smallest
-file may spend takes less than a second, and 128 MiB. The figures stand in docs/reference/model-zoo.md for people.
+file may spend takes less than a second, and 128 MiB. The figures stand in docs/how-to/models/run-onnx.md for people.
 """
 
 from enum import Enum
