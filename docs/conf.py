@@ -14,6 +14,7 @@ release = VERSION[1]
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["changes"]
+smartquotes = False  # two hyphens begin an option
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
 
@@ -25,6 +26,8 @@ autodoc_default_options = {"members": True, "undoc-members": False, "show-inheri
 nitpick_ignore_regex = [("py:.*", ".*")]
 
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_title = f"nnhal {release}"
 html_show_copyright = False
 html_show_sourcelink = False
