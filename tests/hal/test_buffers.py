@@ -32,9 +32,9 @@ from nnhal.hal import queue
 from nnhal.hal import request as request_module
 from nnhal.hal.binding import flat_bytes
 from nnhal.hal.device import Device, Prepared
-from nnhal.hal.host import HostBuffer, contents_of, fill, run_resolved
+from nnhal.hal.host import HostBuffer, Writing, contents_of, fill, run_resolved
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
-from nnhal.hal.request import Control, Request, Timing
+from nnhal.hal.request import UNLIMITED, Control, Request, Timing
 from nnhal.model.builder import ModelBuilder
 from tests.hal.devices import DEVICES, LIMIT, X, adding, device_of, doubling, execute, prepare, together
 from tests.waiting import Clock, until
@@ -706,3 +706,28 @@ def test_an_execution_that_was_given_up_beside_a_buffer_writes_nothing_to_the_ca
     with pytest.raises(Closed, match="is written after the execution ended"):
         made.execute(partial(run_resolved, step, run=run), Control())
     assert (room == -9).all()
+
+
+def test_an_execution_that_was_abandoned_before_it_began_leaves_what_the_next_one_wrote() -> None:
+    reached, opened = threading.Event(), threading.Event()
+
+    class Gated(HostBuffer):
+        def begin(self, control: Control = UNLIMITED, request: Request | None = None) -> Writing:
+            if request is first:
+                reached.set()
+                assert opened.wait(LIMIT)
+            return super().begin(control, request)
+
+    step = prepare(device_of("reference"), doubling((3, 4)))
+    buffer = Gated(ANY, [out_of(step)])
+    first, second = (step.request([each], output_buffers={0: buffer}) for each in (X, 2 * X))
+    late = threading.Thread(
+        target=lambda: attempted(first.execute, partial(run_resolved, step), Control(deadline=2**62))
+    )
+    late.start()
+    assert reached.wait(LIMIT)
+    first.abandon()
+    second.execute(partial(run_resolved, step), Control())
+    opened.set()
+    late.join(LIMIT)
+    assert contents_of(buffer).tolist() == (4 * X).tolist()

@@ -43,9 +43,9 @@ class GatedHostBuffer(HostBuffer):
 
     gate: Gate
 
-    def begin(self, control: Control = UNLIMITED) -> Writing:
+    def begin(self, control: Control = UNLIMITED, request: Request | None = None) -> Writing:
         self.gate()
-        return super().begin(control)
+        return super().begin(control, request)
 
 
 class GatedWriters(dict[object, Control]):

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import nnhal
-from nnhal.model.draw import COLOURS, REFUSED, png, svg
+from nnhal.model.draw import COLOURS, REFUSED, Part, default_part, png, svg
 from nnhal.model.layout import Box, arrange
 from nnhal.model.outline import Node, Outline, ShownTensor, outline
+from nnhal.model.overview import groups_of
 
 PLAIN = ShownTensor("t", "FLOAT32", (1, 4))
 
@@ -96,7 +97,7 @@ def test_devices_have_colours_and_a_legend_and_what_is_refused_is_marked():
     tensors = dict.fromkeys(range(3), PLAIN)
     nodes = Node("ADD", "", (0,), (1,)), Node("custom operation X", "", (1,), (2,), "NNAPI has none")
     drawn = svg(Outline("m", tensors, (0,), (2,), nodes), {0: "litert"})
-    assert "on litert" in texts(drawn) and "! cannot be taken: 1" in texts(drawn)
+    assert "on litert" in texts(drawn) and "! not supported: 1" in texts(drawn)
     assert "! #1 custom operation X" in texts(drawn)  # not by its colour alone
     assert drawn.count(COLOURS[0]) == 2 and REFUSED in drawn and "<title>NNAPI has none</title>" in drawn
 
@@ -136,3 +137,49 @@ def test_png_is_a_picture_in_the_same_colours():
         assert picture.format == "PNG"
         colours = {c for _, c in picture.convert("RGB").getcolors(1 << 24) or []}
     assert tuple(bytes.fromhex(COLOURS[0][1:])) in colours
+
+
+# ---------------------------------------------------------------------------------------------- overview and parts
+
+
+def size_of(drawn: str) -> tuple[float, float]:
+    root = ET.fromstring(drawn)
+    return float(root.get("width", 0)), float(root.get("height", 0))
+
+
+def test_a_model_of_seven_hundred_operations_is_an_overview_by_default_which_fits_a_page() -> None:
+    graph = outline(residual(350))
+    assert default_part(outline(residual(30))) == Part() and default_part(graph) == Part(overview=True)
+    drawn = svg(graph, {n: "litert" if n < 400 else "reference" for n in range(700)}, None, default_part(graph))
+    width, height = size_of(drawn)
+    assert width < 900 and height < 2200
+    titles = [text for text in texts(drawn) if re.match(r"#\d+", text)]
+    assert 15 <= len(titles) <= 30 and titles[0].startswith("#0 to #") and titles[-1].endswith("#699")
+    assert any(title.startswith("#400") for title in titles)  # a group lies on one device
+    assert not any(text.startswith(("from #", "to #")) for text in texts(drawn))  # one column
+
+
+def test_groups_hold_every_operation_once_and_end_where_few_tensors_are_alive() -> None:
+    graph = outline(residual(60))  # in each block, both the sum and the convolution's input are alive in the middle
+    groups = groups_of(graph, {})
+    assert [n for group in groups for n in group.operations] == list(range(120))
+    assert all(group.operations[-1] % 2 for group in groups)
+    assert groups[0].kinds(graph) == f"{len(groups[0].operations) // 2} CONV_2D, {len(groups[0].operations) // 2} ADD"
+
+
+def test_a_device_that_changes_more_often_than_there_are_groups_does_not_cut_them() -> None:
+    graph = outline(residual(60))
+    assert groups_of(graph, {n: str(n % 2) for n in range(120)}) == groups_of(graph, {})
+
+
+def test_a_part_has_its_operations_and_what_goes_in_and_out_of_them() -> None:
+    drawn = texts(svg(outline(residual(60)), part=Part(operations=range(10, 14))))
+    assert sorted(int(m.group(1)) for text in drawn if (m := re.match(r"#(\d+) ", text))) == [10, 11, 12, 13]
+    assert sum(text.startswith("input ") for text in drawn) == sum(text.startswith("output ") for text in drawn) == 1
+
+
+def test_a_dark_theme_changes_what_stands_on_the_page_and_nothing_on_a_box() -> None:
+    drawn = svg(outline(residual(2)))
+    assert "prefers-color-scheme:dark" in drawn
+    free = [e.text for e in ET.fromstring(drawn).iter() if e.get("class") == "free"]
+    assert any("4 operations" in (text or "") for text in free) and not any("CONV_2D" in (text or "") for text in free)

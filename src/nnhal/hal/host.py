@@ -70,14 +70,16 @@ class HostBuffer(Buffer):
             raise OperationFailed(f"buffer {self.token} has no contents, must be written or copied to first")
         return contents
 
-    def begin(self, control: Control = UNLIMITED) -> "Writing":
+    def begin(self, control: Control = UNLIMITED, request: Request | None = None) -> "Writing":
         """An execution or a copy begins to write: the contents are gone, and whoever began before gives none any more.
 
-        Raises what `control.check` raises, under the lock: nobody begins after it was cancelled, so a writer that the
-        caller abandoned never begins after the caller's next one.
+        An execution whose `control` was cancelled or whose `request` was abandoned does not begin. That is looked at under
+        the lock, so it never begins after the caller's next one.
         """
         with self._lock:
-            control.check()
+            control.check_wanted()
+            if request is not None:
+                request.require_wanted()
             if self._closed:
                 raise Closed(f"buffer {self.token}: used after close")
             if self._writing is not None and self._room is not None:  # whoever has it may still write to it
@@ -197,7 +199,7 @@ class Hosted:
         if self._written:
             rooms = [None] * signature.count if rooms is None else list(rooms)
             for index, buffer in self._written:
-                writing = buffer.begin(control)
+                writing = buffer.begin(control, outer)
                 writings.append((index, writing))
                 rooms[index] = writing.room
         if self._read:
@@ -246,7 +248,7 @@ def _using(used: Sequence[Buffer], written: Sequence[Buffer], writer: object, co
 
     Raises:
         OperationFailed: An abandoned writer has not ended within `QUERY_NS`.
-        Cancelled, MissedDeadline: The writer itself was abandoned before it began.
+        Cancelled: The writer itself was abandoned before it began.
     """
     end = time.monotonic_ns() + QUERY_NS
     while any(_abandoned(*each) for buffer in used for each in list(buffer.writers.items())):
@@ -257,7 +259,7 @@ def _using(used: Sequence[Buffer], written: Sequence[Buffer], writer: object, co
     try:
         for buffer in written:
             buffer.writers[writer] = control
-        control.check()  # after that: whoever comes next either sees this writer or comes after its refusal
+        control.check_wanted()  # after that: whoever comes next either sees this writer or comes after its refusal
         yield
     finally:
         for buffer in written:

@@ -103,10 +103,14 @@ class Control(NamedTuple):
 
     def check(self) -> None:
         """Raise Cancelled or MissedDeadline where the execution should end; drivers call it between operations."""
-        if self.cancelled is not None and self.cancelled.is_set():
-            raise Cancelled("execution: cancelled by its owner")
+        self.check_wanted()
         if self.deadline is not None and time.monotonic_ns() > self.deadline:
             raise MissedDeadline("execution: the deadline has passed")
+
+    def check_wanted(self) -> None:
+        """Raise Cancelled where its owner cancelled the execution, or abandoned it; whatever its deadline is."""
+        if self.cancelled is not None and self.cancelled.is_set():
+            raise Cancelled("execution: cancelled by its owner")
 
     def on_cancel(self, call: Callable[[], object]) -> OnCancel:
         """For engines that cannot poll: `with control.on_cancel(engine.stop): engine.run()`.

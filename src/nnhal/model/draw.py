@@ -1,11 +1,12 @@
-"""Draws an outline: chains of operations as boxes, an operation a line, in layers; as SVG, or as PNG with Pillow.
+"""Draws an outline in layers, as SVG, or as PNG with Pillow: all operations, some of them, or an overview.
 
-An operation stands with its key attributes, its weights and the shape of what it gives; constants have no box of their own.
+A box is a chain of operations, an operation a line, with key attributes, weights and the shape of its result. In an
+overview a box is a group of operations. Constants have no box. An SVG picture follows the viewer's light or dark theme.
 """
 
 import io
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from html import escape
 from itertools import pairwise
 from typing import Any
@@ -16,17 +17,24 @@ from nnhal.base.names import printable
 from nnhal.base.records import Record, Struct, field
 from nnhal.model.layout import Arrangement, Box, arrange
 from nnhal.model.outline import Node, Outline, shape_text
+from nnhal.model.overview import groups_of
 
 Placing = Mapping[int, str]  # where each operation runs, by its number
 Notes = Mapping[int, str]  # why, by its number
 # Of devices: tints of the colours of Okabe and Ito, which differ for the colour-blind too.
 COLOURS = ("#bfe3f8", "#f6d48f", "#94d6c1", "#ecc9dd", "#faf5ae", "#9dbfe6", "#d9d9d9")
 PLAIN, EDGE, REFUSED, LINE, GREY = "#ffffff", "#eeeeee", "#f4a582", "#444444", "#5a5a5a"
+RED = "#b03a00"
 MARK = "! "  # before what cannot be taken, for who does not see its colour
 LINE_HEIGHT, PAD, MARGIN = 16.0, 7.0, 24.0
 SIZE, CHARACTER = 11, 6.7  # of the font, and the width of one character of it
 NAME, LONGEST, NAMED = 40, 64, 3  # characters of names, of a line; connectors that are named one by one
 PIXELS = 64_000_000  # of a PNG
+READABLE = 60  # operations that a picture has at most to show each by default
+STYLE = (
+    f"text{{font:{SIZE}px monospace;white-space:pre}}.page{{fill:#fff}}"
+    "@media (prefers-color-scheme:dark){.page{fill:#16181c}.free{fill:#d6d6d6}.edge{stroke:#a8a8a8}.head{fill:#a8a8a8}}"
+)
 
 
 class Rectangle(Record, frozen=True):
@@ -42,13 +50,14 @@ class Rectangle(Record, frozen=True):
 
 
 class Label(Record, frozen=True):
-    """A line of text whose base line begins (anchor "start") or ends ("end") at x, y."""
+    """A line of text whose base line begins (anchor "start") or ends ("end") at x, y. free: it stands on no rectangle."""
 
     x: float
     y: float
     text: str
     colour: str = "#111111"
     anchor: str = "start"
+    free: bool = False
 
 
 class Arrow(Record, frozen=True):
@@ -65,33 +74,64 @@ class Scene(Struct):
     items: list[Rectangle | Label | Arrow] = field(default_factory=list)
 
 
+class Line(Record, frozen=True):
+    """A line of a box. operation: the number of the one that gives it its colour; None for an input or output."""
+
+    left: str
+    right: str
+    operation: int | None = None
+
+
 class Chain(Struct):
-    """Operations of which each gives what only the next reads; or an input or an output of the model."""
+    """A box: operations of which each gives what only the next reads, a group of them, or an input or an output."""
 
     nodes: list[int]
-    lines: list[tuple[str, str]]  # what stands on the left and on the right
+    lines: list[Line]
     reads: int | None = None  # the tensor of an output
 
 
-def svg(outline: Outline, placing: Placing | None = None, notes: Notes | None = None) -> str:
-    """The graph as an SVG document, in colours by device. notes: shown where the pointer rests on an operation."""
-    scene = _scene(outline, placing or {}, notes or {})
+class Part(Record, frozen=True):
+    """What of a model is drawn. overview: groups of operations. operations: of some alone, by number; None for all."""
+
+    overview: bool = False
+    operations: range | None = None
+
+
+def default_part(outline: Outline) -> Part:
+    """All operations of a small model, the overview of a larger one."""
+    return Part(overview=len(outline.nodes) - len(outline.folded) > READABLE)
+
+
+def svg(outline: Outline, placing: Placing | None = None, notes: Notes | None = None, part: Part | None = None) -> str:
+    """Draw a graph as an SVG document, in colours by device.
+
+    Args:
+        outline: The graph.
+        placing: The device of each operation, by its number.
+        notes: Text for each operation, shown where the pointer rests.
+        part: What is drawn; all operations by default.
+    """
+    scene = _scene(outline, placing or {}, notes or {}, part or Part())
     width, height = math.ceil(scene.width), math.ceil(scene.height)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">',
-        f"<style>text{{font:{SIZE}px monospace;white-space:pre}}</style>",
-        '<rect width="100%" height="100%" fill="white"/>',
+        f"<style>{STYLE}</style>",
+        '<rect class="page" width="100%" height="100%"/>',
     ]
     return "\n".join([*lines, *map(_element, scene.items), "</svg>"]) + "\n"
 
 
-def png(outline: Outline, placing: Placing | None = None) -> bytes:
-    """The graph as a PNG picture, twice the size of the SVG where that is not too much."""
+def png(outline: Outline, placing: Placing | None = None, part: Part | None = None) -> bytes:
+    """Draw the same as a PNG picture, twice the size of the SVG where that is not too much.
+
+    Raises:
+        DeviceUnavailable: Pillow is not installed.
+    """
     try:
         from PIL import Image, ImageDraw, ImageFont
     except ImportError:
         raise DeviceUnavailable("PNG pictures need Pillow: pip install 'nnhal[pictures]'; SVG needs nothing") from None
-    scene = _scene(outline, placing or {})
+    scene = _scene(outline, placing or {}, {}, part or Part())
     scale = min(2.0, math.sqrt(PIXELS / (scene.width * scene.height)))
     picture = Image.new("RGB", (math.ceil(scene.width * scale), math.ceil(scene.height * scale)), "white")
     brush, font = ImageDraw.Draw(picture), ImageFont.load_default(SIZE * scale)
@@ -108,8 +148,8 @@ def colours_of(placing: Placing) -> tuple[list[str], dict[int, str]]:
     return devices, {n: COLOURS[devices.index(device) % len(COLOURS)] for n, device in placing.items()}
 
 
-def _scene(outline: Outline, placing: Placing, notes: Notes | None = None) -> Scene:
-    chains, writer = _chains(outline)
+def _scene(outline: Outline, placing: Placing, notes: Notes, part: Part) -> Scene:
+    chains, writer = _grouped(outline, placing) if part.overview else _chains(outline, part.operations)
     boxes = [_box(chain) for chain in chains]
     crossing: dict[tuple[int, int], list[int]] = {}
     for n, chain in enumerate(chains):
@@ -119,10 +159,10 @@ def _scene(outline: Outline, placing: Placing, notes: Notes | None = None) -> Sc
                 crossing.setdefault((source, n), []).append(key)
     for source, target in crossing:
         boxes[target].sources.append(source)
-    layout = arrange(boxes)
+    layout = arrange(boxes, wrapped=not part.overview)
     devices, colours = colours_of(placing)
     scene = Scene()
-    scene.items += _head(outline, devices)
+    scene.items += _head(outline, devices, part)
     right, down = _extent(scene.items)
     top = down + MARGIN
     scene.width, scene.height = max(layout.width + MARGIN, right) + MARGIN, layout.height + top + MARGIN + LINE_HEIGHT
@@ -131,13 +171,15 @@ def _scene(outline: Outline, placing: Placing, notes: Notes | None = None) -> Sc
     for source, target, points in layout.edges:
         moved = tuple((x + MARGIN, y + top) for x, y in points)
         scene.items.append(Arrow(moved))
+        if part.overview:  # too many tensors go from group to group
+            continue
         hidden = [key for key in crossing[source, target] if not _said(outline, chains[source], chains[target], key)]
         for n, key in enumerate(hidden):
             (x, y), text = moved[-1], shape_text(outline.tensors[key].shape)
             side, anchor = (6, "start") if moved[-2][0] <= x else (-6, "end")  # where the line does not come from
-            scene.items.append(Label(x + side, y - 4 - 11 * n, text, GREY, anchor))
+            scene.items.append(Label(x + side, y - 4 - 11 * n, text, GREY, anchor, free=True))
     for chain, box in zip(chains, boxes, strict=True):
-        scene.items += _chain(outline, chain, box, colours, notes or {})
+        scene.items += _chain(outline, chain, box, colours, notes)
     scene.items += _connectors(chains, boxes, layout)
     return scene
 
@@ -154,21 +196,20 @@ def _said(outline: Outline, source: Chain, target: Chain, key: int) -> bool:
     return first or target.reads is not None or outline.tensors[key].shape is None
 
 
-def _chains(outline: Outline) -> tuple[list[Chain], dict[int, int]]:
-    """The boxes, each behind all that it reads from, and by tensor the box that gives it."""
-    left_out = outline.folded
+def _chains(outline: Outline, some: range | None) -> tuple[list[Chain], dict[int, int]]:
+    """The boxes of operations, each behind all that it reads from, and by tensor the box that gives it."""
+    shown = [n for n in some or range(len(outline.nodes)) if n not in outline.folded]
+    given, taken = _ends_of(outline, shown)
     readers: dict[int, int] = {}
-    for n, node in enumerate(outline.nodes):
-        if n not in left_out:
-            for key in set(node.inputs):
-                readers[key] = readers.get(key, 0) + 1
-    for key in outline.outputs:
+    for n in shown:
+        for key in set(outline.nodes[n].inputs):
+            readers[key] = readers.get(key, 0) + 1
+    for key in taken:
         readers[key] = readers.get(key, 0) + 1
-    chains = [Chain([], [_named(outline, key, "input")]) for key in outline.inputs]
-    writer = {key: n for n, key in enumerate(outline.inputs)}
-    for n, node in enumerate(outline.nodes):
-        if n in left_out:
-            continue
+    chains = [Chain([], [_named(outline, key, "input")]) for key in given]
+    writer = {key: n for n, key in enumerate(given)}
+    for n in shown:
+        node = outline.nodes[n]
         sources = {key for key in node.inputs if key in writer}
         only = next(iter(sources)) if len(sources) == 1 else None
         before = chains[writer[only]] if only is not None else None
@@ -181,8 +222,39 @@ def _chains(outline: Outline) -> tuple[list[Chain], dict[int, int]]:
             place = len(chains)
             chains.append(Chain([n], [line]))
         writer |= dict.fromkeys(node.outputs, place)
+    chains += [Chain([], [_named(outline, key, "output")], key) for key in taken]
+    return chains, writer
+
+
+def _grouped(outline: Outline, placing: Placing) -> tuple[list[Chain], dict[int, int]]:
+    """As `_chains`, with a box for each group of operations."""
+    chains = [Chain([], [_named(outline, key, "input")]) for key in outline.inputs]
+    writer = {key: n for n, key in enumerate(outline.inputs)}
+    for group in groups_of(outline, placing):
+        nodes = list(group.operations)
+        first, last = nodes[0], nodes[-1]
+        lost = next((n for n in nodes if outline.nodes[n].refused), first)
+        title = f"#{first}" if first == last else f"#{first} to #{last}"
+        lines = [Line(title, _result(outline, last), lost), Line(_short(group.kinds(outline), LONGEST), "", lost)]
+        writer |= {key: len(chains) for n in nodes for key in outline.nodes[n].outputs}
+        chains.append(Chain(nodes, lines))
     chains += [Chain([], [_named(outline, key, "output")], key) for key in outline.outputs]
     return chains, writer
+
+
+def _ends_of(outline: Outline, shown: Collection[int]) -> tuple[list[int], list[int]]:
+    """What some operations read of others, and what others, or the model's outputs, read of them."""
+    if len(shown) == len(outline.nodes) - len(outline.folded):
+        return list(outline.inputs), list(outline.outputs)
+    chosen = set(shown)
+    written = {key for n in chosen for key in outline.nodes[n].outputs}
+    folded = {key for n in outline.folded for key in outline.nodes[n].outputs}
+    read = dict.fromkeys(key for n in shown for key in outline.nodes[n].inputs)
+    given = [key for key in read if key in outline.tensors and key not in written | folded]
+    others = {key for n, node in enumerate(outline.nodes) if n not in chosen for key in node.inputs}
+    wanted = others.union(outline.outputs)
+    taken = [key for n in shown for key in outline.nodes[n].outputs if key in wanted]
+    return [key for key in given if not outline.tensors[key].constant], taken
 
 
 def _goes_on(outline: Outline, before: Chain, key: int, readers: Mapping[int, int]) -> bool:
@@ -197,12 +269,17 @@ def _reads(outline: Outline, chain: Chain) -> list[int]:
     return list(dict.fromkeys(key for n in chain.nodes for key in outline.nodes[n].inputs))
 
 
-def _named(outline: Outline, key: int, kind: str) -> tuple[str, str]:
+def _named(outline: Outline, key: int, kind: str) -> Line:
     tensor = outline.tensors[key]
-    return f"{kind} {_short(tensor.name or f'%{key}', NAME)}", shape_text(tensor.shape)
+    return Line(f"{kind} {_short(tensor.name or f'%{key}', NAME)}", shape_text(tensor.shape))
 
 
-def _line(outline: Outline, n: int, node: Node) -> tuple[str, str]:
+def _result(outline: Outline, n: int) -> str:
+    outputs = outline.nodes[n].outputs
+    return shape_text(outline.tensors[outputs[0]].shape) if outputs else ""
+
+
+def _line(outline: Outline, n: int, node: Node) -> Line:
     weights = [shape_text(t.shape) for t in outline.weights(node)]
     kernel = max(weights, key=len, default="")
     left = " ".join(
@@ -210,12 +287,11 @@ def _line(outline: Outline, n: int, node: Node) -> tuple[str, str]:
             None, (f"{MARK if node.refused else ''}#{n} {node.name}", node.attributes, kernel and f"weights {kernel}")
         )
     )
-    right = shape_text(outline.tensors[node.outputs[0]].shape) if node.outputs else ""
-    return _short(left, LONGEST), right
+    return Line(_short(left, LONGEST), _result(outline, n), n)
 
 
 def _box(chain: Chain) -> Box:
-    characters = max(len(left) + len(right) + 2 for left, right in chain.lines)
+    characters = max(len(line.left) + len(line.right) + 2 for line in chain.lines)
     return Box(characters * CHARACTER + 2 * PAD, len(chain.lines) * LINE_HEIGHT + 4, [])
 
 
@@ -223,12 +299,13 @@ def _chain(
     outline: Outline, chain: Chain, box: Box, colours: Mapping[int, str], notes: Notes
 ) -> Iterator[Rectangle | Label]:
     left, top = box.x - box.width / 2, box.top
-    for n, (text, shape) in enumerate(chain.lines):
+    for n, line in enumerate(chain.lines):
+        text, shape, operation = line.left, line.right, line.operation
         y, fill, note = top + n * LINE_HEIGHT, EDGE, text
-        if chain.nodes:
-            node = outline.nodes[chain.nodes[n]]
-            fill = REFUSED if node.refused else colours.get(chain.nodes[n], PLAIN)
-            said = [f"{text} → {shape}", *([why] if (why := notes.get(chain.nodes[n])) else [])]
+        if operation is not None:
+            node = outline.nodes[operation]
+            fill = REFUSED if node.refused else colours.get(operation, PLAIN)
+            said = [f"{text} → {shape}" if shape else text, *([why] if (why := notes.get(operation)) else [])]
             note = node.refused or "; ".join(said)
         yield Rectangle(left, y, box.width, LINE_HEIGHT + (4 if n + 1 == len(chain.lines) else 0), fill, "", note)
         yield Label(left + PAD, y + 12.5, text)
@@ -246,11 +323,11 @@ def _connectors(chains: list[Chain], boxes: list[Box], layout: Arrangement) -> I
     for place, others in sources.items():
         box = boxes[place]
         text = "from " + _ends([_end(chains[n], -1) for n in others])
-        yield Label(box.x - box.width / 2, box.top - 4, text, "#b03a00")
+        yield Label(box.x - box.width / 2, box.top - 4, text, RED, free=True)
     for place, others in targets.items():
         box = boxes[place]
         text = "to " + _ends([_end(chains[n], 0) for n in others])
-        yield Label(box.x - box.width / 2, box.top + box.height + 11, text, "#b03a00")
+        yield Label(box.x - box.width / 2, box.top + box.height + 11, text, RED, free=True)
 
 
 def _ends(names: list[str]) -> str:
@@ -259,22 +336,23 @@ def _ends(names: list[str]) -> str:
 
 
 def _end(chain: Chain, which: int) -> str:
-    return f"#{chain.nodes[which]}" if chain.nodes else _short(chain.lines[0][0], 24)
+    return f"#{chain.nodes[which]}" if chain.nodes else _short(chain.lines[0].left, 24)
 
 
-def _head(outline: Outline, devices: list[str]) -> Iterator[Rectangle | Label]:
+def _head(outline: Outline, devices: list[str], part: Part) -> Iterator[Rectangle | Label]:
     """Title and legend."""
-    level = f", level {outline.level}" if outline.level else ", cannot be taken whole"
-    yield Label(
-        MARGIN, MARGIN, f"{_short(outline.name or 'model', LONGEST)}: {counted(len(outline.nodes), 'operation')}{level}"
-    )
+    level = f", level {outline.level}" if outline.level else ", not supported as a whole"
+    title = f"{_short(outline.name or 'model', LONGEST)}: {counted(len(outline.nodes), 'operation')}{level}"
+    if part.operations is not None:
+        title += f", operations #{part.operations.start} to #{part.operations.stop - 1}"
+    yield Label(MARGIN, MARGIN, title + (", in groups" if part.overview else ""), free=True)
     legend = [(f"on {device}", COLOURS[n % len(COLOURS)]) for n, device in enumerate(devices)]
     lost = sum(bool(node.refused) for node in outline.nodes)
-    legend += [(f"{MARK}cannot be taken: {lost}", REFUSED)] if lost else []
+    legend += [(f"{MARK}not supported: {lost}", REFUSED)] if lost else []
     x = MARGIN
     for text, colour in legend:
         yield Rectangle(x, MARGIN + 14, 14, 14, colour, LINE)
-        yield Label(x + 20, MARGIN + 25, _short(text, NAME))
+        yield Label(x + 20, MARGIN + 25, _short(text, NAME), free=True)
         x += 40 + min(len(text), NAME) * CHARACTER
 
 
@@ -286,9 +364,10 @@ def _short(text: str, limit: int) -> str:
 def _element(item: Rectangle | Label | Arrow) -> str:
     """One thing as SVG."""
     match item:
-        case Label(x, y, text, colour, anchor):
+        case Label(x, y, text, colour, anchor, free):
             side = f' text-anchor="{anchor}"' if anchor != "start" else ""
-            return f'<text x="{x:.1f}" y="{y:.1f}" fill="{colour}"{side}>{escape(text)}</text>'
+            kind = ' class="free"' if free else ""
+            return f'<text{kind} x="{x:.1f}" y="{y:.1f}" fill="{colour}"{side}>{escape(text)}</text>'
         case Rectangle(x, y, width, height, fill, line, note):
             title = f"<title>{escape(printable(note))}</title>" if note else ""
             size = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
@@ -301,14 +380,14 @@ def _element(item: Rectangle | Label | Arrow) -> str:
                 bend = (y1 - y0) / 2
                 path += f" C{x0:.1f},{y0 + bend:.1f} {x1:.1f},{y1 - bend:.1f} {x1:.1f},{y1:.1f}"
                 x0, y0 = x1, y1
-            head = f'<path d="M{x:.1f},{y:.1f} l-3.5,-7 h7 z" fill="{GREY}"/>'
-            return f'<path d="{path}" fill="none" stroke="{GREY}"/>{head}'
+            head = f'<path class="head" d="M{x:.1f},{y:.1f} l-3.5,-7 h7 z" fill="{GREY}"/>'
+            return f'<path class="edge" d="{path}" fill="none" stroke="{GREY}"/>{head}'
 
 
 def _paint(brush: Any, font: Any, item: Rectangle | Label | Arrow, scale: float) -> None:
     """One thing with Pillow."""
     match item:
-        case Label(x, y, text, colour, anchor):
+        case Label(x, y, text, colour, anchor, _):
             brush.text((x * scale, y * scale), text, colour, font, anchor="rs" if anchor == "end" else "ls")
         case Rectangle(x, y, width, height, fill, line, _):
             corners = [x * scale, y * scale, (x + width) * scale, (y + height) * scale]

@@ -39,11 +39,12 @@ class Arrangement(Struct):
     jumps: list[tuple[int, int]] = field(default_factory=list)
 
 
-def arrange(boxes: Sequence[Box]) -> Arrangement:
-    """Give each box its place."""
+def arrange(boxes: Sequence[Box], *, wrapped: bool = True) -> Arrangement:
+    """Give each box its place. wrapped: a tall picture goes on in the next column."""
     layers = _layers(boxes)
     heights = [max(boxes[i].height for i in layer) + DOWN for layer in layers]
-    columns = _columns(layers, heights, max(sum(boxes[i].width + ACROSS for i in layer) for layer in layers))
+    widest = max(sum(boxes[i].width + ACROSS for i in layer) for layer in layers)
+    columns = _columns(layers, heights, widest) if wrapped else [range(len(layers))]
     layout = Arrangement()
     for number, ranks in enumerate(columns):
         for rank in ranks:
