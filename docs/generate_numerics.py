@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from generated import folded, main
+
 from nnhal.drivers.kit.lowering import Entry
 from nnhal.drivers.kit.onnx import TABLE as ONNX
 from nnhal.drivers.litert.device import Litert
@@ -74,17 +76,17 @@ def text() -> str:
         for name in names
     ]
     devices = [f"`{name}`" for name in DEVICES]
-    return "".join(
-        [
-            INTRODUCTION,
-            *table(["name", "meaning", *devices], rows),
-            EXACT,
-            *table(["operation", "result", *devices], found),
-        ]
+    return folded(
+        "".join(
+            [
+                INTRODUCTION,
+                *table(["name", "meaning", *devices], rows),
+                EXACT,
+                *table(["operation", "result", *devices], found),
+            ]
+        )
     )
 
 
 if __name__ == "__main__":
-    from generated import main
-
     sys.exit(main(FILE, text))

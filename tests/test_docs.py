@@ -6,10 +6,11 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 
+import generate_reference
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -20,21 +21,17 @@ FENCE = re.compile(r"^(```|:::).*?^\1$", re.MULTILINE | re.DOTALL)
 SCRIPT = re.compile(r"""(?:src|href)=["'](https?:)?//[^"']*\.(?:js|css|woff2?)""")
 
 
-def script(name: str) -> ModuleType:
-    spec = spec_from_file_location(name, DOCS / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+SCRIPTS = [
+    import_module(f"generate_{name}") for name in ("numerics", "operations", "onnx_operators", "tflite_operators")
+]
+TEXTS = {script.FILE: script.text for script in SCRIPTS} | {
+    generate_reference.FOLDER / name: text for name, text in generate_reference.PAGES.items()
+}
 
 
-REFERENCE = script("generate_reference")
-
-
-@pytest.mark.parametrize("name", REFERENCE.PAGES)
-def test_a_page_that_is_generated_from_code_is_up_to_date(name: str) -> None:
-    page = (REFERENCE.FOLDER / name).read_text()
-    assert page == REFERENCE.PAGES[name](), "run python docs/generate_reference.py"
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.stem)
+def test_a_page_that_is_generated_from_code_is_up_to_date(page: Path) -> None:
+    assert page.read_text() == TEXTS[page](), "run python docs/generate_*.py"
 
 
 def prose(page: Path) -> str:
