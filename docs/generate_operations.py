@@ -63,6 +63,11 @@ def sentence(text: str) -> str:
     return text + ("" if text.endswith(".") else ".") if text else ""
 
 
+def in_short(record: Op) -> str:
+    """The first sentence of an operation's description."""
+    return re.split(r"(?<=[.;]) ", sentence(record.doc))[0].rstrip(";")
+
+
 def lowered(text: str) -> str:
     """A sentence to follow a colon."""
     return text[:1].lower() + text[1:]
@@ -341,7 +346,7 @@ def text() -> str:
         *enums(records),
         *table(
             "operation | since | what it does",
-            ((f"[{op.name}](#{op.name.lower()})", str(op.since), sentence(op.doc)) for op in records),
+            ((f"[{op.name}](#{op.name.lower()})", str(op.since), in_short(op)) for op in records),
         ),
         *(line for op in records for line in described(op)),
     ]
