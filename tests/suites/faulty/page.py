@@ -16,11 +16,9 @@ HEAD = """# Faulty drivers
 
 {count} drivers with one fault each, and which suite finds it.
 
-| Suite | What runs |
-| --- | --- |
-| `nnhal conformance` | the test vectors of one operation, in process and isolated |
-| `nnhal validate` | the checks of one operation, in process and isolated |
-| application | a program that compiles for the device with fallback allowed |
+- `nnhal conformance` runs the test vectors of one operation, in process and isolated.
+- `nnhal validate` runs the checks of one operation, in process and isolated.
+- The application compiles for the device with fallback allowed.
 
 Each fault is a small change of one healthy driver, in `tests/suites/faulty/driver`. To run one:
 `NNHAL_FAULT=stale-output nnhal validate tests/suites/faulty/driver`.
