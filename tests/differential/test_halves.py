@@ -82,6 +82,7 @@ OPERATIONS: dict[
         lambda x, y: np.concatenate([x, y], 1) / 4,
     ),
     "QUANTIZE": (lambda b, x, y, out: b.quantize(b.dequantize(x), **out), lambda x, y: x / 4),
+    "HARD_SWISH": (lambda b, x, y, out: b.hard_swish(x, **out), lambda x, y: x / 4 * np.clip(x / 4 + 3, 0, 6) / 6),
 }
 
 
@@ -89,17 +90,38 @@ OPERATIONS: dict[
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_halves_of_arithmetic_are_rounded_away_from_0(name: str, forms: str, kind: str, operation: str) -> None:
-    if name == "litert" and operation in ("ADD", "SUB", "MUL"):
-        pytest.skip("XNNPACK rounds these halves to even: docs/contributing/numerics.md")
     make, real = OPERATIONS[operation]
     low, zero = int(np.iinfo(KINDS[kind]).min), int(np.iinfo(KINDS[kind]).min) + 120
     x = np.tile(np.arange(low, low + 256).astype(KINDS[kind]), (2, 1))
     y = np.roll(x, 5, 1) if operation != "MUL" else np.full_like(x, zero + 6)
     b = nnhal.Builder()
-    inputs = [x] if operation == "QUANTIZE" else [x, y]
+    inputs = [x] if operation in ("QUANTIZE", "HARD_SWISH") else [x, y]
     given = [b.input(x.shape, kind, 0.25, zero) for _ in inputs]
     model = b.finish(given, [make(b, given[0], given[-1], {"out_type": kind, "scale": 0.5, "zero_point": zero})])
     steps = real(*(each.astype(np.float64) - zero for each in (x, y))) / 0.5
     wanted = np.clip(np.trunc(steps + np.copysign(0.5, steps)) + zero, low, low + 255)
     with nnhal.compile(model, devices=[name], fallback="forbid", driver_options={name: {"forms": forms}}) as compiled:
         np.testing.assert_array_equal(compiled(*inputs), wanted)
+
+
+@pytest.mark.parametrize(("name", "forms"), WAYS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("activation", "scale", "steps"), [("relu1", 2.0, (-1, 1)), ("relu6", 4.0, (0, 2))])
+def test_bounds_of_fused_activations_at_halves_are_rounded_away_from_0(
+    name: str, forms: str, kind: str, activation: str, scale: float, steps: tuple[int, int]
+) -> None:
+    """At an even and an odd zero point: rounded to even beside one of them, a bound of half a step is the zero point."""
+    low = int(np.iinfo(KINDS[kind]).min)
+    x = np.arange(low, low + 256).astype(KINDS[kind]).reshape(1, 16, 16, 1)
+    for zero in (low + 100, low + 101):
+        b = nnhal.Builder()
+        given, quant = b.input(x.shape, kind, scale, zero), {"out_type": kind, "scale": scale, "zero_point": zero}
+        window = {"filter_w": 1, "filter_h": 1, "stride_w": 1, "stride_h": 1}
+        pooled = b.max_pool_2d(given, padding="valid", **window, activation=activation)
+        added = b.add(given, b.constant(np.full((1, 1, 1, 1), zero, x.dtype), kind, scale, zero), activation, **quant)
+        wanted = np.clip(x, zero + steps[0], zero + steps[1])
+        options = {name: {"forms": forms}} if forms else None
+        model = b.finish([given], [pooled, added])
+        with nnhal.compile(model, devices=[name], fallback="forbid", driver_options=options) as compiled:
+            for result in compiled(x):
+                np.testing.assert_array_equal(result, wanted)

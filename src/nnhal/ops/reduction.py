@@ -8,7 +8,7 @@ import numpy as np
 from nnhal.base.levels import V1_1, V1_2, V1_3
 from nnhal.base.operands import Array, Shape
 from nnhal.ops import integer
-from nnhal.ops.common import axis_of, real
+from nnhal.ops.common import axis_of, centred, real, rounded
 from nnhal.ops.order import by_axes
 from nnhal.ops.ranges import among, an_axis, some_axes
 from nnhal.ops.schema import (
@@ -70,8 +70,20 @@ def along(function: Kernel, **more: Any) -> Kernel:
     return real(kernel)
 
 
+def mean(a: Bound, x: Array, axes: Array) -> Array:
+    """Quantised: of steps from the zero point, whose halves are exact, rounded away from it."""
+    if not a.input.quantised:
+        return np.asarray(real_mean(a, x, axes))
+    steps = rounded(np.mean(centred(a.input, x, np.float64), dimensions(x, axes)))
+    shape: Any = a.shapes[0]
+    return (steps + a.out.zero_point).astype(a.out.dtype).reshape(shape)
+
+
 def dimensions(x: Array, axes: Array) -> tuple[int, ...]:
     return tuple({axis % x.ndim for axis in axes.tolist()})
+
+
+real_mean = along(np.mean, dtype=np.float64)
 
 
 def sums_overflow(a: Bound, x: Array, axes: Array) -> Any:
@@ -189,8 +201,8 @@ register(
         {F32: V1_1, F16: V1_2, Q8: V1_1, Q8S: V1_3},
         (Form(*OVER, arg("keep_dims", INT32, drawn=among(0, 1))),),
         OUTPUT,
-        along(np.mean, dtype=np.float64),
-        integer=integer.quantised(integer.mean, along(np.mean, dtype=np.float64)),
+        mean,
+        integer=integer.quantised(integer.mean, mean),
         checks=(axes_exist, elements_along),
         infer=reduced_shape,
         reorder=by_axes("axes"),

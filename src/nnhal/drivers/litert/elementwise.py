@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from nnhal.drivers.kit.numbers import makes_halves
 from nnhal.drivers.litert.common import activation, require_bound
 from nnhal.drivers.litert.graph import FLOATS, QUANTS, EngineTensor
 from nnhal.drivers.litert.task import BEYOND_XNNPACK, Task, entry, reach
@@ -35,8 +36,10 @@ def pair(t: Task, first: str = "input1", second: str = "input2") -> list[EngineT
 
 @entry("ADD", "SUB", "MUL", types=NUMBERS, exact=True)
 def arithmetic(t: Task) -> None:
-    """Broadcasting, with a fused activation. LiteRT's difference has room for coarser inputs than its sum."""
-    inputs = pair(t)
+    """Broadcasting, with a fused activation. LiteRT's difference has room for coarser inputs than its sum. XNNPACK rounds
+    halves of a step upwards in both, and to even in products: where scales make halves, real values are computed.
+    """
+    inputs, out = pair(t), t.out
     scales = [x.value.scale for x in inputs]
     if t.a.T in QUANTS and t.name == "MUL":
         factor = t.product(*scales) / t.out.value.scale
@@ -50,7 +53,10 @@ def arithmetic(t: Task) -> None:
         t.require_scale(sum(scales), t.out.value, STEEPEST_SUM)
     elif t.name == "SUB":
         t.require_scale(max(scales) / 1024, t.out.value)
-    t.emit(t.name, inputs, t.out, t.name.title(), fusedActivationFunction=activation(t))
+    multiples = [math.prod(scales)] if t.name == "MUL" else scales
+    if t.a.T in QUANTS and not t.exact and makes_halves(multiples, out.value.scale):
+        inputs, out = [t.dequantised(x) for x in inputs], t.dequantised_out(out)
+    t.emit(t.name, inputs, out, t.name.title(), fusedActivationFunction=activation(t))
 
 
 @entry("DIV", types=FLOATS | {I32})

@@ -8,6 +8,7 @@ import numpy as np
 from nnhal.base.codes import Padding as Scheme
 from nnhal.base.operands import Array, ChannelQuant, Shape, Unknown, Value
 from nnhal.base.records import replace
+from nnhal.drivers.kit.numbers import makes_halves
 from nnhal.drivers.kit.sums import EXPONENTIALS, mean_windows
 from nnhal.drivers.litert import sums
 from nnhal.drivers.litert.common import SAME, VALID, activation, pad, padded, scheme
@@ -304,16 +305,24 @@ def fully_connected(t: Task) -> None:
 
 @entry("BATCH_MATMUL", types=FLOATS | {Q8S}, exact=True)
 def batch_matmul(t: Task) -> None:
-    """Either side may be transposed. A product that wraps around in 32 bits is refused by the longest sum there can be."""
+    """Either side may be transposed. A product that wraps around in 32 bits is refused by the longest sum there can be.
+    LiteRT's own kernel of 8 bits, which has zero points for the second factor, rounds halves of a step upwards: where scales
+    make halves, and float32 holds the sums, the product is one of real values.
+    """
     a, (x, y) = t.a, (t.a.x, t.a.y)
+    factors, out = [t.x("x"), t.x("y")], t.out
     if a.T == Q8S:
         ratio = t.product(x.scale, y.scale) / a.out.scale
         t.require_scale(x.scale * y.scale, a.out)
         inner = x.known[-2 if a.adj_x else -1]
-        fits = inner * reach(x) * reach(y) <= sums.capacity(ratio)
+        longest = inner * reach(x) * reach(y)
+        fits = longest <= sums.capacity(ratio)
         t.require(fits, f"a product of scale {x.scale * y.scale:g} may exceed the 32 bits that LiteRT has for it")
-    t.graph.keep_transposed(t.x("x"), t.x("y"))
-    t.emit(t.name, [t.x("x"), t.x("y")], t.out, "BatchMatMul", adjX=t.a.adj_x, adjY=t.a.adj_y)
+        own = y.zero_point != 0 and not t.exact
+        if own and longest <= sums.EXACT and makes_halves([x.scale * y.scale], a.out.scale):
+            factors, out = [t.dequantised(each) for each in factors], t.dequantised_out(out)
+    t.graph.keep_transposed(*factors)
+    t.emit(t.name, factors, out, "BatchMatMul", adjX=t.a.adj_x, adjY=t.a.adj_y)
 
 
 # ------------------------------------------------------------------------------------------------------- normalisations

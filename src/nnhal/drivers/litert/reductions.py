@@ -21,7 +21,9 @@ KINDS = {"REDUCE_SUM": "SUM", "ARGMAX": "ARG_MAX", "ARGMIN": "ARG_MIN"}  # the o
 @entry("REDUCE_PROD", "REDUCE_SUM", types=FLOATS)
 @entry("REDUCE_ALL", "REDUCE_ANY", types=frozenset((B8,)))
 def reduce(t: Task) -> None:
-    """An axis named twice counts once. What LiteRT makes of NaN in a maximum hangs on the order: it is put in afterwards."""
+    """An axis named twice counts once. What LiteRT makes of NaN in a maximum hangs on the order: it is put in afterwards.
+    Quantised means of an even number of elements may be halves, which LiteRT rounds to even: they are of real values.
+    """
     x, axes, keep = t.x("input"), t.array("axes"), bool(t.a.keep_dims)
     rank = x.value.rank
     along = {int(axis) % rank for axis in axes}
@@ -29,6 +31,9 @@ def reduce(t: Task) -> None:
     if t.name == "MEAN" and t.a.T in QUANTS and None not in x.value.dims:
         count = math.prod(x.value.known[axis] for axis in along)
         t.require_sum(count)
+        if count % 2 == 0 and not t.exact:
+            add_up(t, "MEAN", t.dequantised(x), sorted(along), t.dequantised_out(out), keep=keep)
+            return
         if count > IN_16_BITS:
             x, out = t.recast(x, Q8), t.recast_out(out, Q8)
     if t.a.T in FLOATS and t.name in ("MEAN", "REDUCE_SUM"):

@@ -13,6 +13,7 @@ from nnhal.base.operands import Array, Value
 from nnhal.drivers.litert.graph import MOST, EngineTensor
 from nnhal.drivers.litert.task import Task, reach
 
+EXACT = 2**24  # integers up to here, and their sums, are exact in float32
 SATURATED = 256  # steps from the zero point, whatever that is
 SLACK = 1 + 2.0**-20  # LiteRT rounds products and quotients of scales before it looks for the shift
 

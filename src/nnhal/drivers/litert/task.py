@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from nnhal.base.codes import OperandType
+from nnhal.base.codes import Activation, OperandType
 from nnhal.base.operands import Array, Shape, Value
 from nnhal.base.records import replace
 from nnhal.drivers.kit.forms import Refused
 from nnhal.drivers.kit.lowering import LoweringTable, LoweringTask
 from nnhal.drivers.litert.graph import FLOATS, MOST, QUANTS, SIGN, EngineTensor, Graph, require_scales
 from nnhal.model.graph import Operation
-from nnhal.ops.common import decode, encode, type_range
+from nnhal.ops.common import ACTIVATION_RANGE, decode, encode, type_range
 from nnhal.ops.schema import B8, F32, I32, Q8S, Bound
 
 ROOM = 2**28  # bytes that an operation may always hold besides its operands
@@ -21,6 +21,8 @@ PROPORTION = 8  # how many times its largest operand it may
 BEYOND_XNNPACK = 6  # the most dimensions of its tensors
 AWAY = 1 + 2.0**-22  # times halves of a step, which XNNPACK rounds to even
 WITHIN_1 = 2  # TFLite's ActivationFunctionType of RELU1
+BOUNDED = {WITHIN_1: Activation.RELU1, 3: Activation.RELU6}
+NEAR_HALF = 2.0**-12  # of a step: what float32 may round to a half beside a zero point
 STEEPEST = 256  # from here on XNNPACK refuses a quotient of scales, and LiteRT's own integers overflow
 
 
@@ -119,13 +121,28 @@ class Task(LoweringTask):
         options: str = "",
         **fields: Any,
     ) -> None:
-        """Write an operator; see `Writer.operator`."""
+        """Write an operator; see `Writer.operator`. XNNPACK rounds the bounds of a fused activation to even, the definition
+        away from 0: where a bound is a half of a step, the activation becomes operators behind it.
+        """
         results = [outputs] if isinstance(outputs, EngineTensor) else outputs
+        fused = BOUNDED.get(fields.get("fusedActivationFunction", 0))
+        if fused is not None and not self.exact and halfway(results[0].value, fused):
+            y = self.temporary(results[0].value)
+            self.emit(kind, inputs, y, options, **fields | {"fusedActivationFunction": 0})
+            self.bounded(y, fused, results[0])
+            return
         given = [-1 if tensor is None else tensor.index for tensor in inputs]
         self.graph.writer.operator(kind, given, [tensor.index for tensor in results], options, **fields)
         self.graph.derived(kind, inputs, results[0])
         if kind == "DEQUANTIZE" and inputs[0] is not None and inputs[0].value.data is not None:
             self.graph.folded.add(results[0].index)
+
+    def bounded(self, x: EngineTensor, kind: Activation, y: EngineTensor) -> None:
+        """Write a quantised tensor between the bounds of an activation."""
+        low, high = encode(y.value, np.array(ACTIVATION_RANGE[kind], np.float32))
+        clipped = self.temporary(y.value)
+        self.emit("MAXIMUM", [x, self.constant(low, value=y.value)], clipped)
+        self.emit("MINIMUM", [clipped, self.constant(high, value=y.value)], y)
 
     def alias(self, number: int, tensor: EngineTensor) -> None:
         """Output `number` is this very tensor."""
@@ -329,6 +346,14 @@ TABLE: LoweringTable[Task] = LoweringTable(
     {"IF": "branches stay with the runtime", "WHILE": "LiteRT cannot end a loop at its time-out"},
 )
 entry = TABLE.entry
+
+
+def halfway(value: Value, kind: Activation) -> bool:
+    """Whether a bound of an activation lies at a half of a quantised tensor's step, or next to one."""
+    if not value.quantised:
+        return False
+    steps = np.array(ACTIVATION_RANGE[kind]) / value.scale
+    return bool((abs(steps - np.floor(steps) - 0.5) < NEAR_HALF).any())
 
 
 def require_32_bits(numbers: Array) -> None:

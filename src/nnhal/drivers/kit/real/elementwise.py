@@ -38,7 +38,7 @@ def simple(t: RealTask) -> None:
     one with the subtraction leaves a rounding error, which is several steps of a fine output.
     """
     constant = any(value.data is not None for _, value in t.a.inputs if isinstance(value, Value))
-    t.form = "float" if constant or (t.name in ("ADD", "SUB", "MUL") and t.halves()) else t.form
+    t.form = "float" if constant or (t.name in ("ADD", "SUB", "MUL", "HARD_SWISH") and t.halves()) else t.form
     kind = KINDS.get(t.name, t.name.lower())
     if t.name in ("ADD", "SUB") and t.a.T in QUANTS and not t.eight and t.a.input1.scale == t.a.input2.scale:
         total = t.op(kind, *(t.graph.steps(t.place(name)) for name in ("input1", "input2")))

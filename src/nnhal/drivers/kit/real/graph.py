@@ -15,7 +15,7 @@ from nnhal.base.operands import Array, Value, fixed
 from nnhal.drivers.kit.forms import Refused
 from nnhal.drivers.kit.gated import GatedSequence
 from nnhal.drivers.kit.lowering import LoweringTable, LoweringTask
-from nnhal.drivers.kit.numbers import bounds
+from nnhal.drivers.kit.numbers import bounds, makes_halves
 from nnhal.drivers.kit.real.engine import Node, Primitives, Sliding
 from nnhal.drivers.kit.sums import Stage, mean_windows, stages, summed, unpadded
 from nnhal.model.graph import CONSTANTS, Model, Operation
@@ -188,18 +188,10 @@ class RealTask(LoweringTask):
         return self.form == FAST and near and fine
 
     def halves(self) -> bool:
-        """Whether many sums, or products, of inputs are exact halves of the output's step, which kernels of 8 bits round to
-        even: scales are whole or halves, quarters, down to 128ths of the output's.
-        """
-        scales = [
-            self.graph.value(place).scale for argument, _ in self.a.inputs for place in self.places(argument.name)
-        ]
-        ratios = np.array([math.prod(scales)] if self.name == "MUL" else scales) / (self.value().scale or 1.0)
-
-        def whole(numbers: Array) -> Array:
-            return np.asarray(np.abs(numbers - np.rint(numbers)) < 1e-4)
-
-        return bool(whole(128 * ratios).all() and not whole(ratios).all())
+        """Whether many results are exact halves of the output's step, which kernels of 8 bits round to even."""
+        places = [place for argument, _ in self.a.inputs for place in self.places(argument.name)]
+        scales = [self.graph.value(place).scale for place in places]
+        return makes_halves([math.prod(scales)] if self.name == "MUL" else scales, self.value().scale or 1.0)
 
     def x(self, name: str) -> Node:
         """The real values of an argument; integers and truth values as they are."""

@@ -193,6 +193,9 @@ def reduce(t: RealTask) -> None:
     keep, kind = bool(t.a.keep_dims), REDUCTIONS.get(t.name, t.name.removeprefix("REDUCE_").lower())
     stored = kind in ("max", "min") and t.value().quantised and same_numbers(t.a.input, t.value())
     axes = sorted({int(axis) % t.a.input.rank for axis in t.array("axes")})
+    even = any((t.a.input.dims[axis] or 0) % 2 == 0 for axis in axes)
+    if kind == "mean" and even:
+        t.form = "float"  # means of so many are often halves of a step, which kernels of 8 bits round to even
     if kind in ("mean", "sum") and stages(t.a.input.shape, axes):
         t.form = "float"  # stages are no kernels of 8 bits
     x = t.graph.converted(t.stored("input"), np.float32) if stored else t.x("input")
