@@ -25,7 +25,7 @@ class Capnp(Peer):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._kj: Any = None
 
-    def start(self, placement: Placement) -> None:  # noqa: D102
+    def start(self, placement: Placement) -> None:
         capnp, echo = schema()
         self._server = Server("capnp_peer", placement)
 
@@ -40,7 +40,7 @@ class Capnp(Peer):
         self._loop = asyncio.new_event_loop()
         self._loop.run_until_complete(connect())
 
-    def run(self, count: int) -> list[int]:  # noqa: D102
+    def run(self, count: int) -> list[int]:
         async def calls() -> list[int]:
             clock, call = time.perf_counter_ns, self._echo.call
             durations = []
@@ -54,7 +54,7 @@ class Capnp(Peer):
         assert self._loop
         return self._loop.run_until_complete(calls())
 
-    def stop(self) -> None:  # noqa: D102
+    def stop(self) -> None:
         if self._loop is not None:
             self._echo = self._client = None
             self._loop.run_until_complete(self._kj.__aexit__(None, None, None))

@@ -20,16 +20,16 @@ class Grpc(PythonPeer):
         self._server: Server | None = None
         self._channel: Any = None
 
-    def start(self, placement: Placement) -> None:  # noqa: D102
+    def start(self, placement: Placement) -> None:
         grpc = importlib.import_module("grpc")
         self._server = Server("grpc_peer", placement)
         self._channel = grpc.insecure_channel(f"unix:{self._server.address}")
         self._call = self._channel.unary_unary(f"/{SERVICE}/{METHOD}")
 
-    def round_trip(self) -> None:  # noqa: D102
+    def round_trip(self) -> None:
         assert len(self._call(REQUEST)) == len(REQUEST)
 
-    def stop(self) -> None:  # noqa: D102
+    def stop(self) -> None:
         if self._channel is not None:
             self._channel.close()
         if self._server is not None:

@@ -42,14 +42,14 @@ class Iceoryx2(PythonPeer):
         self._server: Server | None = None
         self._message = Message(0, (ctypes.c_uint8 * (SIZE - 8)).from_buffer_copy(REQUEST))
 
-    def start(self, placement: Placement) -> None:  # noqa: D102
+    def start(self, placement: Placement) -> None:
         self._server = Server("iceoryx2_peer", placement, self.waiting)
         self._ports = Ports(self._server.folder.name)
         self._client = self._ports.calls.client_builder().create()
         self._notifier = self._ports.requested.notifier_builder().create()
         self._listener = self._ports.replied.listener_builder().create()
 
-    def round_trip(self) -> None:  # noqa: D102
+    def round_trip(self) -> None:
         self._message.serial += 1
         pending = self._client.send_copy(self._message)
         if self._events:
@@ -71,7 +71,7 @@ class Iceoryx2(PythonPeer):
         if not self._events and self._server is not None:
             self._server.process.send_signal(signal.SIGSTOP)
 
-    def stop(self) -> None:  # noqa: D102
+    def stop(self) -> None:
         if self._server is not None:
             self._server.stop()
             self._ports.node.try_cleanup_dead_nodes()

@@ -19,11 +19,11 @@ class Native(Peer):
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
-    def require(self) -> None:  # noqa: D102
+    def require(self) -> None:
         if shutil.which("gcc") is None:
             raise Unavailable("not installed: a C compiler, such as apt install gcc")
 
-    def start(self, placement: Placement) -> None:  # noqa: D102
+    def start(self, placement: Placement) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="transport")
         program = Path(self._folder.name) / self._source
         subprocess.run(["gcc", *FLAGS, "-o", program, FOLDER / f"{self._source}.c"], check=True)
@@ -31,7 +31,7 @@ class Native(Peer):
         command = [str(program), spin, cpu_list(placement.server), cpu_list(placement.client)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
-    def run(self, count: int) -> list[int]:  # noqa: D102
+    def run(self, count: int) -> list[int]:
         assert self._process and self._process.stdin and self._process.stdout
         self._process.stdin.write(f"{count}\n".encode())
         self._process.stdin.flush()
@@ -40,7 +40,7 @@ class Native(Peer):
             raise RuntimeError(f"{self.label}: {len(spent)} durations, must be {count}")
         return spent.tolist()
 
-    def stop(self) -> None:  # noqa: D102
+    def stop(self) -> None:
         if self._process is not None:
             self._process.communicate()
             self._process = None

@@ -70,7 +70,7 @@ class Execution(PythonPeer):
         self._burst: Burst | None = None
         self._input = np.arange(SIZE, dtype=np.float32)
 
-    def start(self, placement: Placement) -> None:  # noqa: D102
+    def start(self, placement: Placement) -> None:
         if self._own_process:
             self._device = RemoteDevice(connect(self._driver, placement))
         else:
@@ -110,7 +110,7 @@ class Execution(PythonPeer):
             found["plain calls"] = self._burst.plain
         return found | ({"engine threads": ENGINE_THREADS} if self._computes else {})
 
-    def stop(self) -> None:  # noqa: D102
+    def stop(self) -> None:
         if self._burst is not None:
             self._burst.close()
         if self._prepared is not None:
@@ -128,7 +128,7 @@ class Ring(PythonPeer):
         self._server: Server | None = None
         self._packet = pack(wire.encode(CALL))
 
-    def start(self, placement: Placement) -> None:  # noqa: D102
+    def start(self, placement: Placement) -> None:
         fd = _native.create_queues(ELEMENTS, ELEMENTS)
         try:
             self._queues = _native.Queues(fd, _native.CLIENT)
@@ -138,7 +138,7 @@ class Ring(PythonPeer):
         finally:
             os.close(fd)
 
-    def round_trip(self) -> None:  # noqa: D102
+    def round_trip(self) -> None:
         if self._codec:
             reply = self._queues.exchange(pack(wire.encode(CALL)))
             assert isinstance(reply, bytes) and wire.decode_reply(unpack(reply)) == REPLY
@@ -149,7 +149,7 @@ class Ring(PythonPeer):
         """The client's counters."""
         return dict(self._queues.stats())
 
-    def stop(self) -> None:  # noqa: D102
+    def stop(self) -> None:
         if self._server is not None:
             self._queues.close()
             self._server.stop()

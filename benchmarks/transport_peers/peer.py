@@ -99,7 +99,7 @@ class PythonPeer(Peer):
     def round_trip(self) -> object:
         """One request and its reply."""
 
-    def run(self, count: int) -> list[int]:  # noqa: D102
+    def run(self, count: int) -> list[int]:
         clock, round_trip = time.perf_counter_ns, self.round_trip
         durations = []
         for _ in range(count):

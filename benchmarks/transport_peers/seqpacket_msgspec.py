@@ -45,19 +45,19 @@ class SeqpacketMsgspec(PythonPeer):
         self._socket: socket.socket | None = None
         self._serial = 0
 
-    def start(self, placement: Placement) -> None:  # noqa: D102
+    def start(self, placement: Placement) -> None:
         self._message, self._encode, self._decode = codec()
         self._server = Server("seqpacket_msgspec", placement, self.waiting)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.connect(self._server.address)
 
-    def round_trip(self) -> None:  # noqa: D102
+    def round_trip(self) -> None:
         assert self._socket
         self._serial += 1
         self._socket.send(self._encode(self._message(self._serial, REQUEST)))
         assert self._decode(receive(self._socket, self._spin)).serial == self._serial
 
-    def stop(self) -> None:  # noqa: D102
+    def stop(self) -> None:
         if self._socket is not None:
             self._socket.close()
         if self._server is not None:

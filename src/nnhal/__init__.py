@@ -4,7 +4,7 @@
     compiled = nnhal.compile(model)
     y = compiled(x)
 
-Importing this package imports neither an engine nor a file format; each comes with the first call that needs it.
+Importing this package imports neither an engine nor a file format: the first call that needs one imports it.
 """
 
 from typing import TYPE_CHECKING
@@ -128,7 +128,7 @@ if TYPE_CHECKING:
     from nnhal.runtime.stream import Stream
     from nnhal.runtime.tracing.session import Trace, trace
 
-__all__ = [  # written out for type checkers
+__all__ = [  # for type checkers, which do not see the lazy exports
     "Allocation",
     "BadFile",
     "BadState",
@@ -187,7 +187,7 @@ __all__ = [  # written out for type checkers
     "validate",
 ]
 
-if not TYPE_CHECKING:  # a type checker that saw it would take any name for one of these
+if not TYPE_CHECKING:  # with it, a type checker would accept any name
     __getattr__ = exports(__name__, _EXPORTS)
 
 

@@ -1,4 +1,4 @@
-"""The Python API: `load`, `compile`, `devices`. Everything here is an edge: arguments are checked, then passed on."""
+"""The Python API: `load`, `compile` and `devices`. They check the arguments; the runtime does the work."""
 
 import math
 import os
@@ -41,19 +41,31 @@ def load(
     progress: Callable[[str], object] | None = None,
     cache_dir: Folder = None,
 ) -> Model:
-    """Read a `.tflite` or `.onnx` file (a path, bytes, or what is read as an open file is, from where it stands) as a model.
+    """Read a model from a `.tflite` or `.onnx` file.
 
-    It is copied once: what becomes of it does not matter.
+    nnhal detects the format from the content. It copies the file, so later changes to the file have no effect.
 
-    path: of the file, `bundle.task:member.tflite`, or, where no file is called so, a name of `nnhal models`, which is
-    fetched or made when it is first used; `progress` is told of that. An error for a bundle lists what is in it.
-    Files beside an `.onnx` file that its weights lie in are found where it was given by its path.
-    signature: which of several entry points. shapes: input shapes by name or in order, 0 for a dimension left open. Where
-    the operations depend on open sizes, the result is an `OpenModel`.
-    values: inputs by name that become constants, of the file's type and shape: `values={"sr": 16000}`.
-    cache_dir: as of `compile`; what is imported of a file is kept there, too.
-    Raises BadFile for a damaged file and for a name that nothing has, an NnhalError where a model cannot be fetched or made,
-    UnsupportedModel listing every operation that NNAPI cannot express.
+    Args:
+        path: The model: a path, the name of a model that `nnhal models` lists, the file's bytes, or an open binary
+            file, which is read from its current position. nnhal downloads or builds a named model on first use.
+            `bundle.task:member.tflite` names a member of a bundle. External weights of an `.onnx` file are found beside
+            it if you pass its path.
+        signature: The entry point, if the file has several.
+        shapes: The input shapes, by input name or in order; 0 leaves a dimension open. If operations depend on open
+            dimensions, the result is an `OpenModel`.
+        values: Inputs by name that become constants, with the file's type and shape: `values={"sr": 16000}`.
+        progress: Called with a line of text when a named model is downloaded or built.
+        cache_dir: The folder in which nnhal caches the imported model; as in `compile`.
+
+    Returns:
+        The model.
+
+    Raises:
+        BadFile: The file is damaged or does not exist, or no model has this name. For a bundle, the message lists its
+            members.
+        ShapeNeeded: The file leaves dimensions open that `shapes` has to give.
+        UnsupportedModel: NNAPI cannot express some operators; the message lists all of them.
+        NnhalError: A named model cannot be downloaded or built.
     """
     return _read(path, Caching.wanted(cache_dir, None), signature, shapes, values, progress)[0]
 
@@ -67,7 +79,7 @@ def _read(
     values: Mapping[str, Any] | None = None,
     progress: Callable[[str], object] | None = None,
 ) -> tuple[Model, CacheOutcome | None]:
-    """The model of a file, and what became of it in the cache, where there is one."""
+    """Read a model, and return it with the outcome of the cache lookup, if there is a cache."""
     from nnhal.frontends.common.fixed import arrays
     from nnhal.frontends.formats import folder_of
     from nnhal.frontends.source import opened, there
@@ -137,32 +149,50 @@ def compile(
     variants: int = 8,
     numerics: Numerics = "fast",
 ) -> Compiled:
-    """Compile a model for the devices named (default: all that there are, with fallback to the CPU).
+    """Compile a model for the available devices.
 
-    model: a Model, or what `load` takes for a file. preference, priority: what drivers are told, as members of Preference
-    and Priority or by name.
-    devices: two of the same name both take part. fallback: "allow", "warn" (a FallbackWarning, the default) or "forbid"
-    (the default where devices are named). threads: how many an engine may use, 0 for its own choice; none gets more than
-    there are CPUs. relaxed: float32 may be computed as float16; None leaves it as the model says. deadline: seconds that the
-    devices may take to say what they support and to prepare it, once they are there. driver_options: a mapping for each
-    device name.
-    isolation: "process" runs each driver in a process of its own, which may crash or hang without harm to this one. A Device
-    object that is given stays where it is: name a driver, or give its path, to have it isolated.
-    cache_dir: a folder of this user alone where drivers keep what they compiled, for the next time (NNHAL_CACHE_DIR by
-    default; none, or False here, and nothing is kept); `compiled.cache` says what became of it. token: 32 bytes that stand
-    for the model with its weights, and never for another; made of them by default.
-    placement: "stated" (by what devices state), "measured" (by the profile of `nnhal calibrate`, and what executions took;
-    the default where there is a profile), "single" (all on the best one device), `nnhal.Rule`s (by hand), or a function of
-    the model and the devices' offers that gives a label for each operation, "" for any.
-    variants: how many sets of input shapes are kept compiled, for a model whose operations depend on open dimensions
-    (`OpenModel`). It compiles each set when it is first used, and the result is a `CompiledByShape`.
-    tune: measure candidate placements of this model now, for so many seconds (True: 2), and take the fastest; what was
-    measured is remembered.
-    numerics: "fast", or "exact": each operation on 8 bits has one result on every device, bit for bit, that of TensorFlow
-    Lite's own kernels where it has them; float32 is not computed as float16. A device that does not declare that it can
-    be exact takes nothing.
-    Raises InvalidArgument, also where a driver says that of its options; InvalidModel, UnsupportedModel, DeviceUnavailable,
-    MissedDeadline, or what a driver raised.
+    Args:
+        model: A `Model`, or a source that `load` reads.
+        devices: The devices to use: a name, the path of a driver, a `Device`, or a sequence of these. By default, nnhal
+            considers all devices, and the CPU reference as the fallback. Two devices may have the same name.
+        preference: The execution preference that drivers receive: a `Preference` or its name.
+        priority: The priority of the executions: a `Priority` or its name.
+        fallback: Whether operations that a device rejects or fails may run on the CPU: "allow", "warn" (a
+            `FallbackWarning`; the default) or "forbid" (the default if you name devices).
+        threads: The most threads that an engine may use; 0 leaves the choice to the engine. No engine uses more threads
+            than there are CPUs.
+        relaxed: Whether float32 may be computed as float16; None keeps the model's own setting.
+        deadline: Seconds that the devices have to report what they support and to prepare the model. Starting a
+            driver's process does not count.
+        driver_options: A mapping of options for each device name.
+        isolation: "none", or "process" to run each named driver in an isolated, sandboxed process. A crash or hang
+            there does not affect your process. A `Device` object stays in your process: pass its name or path to
+            isolate it.
+        cache_dir: The folder of the compilation cache, accessible to your user only. The default is `NNHAL_CACHE_DIR`;
+            without either, and with False, there is no cache. `Compiled.cache` has the outcome.
+        token: 32 bytes that identify the model and its weights in the cache. By default, nnhal hashes the model.
+        placement: How nnhal places operations: "measured" (predicted time from measurements on this machine; the
+            default once a profile exists), "stated" (the performance that drivers declare; the default without a
+            profile), "single" (the one device where the model costs least), one `nnhal.Rule` or several, or a function.
+            The function receives the model and an offer for each device. It returns a device label for each operation,
+            "" for the default strategy.
+        tune: True, or a number of seconds: compile the most promising placements, measure them for this long (True: 2
+            s) and use the fastest. nnhal remembers the measured times.
+        variants: How many sets of input shapes stay compiled for an `OpenModel`. Each set is compiled on first use.
+        numerics: "fast" or "exact". With "exact", each 8-bit operation has one result, bit for bit, on every device.
+            That is the result of TensorFlow Lite's kernel, if it has one. float32 is not computed as float16. A device
+            that does not declare exact numerics rejects all operations.
+
+    Returns:
+        The compiled model; a `CompiledByShape` for an `OpenModel`.
+
+    Raises:
+        InvalidArgument: An argument breaks its rule, or a driver rejects its options.
+        InvalidModel: The model breaks a rule of its definition.
+        UnsupportedModel: No permitted device supports an operation; the message lists each with the reason.
+        DeviceUnavailable: A device does not start, is offline, or is quarantined.
+        MissedDeadline: The devices needed longer than `deadline`.
+        NnhalError: A driver failed; the message names the device.
     """
     caching = Caching.wanted(cache_dir, token)
     read = None
@@ -177,7 +207,7 @@ def compile(
     if not isinstance(threads, int) or isinstance(threads, bool) or not 0 <= threads <= MOST_THREADS:
         raise InvalidArgument(f"threads is {threads!r}, must be an integer of at least 0 and at most {MOST_THREADS}")
     if not isinstance(relaxed, bool | None):
-        raise InvalidArgument(f"relaxed is {relaxed!r}, must be true, false, or None for what the model says")
+        raise InvalidArgument(f"relaxed is {relaxed!r}, must be true, false, or None to keep the model's setting")
     preference, priority = validate_preference(preference), validate_priority(priority)
     if not isinstance(variants, int) or isinstance(variants, bool) or variants < 1:
         raise InvalidArgument(f"variants is {shown(variants)}, must be an integer of at least 1")
@@ -213,7 +243,8 @@ def compile(
 def _compiled(model: Model, wishes: Wishes, tuning: Tune | None, read: CacheOutcome | None = None) -> Compiled:
     with ExitStack() as undo:
         compiled = Compiled(compile_plan(model, wishes, undo, tuning), read)
-        undo.pop_all()  # from here on it is the compiled model's; an interrupt before this, and both close it, once
+        # The compiled model owns the plan from here on; an interrupt just before closes both, which is harmless
+        undo.pop_all()
         return compiled
 
 
@@ -228,7 +259,6 @@ def _tuning(tune: Any) -> Tune | None:
 
 
 def _interpreting(*given: Any) -> list[Any]:
-    """As of `Wishes`; most models have no control flow."""
     from nnhal.runtime.flow import interpreting
 
     return interpreting(*given)
@@ -240,7 +270,7 @@ def _named(devices: Any) -> list[str | Device] | None:
     named = list(devices) if isinstance(devices, Sequence) and not isinstance(devices, str) else [devices]
     for device in named:
         if not isinstance(device, str | Device):
-            raise InvalidArgument(f"devices: {device!r} is none, must be a name or a Device")
+            raise InvalidArgument(f"devices: is {device!r}, must be a name or a Device")
     return named
 
 
@@ -250,13 +280,15 @@ def _one_of(what: str, value: str, allowed: Sequence[str]) -> None:
 
 
 def _options(given: Mapping[str, Mapping[str, Any]] | None, chosen: Sequence[Device]) -> dict[str, dict[str, Any]]:
-    """The options of each device that has some, as they are now; each name must be that of exactly one device."""
+    """Return a copy of the options of each device; each name must belong to exactly one device."""
     names = [identity_of(device).name for device in chosen]
     if not isinstance(given, Mapping | None):
         raise InvalidArgument(f"driver_options is {given!r}, must be a mapping for each device name")
     for name, options in (given or {}).items():
         if name not in names:
-            raise InvalidArgument(f"driver_options: {name!r} is none of the devices, must be one of {', '.join(names)}")
+            raise InvalidArgument(
+                f"driver_options: is {name!r}, must be the name of one of the devices: {', '.join(names)}"
+            )
         if names.count(name) > 1:
             raise InvalidArgument(f"driver_options: {names.count(name)} devices are named {name!r}, must be one")
         if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
@@ -265,7 +297,11 @@ def _options(given: Mapping[str, Mapping[str, Any]] | None, chosen: Sequence[Dev
 
 
 def devices() -> list[Found]:
-    """Every device there is, and every driver that does not load, with the reason."""
+    """List every device, and every driver that does not load, with the reason.
+
+    Returns:
+        One `Found` for each driver, in the order of their names. A driver that failed to load has an error.
+    """
     return discovery.found()
 
 

@@ -160,7 +160,7 @@ def test_what_is_logged_says_when_and_by_whom(monkeypatch, capsys):
 
 def test_an_unknown_log_tag_is_warned_of(caplog):
     assert log.enable("modle") == []
-    assert "'modle' is no tag" in caplog.text
+    assert "is 'modle', must be one of model" in caplog.text
 
 
 def test_a_record_of_a_drivers_error_holds_nothing_of_what_was_at_work(caplog):

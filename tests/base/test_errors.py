@@ -149,7 +149,7 @@ class Meta(type):
     [
         (NnhalError("where is what"), "where is what"),
         (OSError("no engine"), "OSError: no engine"),
-        (Untold(), "Untold: an error that cannot be told"),
+        (Untold(), "Untold: an error without a readable message"),
         (Odd(), "Odd: odd"),
         (type("N" * 300, (Exception,), {})("long"), "N" * 200 + " ...: long"),
         (ValueError("x" * 20_000), "ValueError: " + "x" * 18_000 + " ..."),

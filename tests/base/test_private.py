@@ -74,7 +74,7 @@ def test_a_link_a_second_name_another_kind_and_an_open_file_are_refused(tmp_path
     with pytest.raises(NotPrivate, match="has 2 names, must have one"):
         private_file(folder, "plain", os.O_RDWR)
     os.mkfifo(inside / "pipe", 0o600)
-    with pytest.raises(NotPrivate, match="is no regular file"):
+    with pytest.raises(NotPrivate, match="is not a regular file"):
         private_file(folder, "pipe", os.O_RDWR)
     (inside / "open").touch(0o600)
     os.chmod(inside / "open", 0o640)

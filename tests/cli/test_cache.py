@@ -81,7 +81,7 @@ def test_files_of_a_drivers_own_form_are_its_own_to_judge(capsys, folder):
     entry = listed(capsys, "list")["entries"][0]
     for file in folder.glob(f"{entry['key']}.*.[md]0"):
         file.write_bytes(b"of a form of its own")
-    assert "of a form of its driver's own" in listed(capsys, "verify", code=1)["entries"][0]["problem"]
+    assert "driver's private format" in listed(capsys, "verify", code=1)["entries"][0]["problem"]
 
 
 def test_room_is_made_by_what_was_not_used_for_longest(capsys):

@@ -93,7 +93,7 @@ def test_what_is_exported_is_imported_and_held_to(tmp_path: Path) -> None:
 def test_what_is_no_profile_is_not_imported(tmp_path: Path) -> None:
     file = tmp_path / "profile.json"
     file.write_text("{}")
-    assert "is no profile" in nnhal("calibrate", "--import", str(file), code=3)
+    assert "is not a profile" in nnhal("calibrate", "--import", str(file), code=3)
     assert "No such file" in nnhal("calibrate", "--import", str(tmp_path / "none"), code=3)
     assert record.profile() is None
 

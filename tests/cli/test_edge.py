@@ -210,5 +210,5 @@ def test_a_model_of_which_shapes_must_be_given_is_shown_as_its_file_has_it(tmp_p
 def test_what_has_to_be_given_is_noted_in_one_line(tmp_path, capsys):
     line = called(capsys, "show", saved(tmp_path, opened([1, 5, 3])))[1].splitlines()[0]
     assert line.startswith("note: ") and line.endswith(
-        "; --shape t0=1,1,3, or shapes={'t0': (1, 1, 3)}, with sizes of yours says it"
+        "; --shape t0=1,1,3, or shapes={'t0': (1, 1, 3)}, with your sizes sets it"
     )

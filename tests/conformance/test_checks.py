@@ -154,12 +154,12 @@ def test_other_checks_are_of_operations_with_random_results_too_and_compare_none
     ("name", "what", "since", "below"),
     [
         ("burst", "bursts", V1_2, V1_1), ("fenced", "fenced executions", V1_3, V1_2),
-        ("allocation", "memory of its own", V1_3, V1_2),
-        ("allocation-roles", "memory of its own", V1_3, V1_2),
+        ("allocation", "driver memory", V1_3, V1_2),
+        ("allocation-roles", "driver memory", V1_3, V1_2),
     ],
 )  # fmt: skip
 def test_what_a_level_does_not_have_is_not_asked(name: str, what: str, since: Any, below: Any) -> None:
-    told = f"{what} exist since {since}, the device is at {below}"
+    told = f"{what} exist since HAL {since}, the device has HAL {below}"
     assert looked(device(level=below), name, ADD) == ("skipped", told, "")
     assert looked(device(level=since), name, ADD)[0] == "passed"
     assert looked(device(level=below), name, "MUL")[0] == "unsupported"  # of what is not taken nothing is said
@@ -170,7 +170,7 @@ def test_what_needs_the_driver_in_this_process_is_not_asked_of_another() -> None
         if check.inside:
             with trying(trial_of(device())) as trial:
                 trial.isolated = True
-                told = "needs the driver in this process"
+                told = "needs the driver in this process (without --isolate)"
                 assert outcome_of(check, trial) == ("skipped", told, ""), name
     assert Counter(check.inside for check in CHECKS.values())[True] == 7
 
@@ -219,9 +219,9 @@ def test_a_callback_with_an_error_is_that_error() -> None:
 
 BAD_ROLES = {
     "no roles": lambda desc, roles: not roles,
-    "an input that is not there": lambda desc, roles: bool(roles) and roles[0].index == 99,
+    "an unknown input": lambda desc, roles: bool(roles) and roles[0].index == 99,
     "a role twice": lambda desc, roles: len(roles) == 2,
-    "a shape that the input has not": lambda desc, roles: desc.dimensions[-1:] == (7,) and len(roles) == 1,
+    "another shape than the input's": lambda desc, roles: desc.dimensions[-1:] == (7,) and len(roles) == 1,
 }
 
 
@@ -240,7 +240,7 @@ def test_memory_is_given_for_none_of_the_roles_that_cannot_be(what: str) -> None
             pass
 
     verdict, reason, _ = looked(device(allocate=lax), "allocation-roles", ADD)
-    assert (verdict, reason) == ("failed", f"allocate() gives memory for {what}, must be InvalidArgument")
+    assert (verdict, reason) == ("failed", f"allocate() returns memory for {what}, must be InvalidArgument")
     verdict, reason, _ = looked(device(allocate=other), "allocation-roles", ADD)
     assert (verdict, reason) == ("failed", f"allocate() for {what}: OperationFailed: no, must be InvalidArgument")
 
@@ -276,7 +276,7 @@ def test_an_operation_of_which_nothing_is_taken_has_the_first_reason() -> None:
     refusing = device(supports=lambda self, model: [Verdict(False, next(reasons))])
     with pytest.raises(NotTaken, match=r"^the first$"):
         trial_of(refusing).samples()
-    with pytest.raises(NotTaken, match="has no calls to be drawn"):
+    with pytest.raises(NotTaken, match="no call of the operation can be drawn"):
         trial_of(refusing, "NO_SUCH_OPERATION").taken()
 
 
@@ -412,7 +412,7 @@ def test_hints_and_options_are_asked_for_as_they_are_told() -> None:
     assert sum(h.deadline is not None for h in seen) == 1
     seen.clear()
     assert looked(device(prepare=prepare), "options", QUANTIZE)[0] == "passed"
-    assert [dict(h.options) for h in seen if h.options] == [{"an option of no driver": value} for value in (1, "text")]
+    assert [dict(h.options) for h in seen if h.options] == [{"an unknown option": value} for value in (1, "text")]
 
 
 def test_an_intermediate_is_read_by_two_like_operations_in_place_of_what_is_given() -> None:
@@ -428,7 +428,7 @@ def test_an_intermediate_is_read_by_two_like_operations_in_place_of_what_is_give
     verdict, reason, _ = looked(device(supports=supports, judge=None), "intermediates", ADD)
     assert (verdict, reason) == (
         "skipped",
-        "no model of three such operations, of which two read what the first gives, is taken",
+        "no model in which two such operations read the result of a third is supported",
     )
     assert seen
     for model in seen:

@@ -45,7 +45,7 @@ HINTS = {
     "all outside [-1, 1]: activation?": (RAMP, real(np.clip(RAMP, -1, 1))),
     "all outside [0, inf]: activation?": (RAMP, real(np.maximum(RAMP, 0))),
     "cut to [0, 6], must not be: activation?": (np.clip(RAMP, 0, 6), real(RAMP)),
-    "border only: padding?": (changed(RAMP, (0, 0, 1, 0), (0, 3, 2, 0)), real(RAMP)),
+    "only at the edges: padding?": (changed(RAMP, (0, 0, 1, 0), (0, 3, 2, 0)), real(RAMP)),
     "the right elements in another order: layout or axis?": (RAMP.swapaxes(1, 2), real(RAMP)),
     "every element is 0: is the output written?": (RAMP * 0, real(RAMP)),
     "every element is NaN": (RAMP * np.nan, real(RAMP)),
@@ -138,7 +138,7 @@ NEAR_MISSES = {  # what is nearly the pattern of a hint, by what is to be said o
     "the first element of the middle": ("", changed(RAMP, (0, 1, 1, 0)), real(RAMP)),
     "the last element of the middle": ("", changed(RAMP, (0, 2, 2, 0)), real(RAMP)),
     "columns at the edge of two channels": (
-        "border only: padding?", changed(IN_CHANNELS, (0, 0, 1, 0), (0, 1, 2, 3)), real(IN_CHANNELS)
+        "only at the edges: padding?", changed(IN_CHANNELS, (0, 0, 1, 0), (0, 1, 2, 3)), real(IN_CHANNELS)
     ),
     "one in the middle of two channels": ("", changed(IN_CHANNELS, (0, 0, 1, 2)), real(IN_CHANNELS)),
 }  # fmt: skip
@@ -173,7 +173,7 @@ def test_what_has_no_value_has_no_frequencies():
 
 
 def test_samples_have_a_row_for_each_row_of_logits():
-    wrong = "has shape {}, must be of 1 rows"
+    wrong = "has shape {}, must have 1 rows"
     assert of_classes([[0, 0]], [0]) == (wrong.format([1]), "")
     assert of_classes([[0, 0]], [[0, 1], [0, 1]]) == (wrong.format([2, 2]), "")
     assert of_classes([[0, 0]], [[[0, 1]]]) == (wrong.format([1, 1, 2]), "")

@@ -166,7 +166,7 @@ def test_small_errors_of_a_carried_result_may_add_up_and_no_more() -> None:
     counter, y = given(call)
     fine, bad = ((y + n * np.abs(y) * 1e-5 + n * 1e-5).astype(np.float32) for n in (0.5, 50))
     assert judge(call, [counter, y], [counter, fine]) == ""
-    assert "after 5 rounds: output 1 differs" in judge(call, [counter, y], [counter, bad])
+    assert "after 5 iterations: output 1 differs" in judge(call, [counter, y], [counter, bad])
     assert "the counter" in judge(call, [counter, y], [counter + 1, y])
     assert "must be" in judge(call, [counter, y], [counter, None])
 
@@ -184,7 +184,7 @@ def test_nan_agrees_with_nan_and_with_no_number(rounds: int) -> None:
     assert judge(call, [counter, none], [counter, none.copy()]) == ""
     for wanted, actual in ((y, none), (none, y)):
         said = judge(call, [counter, wanted], [counter, actual])
-        assert said == f"after {rounds} rounds: output 1 differs in 1 of {y.size}"
+        assert said == f"after {rounds} iterations: output 1 differs in 1 of {y.size}"
 
 
 # ---------------------------------------------------------------------------------------------------------- who is found
@@ -278,7 +278,7 @@ def test_a_loop_that_does_not_look_at_its_time_out_is_found() -> None:
         return Control(loop_timeout=400_000_000)
 
     verdict, reason, _ = looked(altered(patient), "loop-timeout", "WHILE")
-    assert verdict == "failed" and "after the time-out of its loop" in reason
+    assert verdict == "failed" and "after the timeout of its loop" in reason
     assert looked(Reference(), "loop-timeout", "WHILE") == ("passed", "", "")
 
 
@@ -303,9 +303,9 @@ def test_a_loop_that_gives_up_early_or_has_a_result_is_found(monkeypatch: pytest
     with monkeypatch.context() as patched:
         patched.setattr(limits, "time", SimpleNamespace(monotonic_ns=lambda: 0))
         verdict, reason, _ = looked(Device(), "loop-timeout", "WHILE")
-    assert (verdict, reason) == ("failed", "LoopTimeout after 0.0 ms, the time-out is 20 ms")
+    assert (verdict, reason) == ("failed", "LoopTimeout after 0.0 ms, must be after the timeout of 20 ms")
     verdict, reason, _ = looked(altered(ended), "loop-timeout", "WHILE")
-    assert (verdict, reason) == ("failed", "a loop without an end has a result, must be LoopTimeout")
+    assert (verdict, reason) == ("failed", "an endless loop has a result, must be LoopTimeout")
 
 
 def test_what_stands_inside_is_what_the_driver_takes() -> None:

@@ -143,7 +143,7 @@ def test_a_device_that_fails_where_it_may_not_is_found_out():
     cell = Cell(OPS["ADD"], 0, F32, "ordinary")
     found = list(compare_device(Failing(None), discovery.cpu(), cell, np.random.default_rng(2), 4))
     assert {r.outcome for r in found} == {"differs"}
-    assert "is claimed, and fails to prepare: device wrong: no" in found[0].reason
+    assert "supports() accepts it, but prepare() fails: device wrong: no" in found[0].reason
 
 
 def test_the_reference_agrees_with_itself():

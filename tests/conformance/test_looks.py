@@ -144,7 +144,7 @@ def test_an_option_that_is_an_invalid_argument_is_no_reason_not_to_ask_for_the_n
         return Healthy(model, self)
 
     verdict, reason, _ = looked(device(prepare=prepare), "options", ADD)
-    assert verdict == "failed" and "{'an option of no driver': 'text'}" in reason and "what is this?" in reason
+    assert verdict == "failed" and "{'an unknown option': 'text'}" in reason and "what is this?" in reason
 
 
 def test_a_call_that_fails_by_right_with_other_constants_is_passed_over_and_the_next_is_not() -> None:
@@ -164,7 +164,7 @@ def test_a_call_that_fails_by_right_with_other_constants_is_passed_over_and_the_
         return made
 
     verdict, reason, _ = with_samples(device(prepare=prepare), "interleaved", SMALL, LARGE)
-    assert (verdict, reason.partition(":")[0]) == ("failed", "in turns with another prepared model")
+    assert (verdict, reason.partition(":")[0]) == ("failed", "alternating with another prepared model")
 
 
 def test_a_call_that_the_reference_cannot_run_is_no_sample(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +186,7 @@ def test_a_call_that_the_reference_cannot_run_is_no_sample(monkeypatch: pytest.M
 
     monkeypatch.setattr(Trial, "wanted", staticmethod(fails))
     with pytest.raises(
-        NotAsked, match="none of the calls that it takes has an element to write that the reference can"
+        NotAsked, match="none of the supported calls has an output element that the reference can compute"
     ):
         trial_of(device()).samples()
 
@@ -204,7 +204,7 @@ def test_a_sample_has_an_element_to_write(wanted: Any, sample: bool, monkeypatch
     if sample:
         assert trial.samples()
     else:
-        with pytest.raises(NotAsked, match="has an element to write"):
+        with pytest.raises(NotAsked, match="has an output element"):
             trial.samples()
 
 
@@ -273,11 +273,11 @@ def test_one_of_three_executions_in_time_is_enough(clock: Clock, late: int, trie
     made = late_by(clock, late + limits.SHORT_NS, shortly)
     found, reason, _ = with_samples(made, "deadline", SMALL)
     assert (found, made.runs) == (verdict, tries)
-    assert verdict == "passed" or reason == "came back 0.3 s after its deadline, must poll control.check()"
+    assert verdict == "passed" or reason == "returned 0.3 s after its deadline, must poll control.check()"
     made = late_by(clock, late, lambda control: control.cancelled is not None)
     found, reason, _ = with_samples(made, "cancellation", SMALL)
     assert (found, made.runs) == (verdict, 6 if verdict == "passed" else 3)
-    assert verdict == "passed" or reason == "came back 0.3 s after it was cancelled, must poll control.check()"
+    assert verdict == "passed" or reason == "returned 0.3 s after it was cancelled, must poll control.check()"
 
 
 def test_a_deadline_lies_far_ahead_and_shortly_ahead_and_one_behind_never_comes_to_the_driver(clock: Clock) -> None:
@@ -359,7 +359,7 @@ def test_a_limit_that_never_came_to_the_driver_is_no_verdict_about_it(
         return run(self, prepared, arrays, UNLIMITED, **how)
 
     monkeypatch.setattr(Trial, "run", refused)
-    assert with_samples(device(), name, SMALL) == ("skipped", "nothing that it judges happened", "")
+    assert with_samples(device(), name, SMALL) == ("skipped", "the check saw nothing to judge", "")
 
 
 def test_an_execution_is_cancelled_before_it_begins_and_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -426,15 +426,15 @@ def test_a_block_is_of_5_to_40_rounds_and_about_50_ms_after_5_of_warming_up(
 @pytest.mark.parametrize(
     ("seconds", "what", "steps", "said"),
     [
-        (1.0, "descriptors", (2, 2, 2), "each run leaves 0.4 descriptors behind (15 rounds)"),
+        (1.0, "descriptors", (2, 2, 2), "each run leaks 0.4 descriptors (15 iterations)"),
         (1.0, "descriptors", (2, 1, 9), ""),
-        (1.0, "threads", (5, 5, 5), "each run leaves 1 threads behind (15 rounds)"),
+        (1.0, "threads", (5, 5, 5), "each run leaks 1 threads (15 iterations)"),
         (1.0, "processes", (5, 0, 5), ""),
-        (0.0, "processes", (20, 20, 20), "each run leaves 0.5 processes behind (120 rounds)"),
+        (0.0, "processes", (20, 20, 20), "each run leaks 0.5 processes (120 iterations)"),
         (0.0, "processes", (19, 20, 20), ""),
-        (1.0, "resident memory", (256 * KIB,) * 3, "each run leaves 51 KiB of resident memory behind (15 rounds)"),
+        (1.0, "resident memory", (256 * KIB,) * 3, "each run leaks 51 KiB of resident memory (15 iterations)"),
         (1.0, "resident memory", (256 * KIB, 256 * KIB - 1, 256 * KIB), ""),
-        (0.0, "address space", (320 * KIB,) * 3, "each run leaves 8 KiB of address space behind (120 rounds)"),
+        (0.0, "address space", (320 * KIB,) * 3, "each run leaks 8 KiB of address space (120 iterations)"),
         (0.0, "address space", (320 * KIB - 1,) * 3, ""),
     ],
 )
@@ -718,7 +718,7 @@ def test_an_element_of_quantize_is_exact_where_it_is_a_thousandth_of_a_step_away
         assert _exact(trial, asked, right, 1 - right) == 0
         return
     assert _exact(trial, asked, right, right) == 1
-    with pytest.raises(Unmet, match="output 0 is off in 1 of 1 elements that no half decides, the first at"):
+    with pytest.raises(Unmet, match="output 0 is off in 1 of 1 elements that are not at a half, the first at"):
         _exact(trial, asked, right, 1 - right)
 
 
@@ -734,7 +734,7 @@ def test_what_quantize_leaves_open_and_what_is_not_there_or_of_another_shape_nee
             numbers._exact(trial, asked, right, wrong)  # type: ignore[arg-type]
             continue
         with pytest.raises(
-            Unmet, match=r"1 of 2 elements that no half decides, the first at \[0\]: 1, must be 0 \(cell\)"
+            Unmet, match=r"1 of 2 elements that are not at a half, the first at \[0\]: 1, must be 0 \(cell\)"
         ):
             numbers._exact(trial, asked, right, wrong)  # type: ignore[arg-type]
         for wanted, actual in ((None, wrong), (right, None), (right, wrong[:1])):
@@ -800,7 +800,7 @@ def test_operations_of_extensions_that_are_named_are_found_and_each_has_a_record
     monkeypatch.setattr(queries, "OPS", {"com.one.FIRST": None})
     assert looked(device(), "extensions", "")[:2] == (
         "failed",
-        "com.one.SECOND has no record, must have one for the driver to be compared with (ops.schema.register)",
+        "com.one.SECOND has no record, must have one as the definition to compare with (ops.schema.register)",
     )
     monkeypatch.setattr(queries, "OPS", dict.fromkeys(names.values()))
     with trying(trial_of(device())) as trial:
@@ -823,7 +823,7 @@ def test_a_verdict_is_the_same_of_the_same_model_and_of_one_built_anew(first: bo
         seen.append(model)
         return [Verdict(first if known else then, "tired")]
 
-    for supports, how in ((again, "again"), (anew, "of a model built anew")):
+    for supports, how in ((again, "for the same model"), (anew, "for an equal model")):
         if not first:  # one is taken, or nothing is asked
             inner = supports
 
@@ -833,7 +833,7 @@ def test_a_verdict_is_the_same_of_the_same_model_and_of_one_built_anew(first: bo
         seen.clear()
         with trying(trial_of(device(supports=supports))) as trial:
             found, reason, _ = outcome_of(CHECKS["verdicts"], trial)
-        said = f"supports() says {texts[first]}, and {texts[then]} when asked {how}"
+        said = f"supports() returns {texts[first]}, then {texts[then]} {how}"
         assert found == "failed" and reason.startswith(said), reason
 
 
@@ -934,7 +934,7 @@ def test_verdicts_after_a_close_are_looked_at_too() -> None:
     with trying(trial_of(made)) as trial:
         trial.drawing.samples = [(SMALL, model_of(SMALL))]
         found, reason, _ = outcome_of(CHECKS["stable-verdicts"], trial)
-    assert (found, reason) == ("failed", "supports() says yes, and no after it was closed")
+    assert (found, reason) == ("failed", "supports() returns yes, and no after the model was closed")
 
 
 def test_hints_are_told_by_what_differs_and_their_deadline_is_far() -> None:
@@ -980,13 +980,17 @@ def test_an_element_that_is_the_pattern_by_right_is_no_element_that_was_left(pat
 
 def test_a_fenced_execution_wants_outputs_whose_shape_is_known_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Trial, "signature_of", lambda self, prepared: SimpleNamespace(closed=False))
-    assert with_samples(device(), "fenced", SMALL) == ("skipped", "the shapes of its outputs are not known before", "")
+    assert with_samples(device(), "fenced", SMALL) == (
+        "skipped",
+        "the shapes of its outputs are unknown before the execution",
+        "",
+    )
 
 
 def test_a_callback_that_never_comes_is_said_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(other_ways, "WAIT", 0.01)
     made = device(prepared=type("P", (Healthy,), {"execute": lambda *_: None}))
-    assert with_samples(made, "callback", SMALL)[:2] == ("failed", "notified nothing within 0.01 s")
+    assert with_samples(made, "callback", SMALL)[:2] == ("failed", "has not notified within 0.01 s")
 
 
 def test_a_callback_that_the_hal_swallowed_is_heard_and_nothing_else_is() -> None:
@@ -1044,7 +1048,7 @@ def test_memory_that_was_lent_is_looked_at_with_what_lies_behind_it(monkeypatch:
         lent.append(own)
 
     monkeypatch.setattr(outputs, "time", SimpleNamespace(sleep=settle))
-    said = "memory that was lent for an output is written to after the execution ended"
+    said = "memory for an output is written to after the execution ended, must be before"
     assert with_samples(giving(in_place(give)), "late-write", SMALL)[:2] == ("failed", said)
 
 

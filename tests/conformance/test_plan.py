@@ -188,7 +188,7 @@ def test_what_passes_in_a_fresh_process_is_told_with_what_ran_before(verdict: st
     second = CheckOutcome("runs", "ADD", verdict, "why", "b.py:2", 7, ("found",))
     for before, told in (([], ""), (["close", "runs", "values", "close"], ", such as close, values")):
         late = _Checks(Validation()).late(first, second, [CheckItem(name, "ADD") for name in before])
-        reason = f"gone (not in a fresh process: what ran before may have left it behind{told})"
+        reason = f"gone (not in a new process: an earlier check may be the cause{told})"
         assert late == CheckOutcome("runs", "ADD", "crashed", reason, "a.py:1", 5, ("found",), verdict)
 
 

@@ -274,7 +274,7 @@ def test_a_process_is_told_its_descriptors_its_parent_and_the_subject_and_the_po
 
 def test_a_process_that_cannot_be_started_is_said_with_the_reason_and_leaves_no_descriptor(played: System) -> None:
     def refused() -> None:
-        with pytest.raises(ResourceExhausted, match="a process to run in cannot be started: Too many open files"):
+        with pytest.raises(ResourceExhausted, match="cannot start a process: Too many open files"):
             came(work(["a"]))
 
     opened = Opened()
@@ -355,7 +355,7 @@ def test_the_stack_of_a_crash_is_the_drivers(played: System) -> None:
 def test_an_item_at_which_nothing_comes_has_hung_and_its_process_is_killed(played: System) -> None:
     found = came(work(["a", "hang b", "c"]))
     where = 'File "/somewhere/driver.py", line 3, in inner'
-    reason = f"device played: run() has not ended after 10 s, at {where}"
+    reason = f"device played: run() has not ended within 10 s, at {where}"
     assert found == [("a", "passed"), ("hang b", "hung", reason, 10_000_000_000, where), ("c", "passed")]
     first, _ = played.started
     assert first.killed.is_set() and played.signals == [(first.pid, TELL)]
@@ -448,9 +448,9 @@ def test_a_driver_may_take_longer_to_load_than_to_answer_and_then_is_said_not_to
     assert came(work(["a"])) == [("a", "passed")]
     played(never)
     at = ', at File "/somewhere/driver.py", line 3, in inner'
-    with pytest.raises(DeviceUnavailable, match=f"device played: has not loaded after 60 s{at}"):
+    with pytest.raises(DeviceUnavailable, match=f"device played: has not loaded within 60 s{at}"):
         came(work(["a"]))
-    with pytest.raises(DeviceUnavailable, match=f"has not loaded after 90 s{at}"):
+    with pytest.raises(DeviceUnavailable, match=f"has not loaded within 90 s{at}"):
         came(work(["a"], timeout=90))
 
 
@@ -469,7 +469,7 @@ def test_a_process_that_stops_talking_is_ended_and_what_is_no_message_is_the_end
 
     played(program)
     silent, garbage, other = came(work(["silent"], ["garbage"], ["c"]))
-    reason = "run(): the driver process closed the connection that the suite has to it, and was ended"
+    reason = "run(): the driver process closed its connection to the suite, and was ended"
     assert silent[1] == garbage[1] == "crashed" and other == ("c", "passed")
     assert silent[2] == garbage[2] == f"device played: {reason}"
     assert all(process.killed.is_set() for process in played.started[:2])
@@ -645,15 +645,15 @@ def test_a_loaded_process_that_ends_before_it_is_asked_anything_costs_nothing_tw
 
 def test_a_driver_that_does_not_come_back_has_crashed_at_all_that_is_left(played: System) -> None:
     played(ending_at(*range(BARREN), loads=True))
-    why = "ended before it was asked anything: the driver process ended with exit status 3"
-    reason = f"device played: does not come back: device played: {why}"
+    why = "ended before its first call: the driver process ended with exit status 3"
+    reason = f"device played: no longer loads: device played: {why}"
     assert came(work(["a", "b"], ["c"])) == [(item, "crashed", reason, 0, "") for item in "abc"]
     assert len(played.started) == BARREN
     played.started.clear()
     played(ending_at(1, 2, 3, loads=False))  # after the first crash
     found = came(work(["a", "crash b", "c"]))
     assert [o[1] for o in found] == ["passed", "crashed", "crashed"]
-    assert "does not come back: device played: does not load: the driver process" in found[2][2]
+    assert "no longer loads: device played: does not load: the driver process" in found[2][2]
 
 
 @pytest.mark.parametrize(("between", "barren"), [("b", (0, 1, 3)), ("crash b", (0, 1, 3, 4))])
@@ -812,7 +812,7 @@ def test_work_of_the_suites_own_has_more_time_and_is_not_held_against_the_driver
     begin = played.clock.now
     ((_, found, reason, nanoseconds, _),) = came(work([stage], kind=WithOwnWork))
     assert (found, nanoseconds) == (verdict, seconds * 1e9)
-    assert ("the suite's own work (draw) has not ended" in reason) is (verdict == "skipped")
+    assert ("the suite's work (draw) has not ended" in reason) is (verdict == "skipped")
     assert seconds <= played.clock.now - begin < seconds + T
 
 

@@ -96,10 +96,10 @@ def test_why_no_faster_form_runs_says_what_it_did(two: tuple[Path, list[dict[str
     why = {(o["operation"], o["type"]): o["why"] for o in two[1][0]["operations"]}
     assert why["SUB", QUANT8] == ""
     assert why["ADD", QUANT8] == "crash ADD of QUANT8_ASYMM ends its process (was killed by SIGABRT): run in exact"
-    assert why["MUL", QUANT8] == "hang MUL of QUANT8_ASYMM has not ended after 2 s: run in exact"
+    assert why["MUL", QUANT8] == "hang MUL of QUANT8_ASYMM has not ended within 2 s: run in exact"
     pairs = why["FULLY_CONNECTED", QUANT8]
     assert pairs.startswith("pairs FULLY_CONNECTED of QUANT8_ASYMM is off by ") and pairs.endswith(
-        " steps on this processor: run in exact"
+        " LSB on this processor: run in exact"
     )
     assert "of the greatest element on this processor: run in float32" in why["FULLY_CONNECTED", "TENSOR_FLOAT32"]
     assert why["AVERAGE_POOL_2D", QUANT8].count("off by 64 steps") == 2
@@ -176,7 +176,7 @@ def test_an_operation_without_a_right_form_is_not_claimed(proved: Device) -> Non
     b = nnhal.Builder()
     x = b.input((1, 4, 4, 1), QUANT8, 1.0, 0)
     model = b.finish([x], [b.average_pool_2d(x, filter_size=2, padding="valid")])
-    with pytest.raises(nnhal.UnsupportedModel, match="off by 64 steps on this processor: not claimed"):
+    with pytest.raises(nnhal.UnsupportedModel, match="off by 64 LSB on this processor: not claimed"):
         nnhal.compile(model, devices=[proved], fallback="forbid")
 
 
@@ -193,7 +193,7 @@ def test_devices_says_which_forms_run_and_why_no_faster_ones(two: tuple[Path, An
     words = "devices", "--driver", str(DRIVER), "--no-isolation"
     lines = [line for line in told(two[0], *words).splitlines() if line.startswith("forms: ")]
     assert "forms: run in fast, proved on this processor: SUB of QUANT8_ASYMM" in lines
-    assert "forms: hang MUL of QUANT8_ASYMM has not ended after 2 s: run in exact" in lines
+    assert "forms: hang MUL of QUANT8_ASYMM has not ended within 2 s: run in exact" in lines
     assert sum("off by 64 steps" in line and line.endswith(": not claimed") for line in lines) == 1
     assert len(lines) == len(WANTED) and not any("not proved yet" in line for line in lines)
     lines = [line for line in told(tmp_path, *words).splitlines() if line.startswith("forms: ")]

@@ -96,10 +96,10 @@ def test_a_model_that_cannot_be_built_is_shown_as_what_is_wrong_with_it(corpus: 
 
 def test_a_vector_that_is_gone_and_a_folder_that_cannot_be_written_are_said_to_be(corpus: Path, tmp_path: Path) -> None:
     for gone in ("V1_2/by_hand/one", "V1_3/by_foot/one", "V1_3/by_hand/three"):
-        with pytest.raises(InvalidArgument, match=f"vectors: {gone} is not under .*corpus any more"):
+        with pytest.raises(InvalidArgument, match=f"vectors: {gone} is no longer in .*corpus"):
             write(tmp_path, Selection(corpus), Outcome(gone, "failed"))
     (tmp_path / "file").write_text("")
-    with pytest.raises(InvalidArgument, match=r"repro .*/file/one: Not a directory, must be a folder that can be writ"):
+    with pytest.raises(InvalidArgument, match=r"repro .*/file/one: Not a directory, must be a writable folder"):
         write(tmp_path / "file", Selection(corpus), Outcome(ONE, "failed"))
 
 

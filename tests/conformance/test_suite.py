@@ -80,7 +80,7 @@ def test_an_error_fails_a_vector_that_must_run_and_passes_one_that_must_fail():
     assert verdict(run_vector(vector(), device)) == ("failed", "OperationFailed: device reference: no")
     assert verdict(run_vector(vector(expect_failure=True), device)) == (
         "passed",
-        "fails as it must: device reference: no",
+        "fails as expected: device reference: no",
     )
 
 

@@ -427,7 +427,7 @@ FAULTS: dict[str, list[tuple[Callable[[], Device], str, str]]] = {
     "status": [(lambda: device(status=lambda self: 7), "", "must be a DeviceStatus")],
     "extensions": [(lambda: device(extensions=("com.nobody.knows",)), "", "must be registered")],
     "verdicts": [
-        (lambda: device(supports=verdicts_but_the(5)), ADD, "says (yes, and no|no, and yes) when asked"),
+        (lambda: device(supports=verdicts_but_the(5)), ADD, "returns (yes, then no|no, then yes) for"),
         (lambda: device(supports=lambda self, model: []), ADD, "gave 0 verdicts, must be 1"),
         (lambda: device(supports=raises(KeyError("x"))), ADD, "raised KeyError"),
     ],
@@ -463,7 +463,9 @@ FAULTS: dict[str, list[tuple[Callable[[], Device], str, str]]] = {
     "constants-kept": [(lambda: running(scribbled_constants), ADD, "a constant of the model was written to")],
     "prepared-twice": [(lambda: device(prepared=SharedEngine), ADD, "other of the same model was closed")],
     "many-prepared": [(lambda: device(prepared=Contexts), ADD, "prepared model 9 of 16")],
-    "stable-verdicts": [(lambda: device(prepared=Tired, supports=no_after_a_run), ADD, "yes, and no while it is prepared")],
+    "stable-verdicts": [
+        (lambda: device(prepared=Tired, supports=no_after_a_run), ADD, "yes, and no while the model is prepared")
+    ],
     "hints": [(lambda: device(prepare=by_hints), ADD, "with threads 2: output 0 differs")],
     "options": [(lambda: device(prepare=wrong_kind), ADD, "must be ignored or InvalidArgument")],
     "late-write": [(lambda: giving(late), ADD, "written after the execution ended")],
@@ -472,11 +474,11 @@ FAULTS: dict[str, list[tuple[Callable[[], Device], str, str]]] = {
         (lambda: device(judge=lambda self, a: YES if a.op.name == ADD else Verdict(False)), ADD, "differs|DriverFailed"),
     ],
     "steps": [(lambda: device(prepared=OneTooHigh), QUANTIZE, "no half decides|too high, zero point")],
-    "stale-output": [(lambda: giving(stale), ADD, "run 2 equals the run before on other inputs")],
+    "stale-output": [(lambda: giving(stale), ADD, "run 2 equals the previous run with other inputs")],
     "same-memory": [(lambda: running(same_memory), ADD, "in the same memory equals the run before")],
     "order": [(lambda: giving(by_turns), ADD, "after other runs")],
     "deterministic": [(lambda: giving(by_turns), ADD, "on the inputs of run 1")],
-    "interleaved": [(lambda: device(prepared=SharedWeights), ADD, "in turns with another prepared model")],
+    "interleaved": [(lambda: device(prepared=SharedWeights), ADD, "alternating with another prepared model")],
     "intermediates": [(lambda: device(prepared=OverItsInput), ADD, "of two like operations")],
     "threads": [(lambda: giving(shared_scratch), ADD, r"\d+ of 100 runs of 4 threads are wrong")],
     "trimmed": [
@@ -484,13 +486,13 @@ FAULTS: dict[str, list[tuple[Callable[[], Device], str, str]]] = {
         (lambda: device(prepared=ForgottenWhenShort), ADD, "no attribute 'constants'"),
         (lambda: device(prepared=FailsToTrim), ADD, r"trim\(\) raised KeyError"),
     ],
-    "malformed-request": [(lambda: running(after_none), ADD, "after requests that were not valid")],
+    "malformed-request": [(lambda: running(after_none), ADD, "after invalid requests")],
     "deadline": [
-        (lambda: running(ignoring), ADD, r"came back 0\.\d s after its deadline"),
+        (lambda: running(ignoring), ADD, r"returned 0\.\d s after its deadline"),
         (lambda: running(raising_when(lambda c: c.deadline is not None)), ADD, "must be a result or MissedDeadline"),
     ],
     "cancellation": [
-        (lambda: running(ignoring), ADD, r"came back 0\.\d s after it was cancelled"),
+        (lambda: running(ignoring), ADD, r"returned 0\.\d s after it was cancelled"),
         (lambda: running(raising_when(lambda c: c.cancelled is not None)), ADD, "must be a result or Cancelled"),
     ],
     "timing": [
@@ -500,8 +502,8 @@ FAULTS: dict[str, list[tuple[Callable[[], Device], str, str]]] = {
     ],
     "growth": [
         (lambda: giving(leaking(lambda: np.ones(1 << 18, np.uint8))), ADD, r"leaves 2\d\d KiB of"),
-        (lambda: giving(leaking(lambda: os.dup(0))), ADD, "leaves 1 descriptors behind"),
-        (lambda: giving(leaking(kept_thread)), ADD, "leaves 1 threads behind"),
+        (lambda: giving(leaking(lambda: os.dup(0))), ADD, "leaks 1 descriptors"),
+        (lambda: giving(leaking(kept_thread)), ADD, "leaks 1 threads"),
     ],
     "burst": [(lambda: device(prepared=type("P", (Healthy,), {"burst": zero_burst})), ADD, "in a burst: output 0 differs")],
     "fenced": [
@@ -732,7 +734,7 @@ def test_copies_that_a_driver_makes_of_its_process_are_found_and_end_with_it(tmp
     driver.write_text(LEAVING.replace("        return super().prepare", forks[1:]))
     chosen = Validation(drivers=(str(driver),), only=("growth/ABS",), draws=1)
     (outcome,) = [o for some, _, _ in run_checks(chosen, 1) for o in some.outcomes if o.check == "growth"]
-    assert outcome.verdict == "failed" and "leaves 1 processes behind" in outcome.reason
+    assert outcome.verdict == "failed" and "leaks 1 processes" in outcome.reason
     pids = [int(line) for line in told.read_text().split()]
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "the end of the copies")
 

@@ -147,8 +147,8 @@ HOSTILE = {
     "huge control": r"\x1b\x1b",
     "control": r"\x1b[2J\u202egnp.exe\ud800",
     "code": "ValueError: within",
-    "untold": "cannot be told",
-    "quitting": "cannot be told",
+    "untold": "without a readable message",
+    "quitting": "without a readable message",
     "hidden": "Hidden: well",
     "named": "named",
 }

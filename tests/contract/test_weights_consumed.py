@@ -136,7 +136,7 @@ def test_who_reads_later_gets_an_error_that_names_the_device(kind, what):
     options = {"tunable": {"late": what}}
     compiled = nnhal.compile(adding(), devices="tunable", isolation=kind, driver_options=options)
     kind_of_error, text = (
-        (DriverFailed, "bytes-like") if what == "values" else (ContractBroken, "said weights_consumed")
+        (DriverFailed, "bytes-like") if what == "values" else (ContractBroken, "declares weights_consumed")
     )
     with pytest.raises(kind_of_error, match=f"device tunable: .*{text}"):
         compiled(X)

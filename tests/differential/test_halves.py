@@ -70,6 +70,32 @@ def test_halves_of_means_beside_padding_that_is_no_schemes_are_rounded_so_too(na
         assert np.asarray(compiled(x))[0, :, 0].tolist() == wanted
 
 
+MEANS = [  # litert adds up real values, and 64 of them come to next to a half
+    (name, forms, window)
+    for name, forms in [*WAYS, ("reference", "")]
+    for window in [(2, 1), (2, 3), (8, 8)]
+    if (name, window) != ("litert", (8, 8))
+]
+
+
+@pytest.mark.parametrize(("name", "forms", "window"), MEANS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_halves_of_a_mean_are_rounded_away_from_the_zero_point(
+    name: str, forms: str, kind: str, window: tuple[int, int]
+) -> None:
+    size, dtype, zero = window[0] * window[1], KINDS[kind], int(np.iinfo(KINDS[kind]).min) + 100
+    x = np.stack(list(windows(dtype, size)), -1).reshape(1, *window, -1).astype(dtype)
+    for scale in (0.1, 0.3, 1 / 3):  # half a step of which float32 has no exact number
+        b = nnhal.Builder()
+        given = b.input(x.shape, kind, scale, zero)
+        model = b.finish([given], [b.mean(given, [1, 2], keep_dims=False)])
+        sums = (x.astype(np.int64) - zero).sum((1, 2)).ravel()
+        wanted = (2 * abs(sums) + size) // (2 * size) * np.sign(sums) + zero
+        options = {name: {"forms": forms}} if forms else None
+        with nnhal.compile(model, devices=[name], fallback="forbid", driver_options=options) as compiled:
+            assert np.asarray(compiled(x)).ravel().tolist() == wanted.tolist()
+
+
 Make = Callable[[nnhal.Builder, Tensor, Tensor, dict[str, Any]], Tensor]
 OPERATIONS: dict[
     str, tuple[Make, Callable[[Array, Array], Array]]

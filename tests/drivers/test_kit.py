@@ -183,7 +183,7 @@ def test_a_shape_that_the_engine_refuses_is_an_error_or_goes_elsewhere():
 def test_a_shape_that_a_model_cannot_say_is_known_is_never_given_to_the_engine():
     from nnhal.drivers import reference
 
-    with pytest.raises(OperationFailed, match="has no elements"):
+    with pytest.raises(OperationFailed, match="has 0 elements"):
         run(prepared(twice((None,))), np.ones(0, np.float32))
     found = prepared(twice((None,)), reference.Interpreter)
     assert run(found, np.ones(0, np.float32)).shape == (0,)
@@ -334,8 +334,8 @@ def test_a_verdict_is_what_the_entry_says():
         "too long for a TANH",
         "not on Sundays",
         "this driver does not lower LOGISTIC",
-        "this's RELU does not take TENSOR_FLOAT16",
-        "permutation is omitted",
+        "this's RELU does not support TENSOR_FLOAT16",
+        "permutation is omitted, must be given",
         "permutation is computed at execution, must be constant",
         "yes",
     ]
@@ -346,7 +346,7 @@ def test_what_is_known_only_at_execution_is_a_reason():
         x = b.input((None,))
         return [x], [b.tanh(x)]
 
-    assert verdicts(build) == ["needs a shape when the model is prepared, and it is only known at execution"]
+    assert verdicts(build) == ["needs a shape when the model is prepared, but it is known only at execution"]
 
 
 def test_the_first_operation_that_cannot_be_lowered_ends_a_preparation():
@@ -385,7 +385,7 @@ def test_a_later_entry_of_one_name_takes_its_place_and_an_empty_set_of_types_tak
     mine.entry("RELU", types=frozenset())(unary)
     assert set(mine.entries) == {"RELU"} and mine.entries["RELU"].types == frozenset()
     (verdict,) = mine.verdicts(twice_relu(), LoweringTask)
-    assert verdict.reason == "mine's RELU does not take TENSOR_FLOAT32"
+    assert verdict.reason == "mine's RELU does not support TENSOR_FLOAT32"
     assert mine.entry("RELU")(unary) is unary and mine.entries["RELU"].types == {F32}
     assert LoweringTable("any").entry("RELU")(unary) is unary
     everything: LoweringTable[LoweringTask] = LoweringTable("any")

@@ -275,7 +275,7 @@ def test_a_state_is_read_from_its_input_and_given_as_an_output(device: Device) -
 
 def test_a_refusal_has_its_reason_and_names_the_operation(device: Device) -> None:
     elu = model("ELU", [(F32, (4,)), (T.FLOAT32, 0.5)], (F32,))
-    assert device.supports(elu)[0] == (False, "alpha is 0.5, LiteRT's kernel has 1")
+    assert device.supports(elu)[0] == (False, "alpha is 0.5, must be 1 for LiteRT's kernel")
     with pytest.raises(UnsupportedModel, match=r"ELU #0: alpha is 0\.5"):
         device.prepare(elu, Hints())
 

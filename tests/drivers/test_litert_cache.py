@@ -114,7 +114,7 @@ def test_of_a_pool_without_a_descriptor_the_weights_are_copied():
 def test_memory_that_is_another_than_then_is_refused():
     kept = content_of(layered(1000))
     for pools in ((), (sealed(bytes(4096)),)):
-        with pytest.raises(OperationFailed, match="the model's memory is another than when this was kept"):
+        with pytest.raises(OperationFailed, match="the model's memory has changed since the cache entry"):
             restore(CacheContent(kept.model, kept.data, pools), Settings())
 
 

@@ -31,31 +31,31 @@ from nnhal.drivers.litert.task import TABLE  # noqa: E402
 DRAWN = {"ordinary": 3}  # calls of a class of values, 1 of the others
 TRIES = 60  # calls that are refused before one is taken
 AT_EXECUTION = "execution"  # in the reasons of what is refused unless it is constant
-SCALES = r"scale .* (beyond LiteRT|is too fine for|is too coarse for)|sums of products and bias exceed the 32 bits"
-NO_SIGMOID = "TFLite's options cannot state the activation SIGMOID"
-LSTM = f"{NO_SIGMOID}|LiteRT's kernel without activation|LiteRT's kernel has no room to project"
+SCALES = r"scale .* (must be from|is too fine for|is too coarse for)|sums of products and bias exceed the 32 bits"
+NO_SIGMOID = "TFLite's options have no activation SIGMOID"
+LSTM = f"{NO_SIGMOID}|LiteRT's kernel without activation|the projection of .* cells has size"
 EMPTY = "LiteRT needs elements"
 REASONS = {  # for which calls of any scales may be refused whose arguments are constant
     "BIDIRECTIONAL_SEQUENCE_LSTM": LSTM,
     "BIDIRECTIONAL_SEQUENCE_RNN": NO_SIGMOID,
     "DIV": "least integer by -1 ends the process",
-    "ELU": r"alpha is [\d.]+, LiteRT's kernel has 1",
+    "ELU": r"alpha is [\d.]+, must be 1 for LiteRT's kernel",
     "FILL": EMPTY,
-    "LSH_PROJECTION": "LiteRT's sparse signatures have|LiteRT's sparse projections|bytes of float16 are hashed",
+    "LSH_PROJECTION": "the signature is sparse|the sparse projection has|bytes of float16 are hashed",
     "LSTM": LSTM,
     "SVDF": "needs state_size",  # of a state without elements
-    "PRELU": "LiteRT broadcasts alpha alone, and the input is smaller",
+    "PRELU": "LiteRT broadcasts only alpha, but the input is smaller",
     "SLICE": EMPTY,
     "STRIDED_SLICE": EMPTY,
-    "TRANSPOSE_CONV_2D": "negative padding behind and padding before",
+    "TRANSPOSE_CONV_2D": "padding is negative at the end and positive at the beginning",
     "UNIDIRECTIONAL_SEQUENCE_LSTM": LSTM,
     "UNIDIRECTIONAL_SEQUENCE_RNN": NO_SIGMOID,
 }
 NEVER: dict[str, dict[int, str]] = {  # types of which LiteRT has no kernel, or another one
-    "BATCH_MATMUL": {I32: "does not take TENSOR_INT32"},
-    "CAST": dict.fromkeys((Q16A, Q16S), "does not take TENSOR_QUANT16"),
-    "LSH_PROJECTION": {F16: "LiteRT's sparse|the bytes of float16 are hashed"},
-    "RANK": dict.fromkeys((Q16A, Q16S, Q8SYMM, Q8PC), "does not take TENSOR_QUANT"),
+    "BATCH_MATMUL": {I32: "does not support TENSOR_INT32"},
+    "CAST": dict.fromkeys((Q16A, Q16S), "does not support TENSOR_QUANT16"),
+    "LSH_PROJECTION": {F16: "the signature is sparse|the sparse projection has|the bytes of float16 are hashed"},
+    "RANK": dict.fromkeys((Q16A, Q16S, Q8SYMM, Q8PC), "does not support TENSOR_QUANT"),
 }
 
 

@@ -225,7 +225,7 @@ def test_a_pool_may_be_closed_once_its_model_is_prepared(device: Device) -> None
 
 def test_what_the_kernel_does_not_map_is_an_error_that_says_so() -> None:
     content = contents.Content(4 * os.sysconf("SC_PAGE_SIZE"))
-    with pytest.raises(OutOfMemory, match="4096 bytes of constants cannot be mapped: Bad file descriptor"):
+    with pytest.raises(OutOfMemory, match="cannot map 4096 bytes of constants: Bad file descriptor"):
         content.map(content.page(0), Memory.wrap(np.zeros(4096, np.uint8)), 0, 4096)
     assert bytes(content) == bytes(len(content))
 

@@ -92,13 +92,15 @@ def test_sums_of_many_integers_are_right_up_to_32_bits_and_refused_beyond(type, 
         if fits:
             assert compiled(b, [x], y)(np.full((1, count), greatest, stored)).tolist() == [[greatest]]
         else:
-            assert "adds up 8421505 integers of up to 255 in 32 bits" in refused(b, [x], y)
+            assert "a sum has 8421505 integers of up to 255, must fit in LiteRT's 32 bits" in refused(b, [x], y)
 
 
 def test_squares_of_a_long_vector_are_refused_beyond_32_bits():
     b = Builder()
     x = b.input((1, 33_100), Q8, 0.1, 0)
-    assert "adds up 33100 integers of up to 65025 in 32 bits" in refused(b, [x], b.l2_normalization(x))
+    assert "a sum has 33100 integers of up to 65025, must fit in LiteRT's 32 bits" in refused(
+        b, [x], b.l2_normalization(x)
+    )
 
 
 def test_log_softmax_of_seven_dimensions():

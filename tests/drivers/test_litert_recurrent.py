@@ -300,7 +300,7 @@ def test_a_scratch_output_of_open_shape_has_room_for_the_gates(
 def test_a_scratch_output_that_something_reads_is_refused(device: Device, rng: np.random.Generator) -> None:
     case = Case("LSTM", {"input": rng.normal(size=(2, 3))}, **lstm_weights(rng, 3, 5, 2), **PLAIN)
     case.results[0] = case.builder.operation("FLOOR", case.results[0])
-    wanted = "the scratch output is read within the model, and its contents are undefined"
+    wanted = "the scratch output is read within the model, but its contents are undefined"
     assert device.supports(case.model)[0].reason == wanted
 
 
@@ -318,8 +318,8 @@ SEQUENCES = pytest.mark.parametrize(
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        ("none", "LiteRT's kernel without activation gives out the cell's input for the cell"),
-        ("sigmoid", "TFLite's options cannot state the activation SIGMOID"),
+        ("none", "LiteRT's kernel without activation returns the cell's input instead of the cell"),
+        ("sigmoid", "TFLite's options have no activation SIGMOID"),
     ],
 )
 def test_an_lstm_with_an_activation_that_litert_lacks_is_refused(
@@ -336,7 +336,7 @@ def test_a_projection_to_more_elements_than_cells_is_refused(
 ) -> None:
     """LiteRT's kernel writes beyond its working memory, which ends the process."""
     x = rng.normal(size=(2, 3) if op == "LSTM" else (1, 2, 3))
-    for last, why in ((4, ""), (5, "LiteRT's kernel has no room to project 4 cells to 5, 4 are the most")):
+    for last, why in ((4, ""), (5, "the projection of 4 cells has size 5, must be at most 4 for LiteRT's kernel")):
         sizes = dict.fromkeys(ways, 4) | {ways[-1]: last}
         weights = {n: w for way in ways for n, w in lstm_weights(rng, 3, 4, 2, way, output=sizes[way]).items()}
         assert reason(device, op, {"input": x}, **weights, **PLAIN, **layout) == why
@@ -354,7 +354,7 @@ def test_a_sequence_rnn_with_a_sigmoid_is_refused(device: Device, rng: np.random
         **rnn_weights(rng, 3, 4, 2),
         **settings,
     )
-    assert found == "TFLite's options cannot state the activation SIGMOID"
+    assert found == "TFLite's options have no activation SIGMOID"
 
 
 HUGE = array([1e30, -1e30, 3e38, -3e38, 0, 2])

@@ -80,7 +80,7 @@ def test_instances_are_left_to_others_where_epsilon_cannot_be_told_from_lost_squ
     b = Builder()
     x = b.input((1, 1, 3, 1))
     model = b.finish([x], [b.instance_normalization(x, gamma=1.0, beta=0.0, epsilon=0.0, nchw=False)])
-    with pytest.raises(nnhal.UnsupportedModel, match="epsilon is 0, squares that vanish count below 1e-12"):
+    with pytest.raises(nnhal.UnsupportedModel, match="epsilon is 0, must be at least 1e-12 for float32"):
         nnhal.compile(model, devices="litert", fallback="forbid")
 
 

@@ -312,7 +312,7 @@ def pooled_squares(side: int) -> str:
 def test_a_mean_of_a_window_is_refused_from_the_first_that_may_not_fit_32_bits():
     """255 times the square of 2901 is 2146064255, and of 2902 is 2147544020: beyond 2**31 - 1."""
     assert pooled_squares(2901) == ""
-    assert pooled_squares(2902) == f"LiteRT adds up {2902**2} integers of up to 255 in 32 bits"
+    assert pooled_squares(2902) == f"a sum has {2902**2} integers of up to 255, must fit in LiteRT's 32 bits"
 
 
 def test_states_are_refused_where_the_model_computes_or_reads_them():
@@ -329,9 +329,11 @@ def test_states_are_refused_where_the_model_computes_or_reads_them():
         return str(litert.device().supports(b.finish([x, given], outputs))[0 if state is KEPT else 1].reason)
 
     assert made(KEPT) == ""
-    assert made(KEPT, read_too=True) == ("a state is used within the model; LiteRT keeps states in tensors of its own")
+    assert made(KEPT, read_too=True) == (
+        "a state is used within the model, must be an output: LiteRT keeps states in variable tensors"
+    )
     assert made(lambda b, given: b.abs(given)) == (
-        "a state is computed within the model; LiteRT keeps states in tensors of its own"
+        "a state is computed within the model, must be an input: LiteRT keeps states in variable tensors"
     )
 
 

@@ -72,7 +72,7 @@ def test_constants_of_the_models_own_memory_are_not_kept() -> None:
 def test_another_memory_than_then_is_refused() -> None:
     files = saved(dense())
     files.pools = ()
-    with pytest.raises(OperationFailed, match="memory is another than when this was kept"):
+    with pytest.raises(OperationFailed, match="memory has changed since the cache entry"):
         onnxruntime.device().restore(files, b"", Hints())
 
 

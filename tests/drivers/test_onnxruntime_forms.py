@@ -112,4 +112,4 @@ def test_sums_that_float32_does_not_hold_are_refused_in_the_exact_form_alone() -
     model = b.finish([x], [y])
     (fast,), (exact,) = made("fast").supports(model), made("exact").supports(model)
     assert fast.ok
-    assert exact.reason == "sums of up to 2.601e+08 steps are not exact in float32"
+    assert exact.reason == "sums of up to 2.601e+08 are not exact in float32"

@@ -123,7 +123,7 @@ def test_what_a_sample_takes_it_prepares_and_what_has_too_few_inputs_it_refuses(
         assert takes_what(pooled(), empty) == f"has no input {place}"
     b = nnhal.Builder()
     x = b.input((2,))
-    for build, told in ((b.abs, "takes only ADD, CONCATENATION, CONV_2D"), (lambda x: b.add(x, x), "")):
+    for build, told in ((b.abs, "supports only ADD, CONCATENATION, CONV_2D"), (lambda x: b.add(x, x), "")):
         model = b.finish([x], [build(x)])
         assert {v.reason for v in limited.minimal().supports(model)} >= {told}
 
@@ -167,7 +167,9 @@ def test_operations_go_to_the_sample_that_states_the_best_figure(preference, dev
 
 
 def test_what_a_sample_refuses_it_does_not_prepare():
-    with pytest.raises(InvalidArgument, match="sample-minimal: MAX_POOL_2D #0: takes only ADD, CONCATENATION, CONV_2D"):
+    with pytest.raises(
+        InvalidArgument, match="sample-minimal: MAX_POOL_2D #0: supports only ADD, CONCATENATION, CONV_2D"
+    ):
         limited.minimal().prepare(pooled(), Hints())
     with pytest.raises(UnsupportedModel, match="input 0 must be TENSOR_QUANT8_ASYMM or"):
         nnhal.compile(pooled(), devices="sample-quant")
@@ -247,7 +249,7 @@ def test_capabilities_that_lie_keep_the_driver_out(lie):
 
 @pytest.mark.parametrize(
     ("lie", "message"),
-    [("short", "1 verdicts, must be 2"), ("long", "3 verdicts, must be 2"), ("nothing", "the driver failed to say")],
+    [("short", "1 verdicts, must be 2"), ("long", "3 verdicts, must be 2"), ("nothing", "the driver failed to answer")],
 )
 def test_verdicts_that_lie_are_refused(lie, message):
     with pytest.raises(UnsupportedModel, match=message):

@@ -34,7 +34,7 @@ def test_the_greatest_magnitude_of_the_bias_is_part_of_the_greatest_sum() -> Non
 
 def test_sums_that_only_a_bias_takes_beyond_32_bits_are_refused() -> None:
     require_32_bits(greatest_sum(X, WEIGHTS, 0, bias(2**31 - 1 - 131 * 11, 0)))
-    with pytest.raises(Refused, match="leave 32 bits"):
+    with pytest.raises(Refused, match="must fit in 32 bits"):
         require_32_bits(greatest_sum(X, WEIGHTS, 0, bias(0, 2**31 - 131 * 11)))
 
 

@@ -132,7 +132,7 @@ def test_the_kits_engine_says_why_not(toy):
         "Toy has no activations",
         "Toy puts two tensors behind each other",
         "shape is computed at execution, must be constant",
-        "Toy's ADD does not take TENSOR_FLOAT16",
+        "Toy's ADD does not support TENSOR_FLOAT16",
         "Toy has no exponential function",
         "this driver does not lower TANH",
     ]

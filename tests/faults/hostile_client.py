@@ -340,7 +340,7 @@ PREPARATIONS = wire.PrepareModel, wire.PrepareConsidered, wire.PrepareModelFromC
 def _refused(call: wire.ClientCall, number: int) -> tuple[str, ...]:
     """What is said to a call that would make something under a number of this connection's; nothing where it is free."""
     if isinstance(call, OF_WHAT_GOES_ON) and number == OBJECTS["lane"]:
-        return ("is the number of what goes on already, must be a new one",)
+        return ("is the number of work in progress, must be a new one",)
     if isinstance(call, OF_OBJECTS) and number != OBJECTS["lane"] and number in OBJECTS.values():
         return ("is held already, must be a new number",)
     return ()
@@ -779,7 +779,7 @@ def as_its_number_is_released(m: Moment) -> None:
             with m.sent() as fresh:
                 reply = asked(world.lane, data, fresh)
             return isinstance(reply, wire.Acknowledged | wire.Claimed) or judge(
-                m.call, reply, "refused", ("goes on already",)
+                m.call, reply, "refused", ("of work in progress",)
             )
 
         if isinstance(m.call, wire.MakingCall):
@@ -813,7 +813,7 @@ def with_nobody_to_notify(m: Moment) -> None:
         data = wire.encode(m.call)
         reply = asked(client.channel, data, sent)
         if isinstance(m.call, wire.PrepareModel) or m.names_objects:
-            words = ("not held",) if m.names_objects else ("no callback lane",)
+            words = ("not held",) if m.names_objects else ("no callback channel",)
             judge(m.call, reply, "refused", words)
         else:
             m.fits(reply)

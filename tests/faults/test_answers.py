@@ -107,7 +107,7 @@ def test_a_notification_that_nobody_asked_for_ends_the_session_and_says_so(note,
         assert speaker.callbacks is not None
         speaker.callbacks.send(note(number))
         wait_until(lambda: session.dead is not None, "the end of the session")
-        assert re.search(f"notified by Notify.* of {number}, must be of what was asked for, once", str(session.dead))
+        assert re.search(f"notified by Notify.* of {number}, must be of a requested object, once", str(session.dead))
 
 
 @pytest.mark.parametrize("level", [0, 9, 255])

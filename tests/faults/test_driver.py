@@ -326,7 +326,7 @@ def test_a_driver_with_verdicts_of_wrong_length_gets_no_operation(lie: str, monk
     with faulty("allow") as compiled:
         assert computes(compiled)
         assert [step.device.name for step in compiled._caller.plan.steps] == ["reference"]
-        assert "the driver failed to say" in str(compiled.placement.to_dict())
+        assert "the driver failed to answer" in str(compiled.placement.to_dict())
 
 
 # ------------------------------------------------------------------------------------------------------------- item 34
@@ -356,7 +356,7 @@ def test_a_driver_that_writes_past_its_output_is_found_out_and_the_result_droppe
         for _ in range(2):
             out = np.full_like(X, -1)
             with pytest.raises(
-                OperationFailed, match="device witness: wrote past the end of output 0, must not; the results"
+                OperationFailed, match="device witness: wrote past the end of output 0, must stay within it"
             ):
                 ways[way](out)
             assert (out == -1).all()

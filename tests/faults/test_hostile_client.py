@@ -287,6 +287,6 @@ def test_a_lane_under_a_number_that_is_taken_is_refused_and_none_is_given(arena:
         before = held(arena.watcher)
         data = wire.encode(wire.AttachLane(world.objects["lane"], False))
         reply, fds = world.client.channel.call(data, (), int(hostile_client.LIMIT * 1e9))
-        assert "is the number of what goes on already" in wire.decode_reply(reply).message and not len(fds)
+        assert "is the number of work in progress" in wire.decode_reply(reply).message and not len(fds)
         arena.back_to(before)
         world.computes()

@@ -335,8 +335,8 @@ def test_a_memory_of_huge_pages_is_refused_as_a_pool_and_as_queues(shared: str) 
     """18: sealed against shrinking, and yet a read of a page that is punched out of it ends the reader by SIGBUS."""
     with undisturbed(shared), client_of(shared) as watcher, Hostile(shared) as hostile:
         number, before, fd = hostile.prepare(), held(watcher), memfd(huge_pages(), flags=MFD_HUGETLB)
-        refused(hostile.execute(number, [pool()], INPUT, OUTPUT, fds=(fd,)), "pool: is of huge pages")
-        refused(hostile.make(wire.ConfigureExecutionBurst, number, fds=(fd,)), "in no memfd of ordinary pages")
+        refused(hostile.execute(number, [pool()], INPUT, OUTPUT, fds=(fd,)), "pool: has huge pages")
+        refused(hostile.make(wire.ConfigureExecutionBurst, number, fds=(fd,)), "not in a memfd of ordinary pages")
         os.close(fd)
         back_to(before, watcher)
 

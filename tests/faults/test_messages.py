@@ -104,7 +104,7 @@ def test_a_datagram_larger_than_messages_are_is_refused(shared: str) -> None:
         hostile.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         hostile.push(QUERY + bytes(wire.INLINE + 4096))
         reply = hostile.receive()
-        assert isinstance(reply, wire.Failed) and "larger than the transport takes" in reply.message
+        assert isinstance(reply, wire.Failed) and "larger than the transport allows" in reply.message
         alive(hostile)
 
 

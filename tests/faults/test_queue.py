@@ -288,7 +288,9 @@ def test_bindings_of_other_models_and_other_clients_are_refused(shared: str) -> 
         raw(other) as strange,
     ):
         _, reply = burst.exchange(burst.good(binding=foreign.binding))
-        assert isinstance(reply, wire.Failed) and "is of another model, must be the burst's" in reply.message
+        assert (
+            isinstance(reply, wire.Failed) and "belongs to another model, must belong to the burst's" in reply.message
+        )
         for number in range(30):
             status, _ = burst.exchange(burst.good(binding=number))
             assert (status == ErrorStatus.NONE) == (number == burst.binding)

@@ -117,7 +117,7 @@ def test_a_loop_whose_steps_are_known_gives_the_list_of_what_each_gives():
 def test_a_loop_with_a_list_and_unknown_steps_is_refused_by_name():
     inputs = {"x": real(2), "n": np.array(4, np.int64)}
     made = model([node("Loop", "n go x", "v y", body=steady_body())], inputs, {"go": np.array(True)}, "v y")
-    with pytest.raises(nnhal.UnsupportedModel, match=r"Loop #0: gives a list of what each step gives"):
+    with pytest.raises(nnhal.UnsupportedModel, match=r"Loop #0: collects outputs of all iterations"):
         nnhal.load(made.SerializeToString())
 
 

@@ -56,7 +56,9 @@ def test_a_member_of_a_bundle_is_read(tmp_path):
 
 
 def test_a_signature_is_refused():
-    with pytest.raises(nnhal.InvalidArgument, match=r"signature is 'a', must be left out: an \.onnx file has none"):
+    with pytest.raises(
+        nnhal.InvalidArgument, match=r"signature is 'a', must be left out: an \.onnx file has no signatures"
+    ):
         nnhal.load(small().SerializeToString(), signature="a")
 
 
@@ -139,12 +141,12 @@ def test_old_operators_are_refused_with_what_makes_new_ones_of_them():
 def test_a_name_that_is_written_twice_is_refused():
     made = small()
     made.graph.node.append(node("Relu", "x"))
-    refused(made, r"Relu #2 writes 'y', which is defined before, must be once")
+    refused(made, r"Relu #2 writes 'y', which is defined before, must be defined once")
 
 
 def test_a_circle_is_refused():
     made = model([node("Add", "x b", "a"), node("Add", "a x", "b"), node("Relu", "b")], {"x": real(2)})
-    refused(made, r"Add #0 is part of a circle")
+    refused(made, r"Add #0 is part of a cycle")
 
 
 def test_a_name_that_nothing_writes_is_refused():
@@ -152,7 +154,7 @@ def test_a_name_that_nothing_writes_is_refused():
 
 
 def test_an_output_that_nothing_writes_is_refused():
-    refused(model([node("Relu", "x", "z")], {"x": real(2)}, outputs="y"), "output 'y' is written by nothing")
+    refused(model([node("Relu", "x", "z")], {"x": real(2)}, outputs="y"), "output 'y' is not written by any node")
 
 
 def test_nodes_in_another_order_are_put_in_order():
@@ -196,7 +198,7 @@ def test_integers_in_a_field_must_be_of_the_type():
     tensor.int32_data[0] = 300
     made = model([node("Add", "x k")], {"x": real(2)})
     made.graph.initializer.append(tensor)
-    refused(made, r"initializer 0 \(k\): has a value that is no INT8, must be -128 to 127")
+    refused(made, r"initializer 0 \(k\): has a value that is not INT8, must be -128 to 127")
 
 
 def test_a_self_nested_attribute_is_no_stack_overflow():
@@ -300,7 +302,7 @@ def test_weights_beside_a_model_are_read_where_they_lie(tmp_path):
 
 def test_bytes_without_a_folder_say_that_there_is_data_beside_them(tmp_path):
     data = with_data_beside(tmp_path).read_bytes()
-    refused(data, r"initializer 0 \(w\): has data in 'weights.bin' beside it, must be loaded by its path")
+    refused(data, r"initializer 0 \(w\): has external data in 'weights.bin', must be loaded by its path")
 
 
 def changed(path, **entries):
@@ -334,7 +336,7 @@ def test_a_link_is_refused_whether_it_is_the_file_or_on_the_way(tmp_path, what):
     else:
         (inner / "way").symlink_to(tmp_path)
         changed(path, location="way/weights.bin")
-    with pytest.raises(nnhal.BadFile, match="is a link, or lies behind one"):
+    with pytest.raises(nnhal.BadFile, match="is or follows a link"):
         nnhal.load(path)
 
 

@@ -174,7 +174,7 @@ def test_names_are_those_of_the_signature(key, expected):
 def test_a_signature_that_nobody_named_is_noted():
     (note,) = load(two_signatures()).notes
     assert note == (
-        "of the signatures 'add', 'negate' the first is taken; --signature NAME, or signature=NAME, takes another"
+        "the first of the signatures 'add', 'negate' is used; --signature NAME, or signature=NAME, selects another"
     )
     assert load(two_signatures(), signature="negate").notes == ()
 
@@ -213,7 +213,7 @@ def test_a_dimension_can_be_left_open_and_known_with_each_call():
 
 def test_shapes_are_checked_by_name_rank_and_number():
     for shapes, message in [
-        ({"nope": (1, 4)}, "'nope' is no input, must be one of t0, t1"),
+        ({"nope": (1, 4)}, "is 'nope', must be an input: one of t0, t1"),
         ({"t0": (4,)}, "t0 has rank 1, must be 2"),
         ({"t0": (1, -4)}, r"t0 is \[1, -4\], must be of integers from -1 to"),
         ([(1, 4)], "got 1, must be 2: t0, t1"),
@@ -358,7 +358,7 @@ def test_positions_in_64_bits_are_used_as_32_bits():
 # --------------------------------------------------------------------------------------------------------- what is refused
 
 
-UNKNOWN = ": is not known, nnhal.register_custom_operator('MyOwnThing', ...) says what it is made of"
+UNKNOWN = ": is unknown; nnhal.register_custom_operator('MyOwnThing', ...) defines it"
 
 
 def test_everything_that_nnapi_lacks_is_listed_at_once():
@@ -425,7 +425,7 @@ def test_padding_with_a_value_of_another_scale_is_refused():
     y = w.tensor([4], "u1", scale=0.5)
     w.operator("PADV2", [x, p, v], [y])
     w.ends([x], [y])
-    assert "PADV2 #0: the value has a scale of its own, must have that of the input" in refused(w.bytes())
+    assert "PADV2 #0: the value has another scale than the input, must have the same" in refused(w.bytes())
 
 
 # ------------------------------------------------------------------------------------------------------------ real models

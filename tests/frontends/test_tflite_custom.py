@@ -191,8 +191,8 @@ def test_options_of_a_detection_that_make_no_sense_are_refused():
     for changed, reason in (
         ({"max_detections": 0}, "max_detections is 0, must be an integer of at least 1"),
         ({"y_scale": "x"}, "y_scale is 'x', must be a finite number"),
-        ({"num_classes": 9}, "has 4 scores a box, must have 9 or one more: a background"),
-        ({"nms_score_threshold": -1.0}, "nms_score_threshold = -1.0, must be at least 0"),
+        ({"num_classes": 9}, "has 4 scores for each box, must have 9, or one more for the background"),
+        ({"nms_score_threshold": -1.0}, "nms_score_threshold is -1.0, must be at least 0"),
     ):
         assert reason in refused(detector(PLAIN | changed)[0])
 
@@ -213,8 +213,8 @@ def test_damaged_options_are_refused_and_never_an_error_of_the_parser():
     ("name", "reason"),
     [
         ("FlexErf", "is computed by TensorFlow itself"),
-        ("MaxUnpooling2D", "is MediaPipe's own, and nnhal has no way"),
-        ("Mine", "is not known, nnhal.register_custom_operator('Mine', ...) says what it is made of"),
+        ("MaxUnpooling2D", "is an operation of MediaPipe, which nnhal does not support"),
+        ("Mine", "is unknown; nnhal.register_custom_operator('Mine', ...) defines it"),
     ],
 )
 def test_other_custom_operations_are_refused_with_what_is_known_of_them(name, reason):

@@ -117,7 +117,7 @@ def test_a_scalar_alone_goes_through_the_fences_of_a_driver():
     room = pool.view(0, 4, np.float32, ())
     with nnhal.compile(load(w.bytes()), devices="reference", isolation="process") as compiled:
         fenced = compiled.execute_fenced(np.array(-3, "f4"), out=[room, None])
-        assert fenced.way == "each step behind its fence"
+        assert fenced.way == "each partition behind its fence"
         results = fenced.result(10)
         assert [(r.shape, float(r)) for r in results] == [((), 3), ((), 0)] and float(room) == 3
 

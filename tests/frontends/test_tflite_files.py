@@ -253,14 +253,14 @@ def test_two_writers_of_a_tensor_are_refused():
     w.operator("MUL", [x, x], [y], "Mul")
     w.ends([x], [y])
     with pytest.raises(
-        nnhal.BadFile, match=r"operator 1 \(MUL\): writes tensor 1, must be written by no operator before"
+        nnhal.BadFile, match=r"operator 1 \(MUL\): writes tensor 1, must not be written by an operator before"
     ):
         load(w.bytes())
 
 
 def test_writing_an_input_or_constant_is_refused():
     for place in (0, 2):
-        spoilt(lambda m, to=place: graph(m).operators[0].outputs.__setitem__(0, to), "must be no input or constant")
+        spoilt(lambda m, to=place: graph(m).operators[0].outputs.__setitem__(0, to), "must not be an input or constant")
 
 
 def test_an_output_without_a_value_is_refused():

@@ -131,7 +131,7 @@ def test_a_bundle_is_no_file_of_its_own_identifier():
 
 def test_at_most_twenty_members_are_listed():
     names = {f"m{n}": b"" for n in range(22)}
-    assert listed({}) == "none: it is empty"
+    assert listed({}) == "nothing: it is empty"
     assert listed(dict(list(names.items())[:20])).endswith("m18, m19")
     assert listed(names).endswith("m18, m19 and 2 more")
 

@@ -91,10 +91,10 @@ def test_an_archive_with_the_end_of_a_larger_kind_is_refused():
 def test_the_end_of_an_archive_is_found_behind_the_longest_comment_and_must_be_whole():
     data = archive(0xFFFF, a=b"x")
     assert opened(data)["a"] == b"x"
-    assert why(data + bytes(21)).endswith("is a zip file without its end, must be whole")
+    assert why(data + bytes(21)).endswith("is a zip file without its end, must be complete")
     short = archive(a=b"x")
     for cut in (1, 21, 22):
-        assert why(short[:-cut]).endswith("is a zip file without its end, must be whole")
+        assert why(short[:-cut]).endswith("is a zip file without its end, must be complete")
 
 
 def test_a_member_may_have_a_mebibyte_or_a_hundred_times_the_archives_size():
@@ -108,7 +108,7 @@ def test_a_member_may_have_a_mebibyte_or_a_hundred_times_the_archives_size():
                 found["zeros"]
     bare = len(archive(zeros=bytes(2_000_000)))
     assert len(opened(archive(20_000 - bare, zeros=bytes(2_000_000)))["zeros"]) == 2_000_000
-    with pytest.raises(BadFile, match="has 2000000 bytes, must have 1999900 at most, as it may be 100 times the file"):
+    with pytest.raises(BadFile, match="has 2000000 bytes, must have at most 1999900, 100 times the file"):
         opened(archive(19_999 - bare, zeros=bytes(2_000_000)))["zeros"]
 
 

@@ -176,7 +176,7 @@ def test_open_dimensions_are_noted():
     (note,) = load(opened([-1])).notes
     assert note == (
         "input 't0' [1, ?, 3] is open in the file and taken as [1, 1, 3]; "
-        "--shape t0=1,1,3, or shapes={'t0': (1, 1, 3)}, with sizes of yours says otherwise"
+        "--shape t0=1,1,3, or shapes={'t0': (1, 1, 3)}, with your sizes sets it"
     )
     assert load(opened([-1]), shapes=[(1, 2, 3)]).notes == ()
 
@@ -186,7 +186,7 @@ def test_an_error_that_the_open_dimensions_make_asks_for_them_and_for_nothing_el
         load(opened([1, 5, 3]))
     assert str(caught.value) == (
         "model: input 't0' [1, ?, 3] is open in the file, must be given; "
-        "--shape t0=1,1,3, or shapes={'t0': (1, 1, 3)}, with sizes of yours says it"
+        "--shape t0=1,1,3, or shapes={'t0': (1, 1, 3)}, with your sizes sets it"
     )
     load(opened([1, 5, 3]), shapes={"t0": (1, 5, 3)})
 

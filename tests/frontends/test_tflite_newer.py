@@ -286,7 +286,7 @@ def test_padding_without_a_value_is_a_bad_file():
 
 def test_activations_of_16_bits_are_refused_with_the_reason():
     content, _ = file_of("ABS", [X(np.zeros(3, "i2"), "i2", 0.001)], [out(3, kind="i2", scale=0.001)], "Abs")
-    with pytest.raises(nnhal.UnsupportedModel, match="ABS #0: is of INT16, which NNAPI has only for states"):
+    with pytest.raises(nnhal.UnsupportedModel, match="ABS #0: is of INT16, which NNAPI supports only for states"):
         load(content)
 
 
@@ -331,7 +331,7 @@ def test_a_product_of_vectors_is_refused():
     x, weights, y = w.tensor([3]), w.tensor([2, 3, 4]), w.tensor([2, 4])
     w.operator("BATCH_MATMUL", [x, weights], [y], "BatchMatMul")
     w.ends([x, weights], [y])
-    with pytest.raises(nnhal.UnsupportedModel, match="of ranks 1 and 3, must be matrices at least"):
+    with pytest.raises(nnhal.UnsupportedModel, match="has ranks 1 and 3, must have a matrix"):
         load(w.bytes())
 
 
@@ -348,9 +348,13 @@ def conv_3d(**options) -> bytes:
 
 
 def test_steps_of_0_are_refused_and_shapes_of_64_dimensions_are_numbers():
-    with pytest.raises(nnhal.UnsupportedModel, match="steps along the depth are 0, 1 apart, must be at least 1"):
+    with pytest.raises(
+        nnhal.UnsupportedModel, match="stride and dilation of the depth are 0 and 1, must be at least 1"
+    ):
         load(conv_3d(strideD=0))
-    with pytest.raises(nnhal.UnsupportedModel, match="steps along the depth are 1, 0 apart, must be at least 1"):
+    with pytest.raises(
+        nnhal.UnsupportedModel, match="stride and dilation of the depth are 1 and 0, must be at least 1"
+    ):
         load(conv_3d(dilationDFactor=0))
     w = Writer()
     long, x = w.tensor([64], "i4", np.ones(64, "i4")), w.tensor([64], "i4")

@@ -49,7 +49,7 @@ def test_the_outline_of_a_refused_file_has_every_operator_and_says_why_one_is_re
         (
             "custom operation MyOwnThing",
             "",
-            "is not known, nnhal.register_custom_operator('MyOwnThing', ...) says what it is made of",
+            "is unknown; nnhal.register_custom_operator('MyOwnThing', ...) defines it",
         ),
     ]
     assert [node.inputs for node in found.nodes] == [(0, 1), (6, 2), (4, 5, 7), (8,), (9,), (10, 3)]

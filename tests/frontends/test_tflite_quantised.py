@@ -112,7 +112,7 @@ def test_a_step_of_eight_bits_has_the_very_numbers_of_litert(projection):
 @pytest.mark.parametrize(("number", "what"), [*((n, "a gate") for n in range(4)), (4, "its hidden state")])
 def test_a_step_of_eight_bits_has_to_say_the_scale_of_what_it_normalises_and_of_what_it_projects(number, what):
     content = lstm("LSTM", (2, 3), cifg=False, peepholes=False, projection=4, norms=True, unsaid=number)
-    with pytest.raises(nnhal.UnsupportedModel, match=f"LSTM #0: of INT8 does not say the scale of {what}"):
+    with pytest.raises(nnhal.UnsupportedModel, match=f"LSTM #0: of INT8 has no scale for {what}"):
         load(content)
 
 
@@ -158,5 +158,5 @@ def test_an_axis_of_a_tensor_without_dimensions_is_said_to_be_that():
     x, y = w.tensor([]), w.tensor([])
     w.operator("SQUEEZE", [x], [y], "Squeeze", squeezeDims=[1])
     w.ends([x], [y])
-    with pytest.raises(nnhal.UnsupportedModel, match="axis = 1 is of a tensor without dimensions, which has none"):
+    with pytest.raises(nnhal.UnsupportedModel, match="axis is 1 for a tensor without dimensions, must not be set"):
         load(w.bytes())

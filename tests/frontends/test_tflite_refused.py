@@ -100,7 +100,7 @@ REFUSED: dict[str, tuple[Case, str]] = {
     ),
     "bits of int8 with a scale": (
         ("BITWISE_XOR", [q(3), q(3)], [out(3, kind="i1", scale=0.05, zero=3)], "BitwiseXor"),
-        "of int8 takes a scale of 1",
+        "of int8 requires a scale of 1",
     ),
     "bits of uint8 shifted": (
         ("STABLEHLO_SHIFT_LEFT", [X(np.zeros(3, "u1"), "u1")] * 2, [out(3, kind="u1")], "StablehloShiftLeft"),
@@ -136,7 +136,7 @@ REFUSED: dict[str, tuple[Case, str]] = {
     ),
     "a million units without a bias": (
         product(f(1, 1), wide(1048577, 1)),
-        "has 1048577 units and no bias, must be 1048576 at most",
+        "has 1048577 units without a bias, must have at most 1048576",
     ),
     "a bias of another scale": (
         product(
@@ -149,7 +149,7 @@ REFUSED: dict[str, tuple[Case, str]] = {
     ),
     "shuffled weights": (
         product(f(2, 3), const(f(4, 3)), None, weightsFormat=1),
-        "weights are shuffled, which NNAPI does not have",
+        "weights are shuffled, which NNAPI does not support",
     ),
     "weights of three dimensions": (
         product(f(2, 3), const(f(4, 3, 1))),
@@ -158,13 +158,13 @@ REFUSED: dict[str, tuple[Case, str]] = {
     "weights of nothing": (product(f(2, 1, 1, 1, 3), none(4, 0)), "weights have no elements"),
     "a kept dimension under TANH": (
         product(f(2, 2, 3), const(f(4, 3)), None, out(2, 2, 4), keepNumDims=True, fusedActivationFunction=4),
-        "with this activation NNAPI fuses nothing",
+        "has an activation that NNAPI does not fuse",
     ),
     "scales of inputs": (
         product(
             q(2, 3, scale=0.02), channels((4, 3), 1), bias(4, [0.0002] * 4), out(2, 4, kind="i1", scale=0.05)
         ),
-        "scales are not one for each unit",
+        "has scales along another dimension than the units",
     ),
     "a size of three": (
         ("RESIZE_BILINEAR", [f(1, 2, 2, 1), c([3, 3, 1])], [out(1, 3, 3, 1)], "ResizeBilinear"),
@@ -230,11 +230,11 @@ REFUSED: dict[str, tuple[Case, str]] = {
     ),
     "an axis of a scalar": (
         ("UNPACK", [f()], [out()], "Unpack", {"num": 1}),
-        "axis = 0 is of a tensor without dimensions, which has none",
+        "axis is 0 for a tensor without dimensions, must not be set",
     ),
     "padding of another scale": (
         ("PADV2", [q(2), c([[1, 0]]), X(np.array(9, "i1"), "i1", 0.1, 3, True)], [out(3, kind="i1", scale=0.05, zero=3)]),
-        "the value has a scale of its own, must have that of the input",
+        "the value has another scale than the input, must have the same",
     ),
     "crops below 0": (
         ("BATCH_TO_SPACE_ND", [f(4, 2, 2, 1), c([2, 2]), c([[-1, 0], [0, 0]])], [out(1, 5, 4, 1)]),
@@ -255,7 +255,7 @@ REFUSED: dict[str, tuple[Case, str]] = {
     **{
         f"indices of {n} dimensions": (
             ("GATHER_ND", [f(2, 3), X(np.zeros((1, n), "i4"), "i4", constant=True)], [out(1)], "GatherNd"),
-            f"has indices of {n} dimensions, must be 1 to 2",
+            f"has indices of {n} dimensions, must have 1 to 2",
         )
         for n in (3,)
     },
@@ -265,7 +265,7 @@ REFUSED: dict[str, tuple[Case, str]] = {
     ),
     "very many indices in batches": (
         ("GATHER", [wide(2, 5), wide(2, 524289, kind="i4")], [out(2, 1)], "Gather", {"axis": 1, "batchDims": 1}),
-        "has 1048578 elements to move one by one, must be 1048576 at most",
+        "has 1048578 elements to move individually, must have at most 1048576",
     ),
     "steps that are batches": (
         ("REVERSE_SEQUENCE", [f(2, 2), i(2)], [out(2, 2)], "ReverseSequence", {"seqDim": 1, "batchDim": -1}),
@@ -294,10 +294,10 @@ REFUSED: dict[str, tuple[Case, str]] = {
     "windows of int8": (
         ("REDUCE_WINDOW", [q(4), *window(f(4), X(np.array(0, "i1"), "i1", 0.05, 3, True))[1][1:]],
          [out(3, kind="i1", scale=0.05, zero=3)], "ReduceWindow", {"reduceFunction": 1}),
-        "of INT8 takes sums of stored integers",
+        "of INT8 sums stored integers",
     ),
-    "windows of truths summed up": (window(b(4), c(False, "b1")), "of BOOL has another reduction than its type"),
-    "any of windows of numbers": (window(f(4), c(0, "f4"), 6), "of FLOAT32 has another reduction than its type"),
+    "windows of truths summed up": (window(b(4), c(False, "b1")), "of BOOL has a reduction of another type"),
+    "any of windows of numbers": (window(f(4), c(0, "f4"), 6), "of FLOAT32 has a reduction of another type"),
     "a window that fits in one dimension alone": (
         window(f(4, 4), c(0, "f4"), 1, (2, 5), (1, 1), (1, 1)), "has a window that does not fit"
     ),
@@ -306,7 +306,7 @@ REFUSED: dict[str, tuple[Case, str]] = {
     "a window of two dimensions": (window(f(4), c(0, "f4"), 1, (2, 1)), "must be 1 positive numbers each"),
     "no segments": (
         ("UNSORTED_SEGMENT_SUM", [f(3), c([0, 0, 0]), c(0)], [out(0)], "UnsortedSegmentSum"),
-        "num_segments = 0, must be 1 at least",
+        "num_segments is 0, must be at least 1",
     ),
     "segments of int8": (
         ("UNSORTED_SEGMENT_SUM", [q(3), c([0, 0, 0]), c(1)], [out(1, kind="i1", scale=0.05, zero=3)],
@@ -319,7 +319,7 @@ REFUSED: dict[str, tuple[Case, str]] = {
     ),
     "a segment below 0": (
         ("SEGMENT_SUM", [f(3), c([-1, 0, 0])], [out(1)], "SegmentSum"),
-        "segment_ids = [-1, 0, 0], must not be negative",
+        "segment_ids is [-1, 0, 0], must not be negative",
     ),
     "segments of nothing": (
         ("UNSORTED_SEGMENT_SUM", [none(3, 0), c([0, 0, 0]), c(1)], [out(1, 0)], "UnsortedSegmentSum"),
@@ -327,16 +327,16 @@ REFUSED: dict[str, tuple[Case, str]] = {
     ),
     "very many segments": (
         ("UNSORTED_SEGMENT_SUM", [f(1, 2), c([0]), c((1 << 23) + 1)], [out(1, 2)], "UnsortedSegmentSum"),
-        "takes 16777218 elements to choose from, must be 16777216 at most",
+        "needs 16777218 elements to select from, must need at most 16777216",
     ),
     "many segments of many rows": (
         ("UNSORTED_SEGMENT_SUM", [f(2, 1), i(2), c((1 << 23) + 1)], [out(1, 1)], "UnsortedSegmentSum"),
-        "takes 16777218 elements to choose from, must be 16777216 at most",
+        "needs 16777218 elements to select from, must need at most 16777216",
     ),
     **{
         f"places of {n} dimensions": (
             ("SCATTER_ND", [X(np.zeros((1, n), "i4"), "i4", constant=True), f(1), c([2, 3])], [out(2, 3)], "ScatterNd"),
-            f"has indices of {n} dimensions, must be 1 to 2",
+            f"has indices of {n} dimensions, must have 1 to 2",
         )
         for n in (0, 3)
     },
@@ -354,7 +354,7 @@ REFUSED: dict[str, tuple[Case, str]] = {
     ),
     "an update along a long dimension": (
         ("DYNAMIC_UPDATE_SLICE", [wide((1 << 20) + 1), f(2), c([0])], [out(2)], "DynamicUpdateSlice"),
-        "has 1048577 elements to move one by one, must be 1048576 at most",
+        "has 1048577 elements to move individually, must have at most 1048576",
     ),
     "embeddings combined in a fourth way": (embeddings(3), "combiner is 3, must be 0 (SUM), 1 (MEAN) or 2 (SQRTN)"),
     "embeddings of integers": (embeddings(table=i(3, 4)), "of INT32 is not in TFLite"),
@@ -363,22 +363,22 @@ REFUSED: dict[str, tuple[Case, str]] = {
         embeddings(shape=c([1] * 9)),
         "dense_shape has 9 dimensions, must have 2 to 8",
     ),
-    "embeddings of no rows": (embeddings(shape=c([0, 2])), "takes 0 elements to choose from"),
-    "embeddings of very many rows": (embeddings(shape=c([16777217, 2])), "takes 16777217 elements to choose from"),
+    "embeddings of no rows": (embeddings(shape=c([0, 2])), "takes 0 elements to select from"),
+    "embeddings of very many rows": (embeddings(shape=c([16777217, 2])), "takes 16777217 elements to select from"),
     "embeddings by triples": (
         embeddings(indices=c([[0, 0, 0], [1, 1, 1]])),
-        "indices have shape [2, 3], must have 2 numbers a row",
+        "indices have shape [2, 3], must have 2 numbers in each row",
     ),
-    "embeddings of an empty row": (embeddings(shape=c([2, 0])), "must have 2 numbers a row"),
+    "embeddings of an empty row": (embeddings(shape=c([2, 0])), "must have 2 numbers in each row"),
     "embeddings outside": (embeddings(indices=c([[0, 0], [2, 1]])), "indices reach outside of [2, 2]"),
     "embeddings before the first": (embeddings(indices=c([[0, 0], [1, -1]])), "indices reach outside of [2, 2]"),
-    "embeddings in disorder": (embeddings(indices=c([[1, 0], [0, 1]])), "indices are not in order"),
-    "embeddings of fewer numbers": (embeddings(ids=c([1])), "has 1 ids and 2 weights, must be 2 as of the indices"),
-    "embeddings of fewer weights": (embeddings(weights=f(1)), "has 2 ids and 1 weights, must be 2 as of the indices"),
+    "embeddings in disorder": (embeddings(indices=c([[1, 0], [0, 1]])), "indices are not sorted"),
+    "embeddings of fewer numbers": (embeddings(ids=c([1])), "has 1 ids and 2 weights, must have 2, like the indices"),
+    "embeddings of fewer weights": (embeddings(weights=f(1)), "has 2 ids and 1 weights, must have 2, like the indices"),
     **{
         f"a transform of {lengths}": (
             ("RFFT2D", [f(2, 4), c(lengths)], [out(2, 3, kind="c8")], "Rfft2d"),
-            f"fft_length = {lengths}, must be two sizes",
+            f"fft_length is {lengths}, must be two sizes",
         )
         for lengths in ([4], [2, 4, 1], [0, 4], [2, 0])
     },
@@ -392,21 +392,21 @@ REFUSED: dict[str, tuple[Case, str]] = {
     ),
     "a transform of long rows": (
         ("RFFT2D", [f(1, 4), c([1, 2896])], [out(1, 1449, kind="c8")], "Rfft2d"),
-        "has 2896 places, a matrix of 4196304 waves, must be 4194304 at most",
+        "has 2896 places, a matrix of 4196304 waves, must have at most 4194304",
     ),
     "a part of what is no transform": (
         ("REAL", [wide(2, kind="c8")], [out(2)]),
-        "of COMPLEX64 that no RFFT2D gives: NNAPI has no complex numbers",
+        "of COMPLEX64, must come from an RFFT2D: NNAPI has no complex numbers",
     ),
     "pictures without depth": (deep(f(1, 3, 3, 2), const(f(1, 2, 2, 2, 2))), "must have five dimensions"),
     "a filter without depth": (deep(f(1, 3, 3, 3, 2), const(f(1, 2, 2, 2))), "must have five dimensions"),
     "steps of 0 through the depth": (
         deep(f(1, 3, 3, 3, 2), const(f(1, 2, 2, 2, 2)), strideD=0),
-        "steps along the depth are 0, 1 apart, must be at least 1",
+        "stride and dilation of the depth are 0 and 1, must be at least 1",
     ),
     "gaps of 0 through the depth": (
         deep(f(1, 3, 3, 3, 2), const(f(1, 2, 2, 2, 2)), dilationDFactor=0),
-        "steps along the depth are 1, 0 apart, must be at least 1",
+        "stride and dilation of the depth are 1 and 0, must be at least 1",
     ),
     "a filter deeper than all": (
         deep(f(1, 3, 3, 3, 2), const(f(2, 2, 2, 2, 2)), dilationDFactor=3, padding=1),
@@ -426,15 +426,15 @@ REFUSED: dict[str, tuple[Case, str]] = {
     ),
     "another batch": (
         deep_back([2, 3, 3, 3, 2], const(f(1, 2, 2, 2, 2)), f(1, 3, 3, 3, 2)),
-        "output_shape = [2, 3, 3, 3, 2] does not fit",
+        "output_shape is [2, 3, 3, 3, 2], which does not fit",
     ),
     "four dimensions to grow to": (
         deep_back([1, 3, 3, 2], const(f(1, 2, 2, 2, 2)), f(1, 3, 3, 3, 2)),
-        "output_shape = [1, 3, 3, 2] does not fit",
+        "output_shape is [1, 3, 3, 2], which does not fit",
     ),
     "nothing to grow to": (
         deep_back([1, 0, 3, 3, 2], const(f(1, 2, 2, 2, 2)), f(1, 3, 3, 3, 2)),
-        "output_shape = [1, 0, 3, 3, 2] does not fit",
+        "output_shape is [1, 0, 3, 3, 2], which does not fit",
     ),
     "other channels in": (
         deep_back([1, 3, 3, 3, 2], const(f(1, 2, 2, 2, 3)), f(1, 3, 3, 3, 2)),
@@ -474,7 +474,7 @@ REFUSED: dict[str, tuple[Case, str]] = {
     ),
     "very many boxes": (
         ("NON_MAX_SUPPRESSION_V4", [wide(16777217, 4), wide(16777217), *LIMITS], [out(2, kind="i4"), out(kind="i4")]),
-        "has 16777217 boxes, must be 16777216 at most",
+        "has 16777217 boxes, must have at most 16777216",
     ),
     "a threshold below every number": (
         ("NON_MAX_SUPPRESSION_V4", [*BOXES, *LIMITS[:2], c(-3.4028234663852886e38, "f4")],
@@ -483,7 +483,7 @@ REFUSED: dict[str, tuple[Case, str]] = {
     ),
     "a cell without a state": (
         ("RNN", [f(1, 2), f(3, 2), f(3, 3), f(3), f(1, 3)], [out(1, 3)], "RNN"),
-        "must be a variable tensor, which a state lies in",
+        "must be a variable tensor, which holds a state",
     ),
     "a cell under SIGN_BIT": (
         ("RNN", [f(1, 2), f(3, 2), f(3, 3), f(3), f(1, 3)], [out(1, 3)], "RNN", {"fusedActivationFunction": 5}),
@@ -507,12 +507,12 @@ REFUSED: dict[str, tuple[Case, str]] = {
     ),
     "a basic kernel of int8": (
         ("LSTM", [q(1, 2)] * 5, [out(1, 3, kind="i1", scale=0.1)] * 4, "LSTM", {"kernelType": 1}),
-        "of INT8 is not in TFLite, must be UINT8 or FLOAT32|gives away its scratch tensors",
+        "of INT8 is not in TFLite, must be UINT8 or FLOAT32|has readers of its scratch tensors",
     ),
     "diagonal weights": (
         ("UNIDIRECTIONAL_SEQUENCE_LSTM", [f(1, 1, 2), *[None] * 19], [out(1, 1, 3)], "UnidirectionalSequenceLSTM",
          {"diagonalRecurrentTensors": True}),
-        "has diagonal recurrent weights, which NNAPI does not have",
+        "has diagonal recurrent weights, which NNAPI does not support",
     ),
 }  # fmt: skip
 

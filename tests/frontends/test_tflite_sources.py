@@ -81,7 +81,9 @@ def test_folders_are_named_and_a_saved_model_among_them(tmp_path):
     with pytest.raises(nnhal.BadFile, match=r"is a folder, must be a \.tflite or \.onnx file"):
         nnhal.load(tmp_path)
     (tmp_path / "saved_model.pb").write_bytes(b"\x08\x01")
-    with pytest.raises(nnhal.BadFile, match=r"a TensorFlow SavedModel folder, .*; tf\.lite\.TFLiteConverter makes one"):
+    with pytest.raises(
+        nnhal.BadFile, match=r"a TensorFlow SavedModel folder, .*; tf\.lite\.TFLiteConverter converts it"
+    ):
         nnhal.load(tmp_path)
 
 

@@ -182,7 +182,7 @@ def test_an_output_that_is_a_state_which_nothing_writes_is_refused():
     x, y, state = w.tensor([2]), w.tensor([2]), w.tensor([2], isVariable=True)
     w.operator("ABS", [x], [y])
     w.ends([x], [y, state])
-    with pytest.raises(nnhal.UnsupportedModel, match="output 't2': is a variable tensor that nothing wrote"):
+    with pytest.raises(nnhal.UnsupportedModel, match="output 't2': is a variable tensor that no operator writes"):
         load(w.bytes())
 
 
@@ -331,7 +331,7 @@ def test_a_basic_lstm_does_not_give_its_scratch_tensors_away(number):
     y = w.tensor([1, 11 if number == 2 else 32])
     w.operator("NEG", [outs[number]], [y])
     w.ends([x], [outs[0], y])
-    with pytest.raises(nnhal.UnsupportedModel, match="LSTM #0: gives away its scratch tensors"):
+    with pytest.raises(nnhal.UnsupportedModel, match="LSTM #0: has readers of its scratch tensors"):
         load(w.bytes())
 
 
@@ -659,7 +659,7 @@ def test_what_is_no_handle_is_no_variable():
     x, y = w.tensor([2]), w.tensor([2])
     w.operator("READ_VARIABLE", [x], [y], "ReadVariable")
     w.ends([x], [y])
-    with pytest.raises(nnhal.UnsupportedModel, match="READ_VARIABLE #0: input 0 is no handle of a variable"):
+    with pytest.raises(nnhal.UnsupportedModel, match="READ_VARIABLE #0: input 0 is not a handle of a variable"):
         load(w.bytes())
 
 

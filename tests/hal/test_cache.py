@@ -274,9 +274,9 @@ def test_files_are_whole_where_the_driver_has_noted_them_whatever_version_wrote_
     with pytest.raises(Damaged, match="damaged: model file 0"):
         keeper.is_whole(cache)
     os.pwrite(fd, b"?", 0)
-    with pytest.raises(Damaged, match="is of a form of its driver's own, or damaged"):
+    with pytest.raises(Damaged, match="has its driver's private format, or is damaged"):
         keeper.is_whole(cache)
-    with pytest.raises(Damaged, match="is of a form of its driver's own, or damaged"):
+    with pytest.raises(Damaged, match="has its driver's private format, or is damaged"):
         keeper.is_whole(Cache(cache.token))
 
 

@@ -183,7 +183,7 @@ def test_why_nothing_is_kept_stands_in_the_first_file(tmp_path, why):
     for fd in fds:
         os.write(fd, b"half of what was to be kept")
     give_up(Cache(TOKEN, (fds[0],), (fds[1],)), why)
-    told = {"": "it does not say why", "\x1b[31m": r"\x1b[31m"}.get(why, why[:1000])
+    told = {"": "no reason given", "\x1b[31m": r"\x1b[31m"}.get(why, why[:1000])
     assert [refusal(fd) for fd in fds] == [told, ""]
     assert os.fstat(fds[1]).st_size == 0
     for fd in fds:

@@ -88,10 +88,10 @@ def group(*places: Any, performance: Any = HALF, at_least: Any = 0) -> Operation
         (Considered([YES, "yes", YES]), "consider() gave 'yes' for operation 1, must be a Verdict or a bool"),
         (Considered([YES] * 3, None), "consider() gave groups None, must be several of OperationGroup"),
         (Considered([YES] * 3, [(0, 1)]), "consider() gave group 0 as (0, 1), must be an OperationGroup"),
-        (Considered([YES] * 3, [group(0, 3)]), "gave group 0 with operation 3, must be one of the 3 that there are"),
-        (Considered([YES] * 3, [group(-1)]), "gave group 0 with operation -1, must be one of the 3 that there are"),
-        (Considered([YES] * 3, [group(0.0)]), "gave group 0 with operation 0.0, must be one of the 3"),
-        (Considered([YES] * 3, [group(True)]), "gave group 0 with operation True, must be one of the 3"),
+        (Considered([YES] * 3, [group(0, 3)]), "gave group 0 with operation 3, must be 0 to 2"),
+        (Considered([YES] * 3, [group(-1)]), "gave group 0 with operation -1, must be 0 to 2"),
+        (Considered([YES] * 3, [group(0.0)]), "gave group 0 with operation 0.0, must be 0 to 2"),
+        (Considered([YES] * 3, [group(True)]), "gave group 0 with operation True, must be 0 to 2"),
         (Considered([YES] * 3, [OperationGroup(7, HALF)]), "with operations 7, must be places of operations"),
         (Considered([YES] * 3, [group()]), "gave group 0 with no operation, must be at least one, each once"),
         (Considered([YES] * 3, [group(1, 1)]), "gave group 0 with an operation twice, must be at least one"),
@@ -250,7 +250,7 @@ def test_a_device_that_is_told_of_nothing_but_the_model_has_no_arguments_to_comp
             raise InvalidArgument("is bad")
 
     compiled = nnhal.compile(chain(1), devices=Complaining(), fallback="allow")
-    assert compiled.placement.choices[0].others["complaining"] == "the driver failed to say: is bad"
+    assert compiled.placement.choices[0].others["complaining"] == "the driver failed to answer: is bad"
 
 
 def test_a_device_is_told_the_same_hints_when_it_is_asked_and_when_it_prepares():

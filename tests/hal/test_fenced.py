@@ -233,7 +233,7 @@ def test_outputs_of_unknown_shape_are_refused(device: Device) -> None:
         InvalidArgument, match=r"output 0 has shape \[\?, 4\] and nothing, must have one that is fully spec"
     ):
         prepared.execute_fenced(asked(prepared, X, None), PLAIN)
-    with pytest.raises(InvalidArgument, match="and room in bytes, must have one that is fully specified"):
+    with pytest.raises(InvalidArgument, match="and only a size in bytes, must have one that is fully specified"):
         prepared.execute_fenced(asked(prepared, X, np.empty(48, np.uint8)), PLAIN)
     buffer = device.allocate(ANY, [BufferRole(prepared, 0, True)])
     with pytest.raises(InvalidArgument, match="output 0 is a buffer of shape"):

@@ -218,7 +218,10 @@ def test_verdicts_of_the_devices_own_keep_their_reason_and_one_without_gets_one(
     inner.said = [YES, NO]
     assert list(AtLevel(inner, V1_3).consider(two(), Hints()).verdicts) == [YES, NO]
     inner.said = [YES, Verdict(False)]
-    assert list(AtLevel(inner, V1_1).consider(two(), Hints()).verdicts) == [YES, Verdict(False, "the device says no")]
+    assert list(AtLevel(inner, V1_1).consider(two(), Hints()).verdicts) == [
+        YES,
+        Verdict(False, "the device rejects it"),
+    ]
 
 
 def test_a_wrong_number_of_verdicts_is_passed_on_to_be_refused() -> None:

@@ -161,7 +161,7 @@ def test_a_folder_that_cannot_be_had_is_no_proof_and_says_so_when_it_is_to_be_ke
 ) -> None:
     monkeypatch.setenv("NNHAL_STATE_DIR", f"/proc/{os.getpid()}/nowhere")
     assert recall(ME) == {}
-    with pytest.raises(OperationFailed, match="what was proved is not kept"):
+    with pytest.raises(OperationFailed, match="cannot record verification results"):
         remember(ME, FOUND)
 
 
@@ -173,7 +173,7 @@ def test_what_cannot_be_read_for_a_device_that_is_being_made_is_none_of_its_proo
 
     monkeypatch.setattr(proofs, "_to_read", denied)
     assert proofs.proved_of(Reference(), "1") == {}
-    assert "nothing is proved of device reference: Permission denied" in caplog.text
+    assert "device reference: cannot read verification results: Permission denied" in caplog.text
 
 
 class Choosing(Proofs[Device]):

@@ -187,7 +187,7 @@ def test_an_error_of_the_driver_is_the_result_with_its_text_and_the_next_executi
     ("control", "why"),
     [
         (Control(deadline=time.monotonic_ns() + 10**12), "it has a deadline"),
-        (Control(loop_timeout=10**9), "it has a loop time-out"),
+        (Control(loop_timeout=10**9), "it has a loop timeout"),
         (Control(cancelled=threading.Event()), "it may be cancelled"),
     ],
 )
@@ -337,7 +337,7 @@ def test_a_binding_of_another_model_is_refused_in_a_burst(reference):
     foreign = binding_of(other)
     with prepared.burst() as burst:
         run(prepared, burst)
-        refused(burst, wire.ExecuteSynchronously(4, foreign), f"binding {foreign} is of another model")
+        refused(burst, wire.ExecuteSynchronously(4, foreign), f"binding {foreign} belongs to another model")
         assert run(prepared, burst).tolist() == [3, 3, 3, 3]
 
 
@@ -357,10 +357,10 @@ def test_a_binding_that_is_released_is_a_named_error_in_a_burst_also_where_its_p
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        (wire.GetStatus(), "is GetStatus, must be a call without limits that executes"),
+        (wire.GetStatus(), "is GetStatus, must be an execution without limits"),
         (wire.Release((1,)), "is Release, must be a call"),
-        (wire.ExecuteSynchronously(4, 1, False, 5), "must be a call without limits"),
-        (wire.ExecuteSynchronously(4, 1, False, 0, 5), "must be a call without limits"),
+        (wire.ExecuteSynchronously(4, 1, False, 5), "must be an execution without limits"),
+        (wire.ExecuteSynchronously(4, 1, False, 0, 5), "must be an execution without limits"),
         (wire.Acknowledged(), ""),
     ],
 )
@@ -562,7 +562,7 @@ def test_a_burst_whose_listener_does_not_begin_is_refused_and_the_driver_told(mo
     monkeypatch.setattr(ServiceBurst, "_listen", lambda self: None)  # as a thread without memory ends
     with served_here(Probe()) as device:
         prepared = prepare(device)
-        with pytest.raises(ResourceExhausted, match="burst: no thread for it"):
+        with pytest.raises(ResourceExhausted, match="burst: no thread is available"):
             prepared.burst()
         assert inside(device)["bursts"] == 0
         assert run(prepared, prepared, ONES).tolist() == TWOS.tolist()

@@ -157,7 +157,7 @@ def hold(device: RemoteDevice, fds: list[int], models: int = 1, datas: int = 1) 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_files_that_do_not_come_along_are_refused(served, count):
-    with a_cache(3, 0) as cache, pytest.raises(InvalidArgument, match=f"{count} descriptors came along, must be 2"):
+    with a_cache(3, 0) as cache, pytest.raises(InvalidArgument, match=f"{count} descriptors are attached, must be 2"):
         hold(served, list(cache.files[:count]))
 
 
@@ -170,7 +170,7 @@ def test_what_is_no_file_to_read_and_write_is_refused(served, tmp_path):
     kept.fds.append(os.open("/dev/null", os.O_RDWR))
     kept.fds.append(os.open(tmp_path, os.O_RDONLY))
     for fd in kept.fds:
-        with pytest.raises(InvalidArgument, match="is of no file that can be read and written"):
+        with pytest.raises(InvalidArgument, match="is not a readable and writable file"):
             hold(served, [fd], 1, 0)
     kept.close()
 
@@ -178,7 +178,7 @@ def test_what_is_no_file_to_read_and_write_is_refused(served, tmp_path):
 def test_files_that_are_not_held_are_none(served):
     model = wire.WireModel((wire.WireSubgraph((), (), (), ()),), b"", (), False, ())
     for cache, why in (
-        (0, "cache is 0, must be the number of files that are held"),
+        (0, "cache is 0, must be the number of held files"),
         (99, "cache files 99 is not held"),
     ):
         with pytest.raises(InvalidArgument, match=why):

@@ -371,7 +371,7 @@ def test_a_number_is_taken_while_an_execution_goes_on_under_it_and_it_ends_where
     memory = service.bound()
     for _ in range(2):
         assert service.call(wire.Execute(3, V1_3, 2)) is wire.DONE
-        with pytest.raises(InvalidArgument, match="3 is the number of what goes on already"):
+        with pytest.raises(InvalidArgument, match="3 is the number of work in progress"):
             service.call(wire.Execute(3, V1_3, 2))
         service.call(wire.Cancel((4, 3)))
         notice, _ = service.client.works.pop()()
@@ -466,10 +466,12 @@ def test_a_fenced_execution_that_is_not_launched_leaves_nothing(service: Service
         wire.ExecuteFenced(3, 2, 0, False, 0, 2**62),
         wire.ExecuteFenced(3, 9, 0),
     ):
-        with pytest.raises(InvalidArgument, match=r"0 descriptors came along, must be 1 fences|loop_timeout|binding 9"):
+        with pytest.raises(
+            InvalidArgument, match=r"0 descriptors are attached, must be 1 fences|loop_timeout|binding 9"
+        ):
             service.call(call)
         assert service.more() == {}
-    with pytest.raises(InvalidArgument, match="1 descriptors came along, must be 0 fences"):
+    with pytest.raises(InvalidArgument, match="1 descriptors are attached, must be 0 fences"):
         service.call(wire.ExecuteFenced(3, 2, 0), came(os.open("/dev/null", os.O_RDONLY)))
     service.handler.binding(2).entry.release()
     with pytest.raises(Closed):
@@ -496,7 +498,7 @@ def test_a_burst_needs_the_descriptor_of_its_queues_in_an_ordinary_memory(servic
     service.prepared()
     service.mark()
     for fds, says in (
-        (_native.NONE, "no descriptor came along, must be that of the queues"),
+        (_native.NONE, "no descriptor is attached, must be that of the queues"),
         (came(os.open("/dev/null", os.O_RDONLY)), "burst: "),
     ):
         with pytest.raises(InvalidArgument, match=says):

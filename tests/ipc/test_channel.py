@@ -229,7 +229,7 @@ def test_statuses_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
         (_native.CORRUPT, NoProtocol, "it broke the protocol"),
         (_native.DEAD, DeadObject, "it died or closed the connection"),
         (_native.CLOSED, DeadObject, "it died or closed the connection"),
-        (_native.TOO_LARGE, InvalidArgument, "larger than the transport takes, or carries too many descriptors"),
+        (_native.TOO_LARGE, InvalidArgument, "larger than the transport allows, or carries too many descriptors"),
     ):
         assert type(failure(status)) is kind and says in str(failure(status))
 

@@ -234,7 +234,7 @@ def test_after_32_calls_that_were_given_up_no_more_are_made_until_one_has_ended(
         with pytest.raises(MissedDeadline, match="peer: the deadline has passed without an answer"):
             session.call(ASK, wire.Word, Control(soon()))
     assert len(session._given_up) == 32 and not session._lanes and session.dead is None
-    with pytest.raises(ResourceExhausted, match="peer: 32 calls were given up and have not ended, must be fewer"):
+    with pytest.raises(ResourceExhausted, match="peer: 32 abandoned calls have not ended, must be fewer"):
         session.call(wire.GetType(), wire.Word, UNLIMITED)
     assert session.dead is None
     service.gate.set()
@@ -250,7 +250,7 @@ def test_an_own_process_in_which_32_calls_do_not_end_is_replaced(service: Servic
         session.call(wire.GetType(), wire.Word, UNLIMITED)  # leaves a lane free
         with pytest.raises(MissedDeadline):
             session.call(ASK, wire.Word, Control(soon()))
-    with pytest.raises(DeadObject, match="peer: 32 calls were given up and do not end; it is replaced"):
+    with pytest.raises(DeadObject, match="peer: 32 abandoned calls do not end; it is replaced"):
         session.call(wire.GetType(), wire.Word, UNLIMITED)
     assert "kill" in process.done
 
@@ -645,7 +645,7 @@ def test_a_service_that_hangs_up_is_dead_for_who_calls_and_its_process_for_who_c
         (wire.encode(ONE), DeadObject, "peer: answered AttachLane with Word"),
         (b"\xc1", InvalidArgument, "long message"),
         (b"\xc0", DeadObject, "peer: answered AttachLane with no message"),
-        (wire.ENCODED_DONE, DeadObject, "sent no end of a lane, must be a SEQPACKET socket of the Unix family"),
+        (wire.ENCODED_DONE, DeadObject, "sent no end of a channel, must be a SEQPACKET socket of the Unix family"),
     ],
     ids=["refused", "word", "long", "garbage", "nothing along"],
 )
@@ -683,7 +683,7 @@ def test_what_comes_in_the_place_of_a_lane_ends_the_session_and_is_closed(
         os.close(write)
 
     service._attach = attach  # type: ignore[method-assign]
-    with pytest.raises(DeadObject, match="sent no end of a lane"):
+    with pytest.raises(DeadObject, match="sent no end of a channel"):
         service.session.call(ASK, wire.Word, UNLIMITED)
     os.close(fd)
     assert os.read(read, 1) == b""  # nobody holds the other end any more

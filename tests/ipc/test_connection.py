@@ -147,8 +147,14 @@ def test_the_greeting_is_answered_with_all_that_a_client_has_to_know(shared: boo
     ("first", "says"),
     [
         (wire.encode(wire.GetStatus()), "first message is GetStatus, must be Hello"),
-        (wire.encode(wire.Hello(wire.VERSION + 1, 0)), f"speaks version {wire.VERSION + 1}, must be {wire.VERSION}"),
-        (wire.encode(wire.Hello(wire.VERSION - 1, 0)), f"speaks version {wire.VERSION - 1}, must be {wire.VERSION}"),
+        (
+            wire.encode(wire.Hello(wire.VERSION + 1, 0)),
+            f"has protocol version {wire.VERSION + 1}, must be {wire.VERSION}",
+        ),
+        (
+            wire.encode(wire.Hello(wire.VERSION - 1, 0)),
+            f"has protocol version {wire.VERSION - 1}, must be {wire.VERSION}",
+        ),
         (b"\xc0", "message: "),
     ],
     ids=["query", "newer", "older", "garbage"],
@@ -213,7 +219,7 @@ def test_a_lane_for_which_there_are_no_descriptors_is_refused(client: Client, mo
     held = client.used()
     with monkeypatch.context() as patched:
         patched.setattr(socket, "socketpair", none)
-        assert client.says(wire.AttachLane(3, False)) == "lane: cannot be opened: Too many open files"
+        assert client.says(wire.AttachLane(3, False)) == "channel: cannot be opened: Too many open files"
     assert client.used() == held and client.ask(wire.GetVersionString(), lane=client.attached(3)) == wire.Word("1")
 
 
@@ -236,8 +242,8 @@ def test_a_lane_that_is_refused_says_why_and_counts_for_nothing(client: Client) 
     lane, callbacks = client.attached(3), client.attached(4, True)
     held, opened = client.used(), Opened()
     for fields, says in (
-        ((3, False), "3 is the number of what goes on already"),
-        ((5, True), "there is a callback lane already, must be one"),
+        ((3, False), "3 is the number of work in progress"),
+        ((5, True), "there is a callback channel already, must be one"),
     ):
         assert says in client.says(wire.AttachLane(*fields))
     assert client.used() == held and len(client.connection._lanes) == 1
@@ -259,7 +265,7 @@ def test_a_lane_that_gets_no_thread_is_refused_and_its_number_is_free(
     held = client.used()
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", start)
-        assert "no thread for another lane" in client.says(wire.AttachLane(3, False))
+        assert "no thread for another channel" in client.says(wire.AttachLane(3, False))
     assert client.used() == held and not client.connection._lanes
     assert client.ask(wire.GetVersionString(), lane=client.attached(3)) == wire.Word("1")
 
@@ -355,7 +361,7 @@ def test_methods_of_later_levels_are_refused_by_the_devices_level(level: Level, 
     client.ask(HELLO)
     reply = client.ask(wire.GetType())
     assert isinstance(reply, wire.Word) == taken
-    assert taken or "getType needs level 1.2, the service is at 1.0" in reply.message
+    assert taken or "getType requires HAL version 1.2, the service has 1.0" in reply.message
     client.close()
 
 
@@ -437,7 +443,7 @@ def test_each_call_is_traced_by_its_name_where_that_is_wanted(client: Client, ca
 
 def test_what_notifies_needs_a_lane_for_it_and_counts_until_it_has(client: Client) -> None:
     held = client.used()
-    with pytest.raises(InvalidArgument, match="has no callback lane, must be attached before calls that notify"):
+    with pytest.raises(InvalidArgument, match="has no callback channel, must attach one before calls that notify"):
         client.connection.in_background(lambda: pytest.fail("is not done"))
     assert client.used() == held
     callbacks, go = client.attached(3, True), threading.Event()
@@ -486,7 +492,7 @@ def test_when_the_client_is_gone_its_lanes_end_and_nothing_is_left_open(caplog: 
             lane.receive(int(LIMIT * SECONDS))
         lane.close()
     client.lane.close()
-    assert not any("is not waited for" in text for text in caplog.messages)
+    assert not any("does not wait for it" in text for text in caplog.messages)
     assert wanted.is_set() and client.connection.wanted.gone.is_set() and ended == ["object"]
     opened.closed()
     wait_until(lambda: client.used() == client.first, "all is given back")
@@ -556,7 +562,7 @@ def test_an_object_whose_end_takes_too_long_is_left_behind(
     client.ask(HELLO)
     client.connection.ends(lambda: gate.wait(LIMIT))
     client.close()
-    assert any("is not waited for" in text for text in caplog.messages)
+    assert any("does not wait for it" in text for text in caplog.messages)
     assert client.used() != client.first  # it counts as long as it hangs
     gate.set()
     wait_until(lambda: client.used() == client.first, "all is given back")

@@ -128,7 +128,7 @@ def test_operations_that_are_no_part_are_refused(served):
     claims = considered_by(device, chain(3), Hints())
     kept = claims.hints(Hints()).worked_out.given.number
     for places in ((1, 0), (1, 1), (3,), (0, 2**32 - 1)):
-        with pytest.raises(InvalidArgument, match="operations of a part must be in order, each once, and below 3"):
+        with pytest.raises(InvalidArgument, match="operations of a partition must be in order, each once, and below 3"):
             session.call(wire.PrepareConsidered(session.number(), kept, places), wire.Acknowledged, UNLIMITED)
     with pytest.raises(InvalidArgument, match=f"considered model {number} is not held by this connection"):
         session.call(wire.PrepareConsidered(session.number(), number), wire.Acknowledged, UNLIMITED)
@@ -196,7 +196,7 @@ def test_a_driver_that_fuses_gets_what_it_fuses_and_nothing_of_it_alone(monkeypa
 
 
 def test_options_that_do_not_travel_are_the_applications_error(named):
-    with pytest.raises(InvalidArgument, match="must be what JSON can hold"):
+    with pytest.raises(InvalidArgument, match="must be values that JSON can represent"):
         nnhal.compile(
             chain(1), devices=named, isolation="process", driver_options={named: {"x": object()}}, fallback="allow"
         )

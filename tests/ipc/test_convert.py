@@ -197,7 +197,7 @@ def test_capabilities_of_old_forms_keep_what_these_have(form: int) -> None:
 
 @pytest.mark.parametrize("form", [V1_0, V1_1])
 def test_capabilities_without_what_the_form_has_are_refused(form: int) -> None:
-    with pytest.raises(OperationFailed, match="is missing, must be stated"):
+    with pytest.raises(OperationFailed, match="is missing, must be declared"):
         capabilities_from_wire(wire.Stated({}, ()), form)
 
 

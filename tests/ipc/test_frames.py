@@ -89,7 +89,9 @@ def test_a_write_past_an_output_is_found_and_nothing_is_handed_over(size: int, p
     place(frame, frame.outputs[1])[:] = 7
     if offset + length + past < whole.size:
         whole[offset + length + past] ^= 1
-    with pytest.raises(ContractBroken, match="wrote past the end of output 1, must not; the results are dropped"):
+    with pytest.raises(
+        ContractBroken, match="wrote past the end of output 1, must stay within it; the results are dropped"
+    ):
         frame.collect(request)
     assert request.results == [None, None] and np.all(rooms[1] == -1)
     frame.collect(request)  # the guard is whole again: the frame serves the next execution

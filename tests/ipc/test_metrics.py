@@ -562,7 +562,7 @@ def test_a_unix_socket_is_the_users_alone_and_one_that_is_left_is_taken_over(tmp
 def test_a_file_that_is_no_socket_stays(tmp_path: Path) -> None:
     path = tmp_path / "precious"
     path.write_text("mine")
-    with pytest.raises(DeviceUnavailable, match="is there, and no socket"):
+    with pytest.raises(DeviceUnavailable, match="exists and is not a socket"):
         scrapes.listen(f"unix:{path}")
     assert path.read_text() == "mine"
 

@@ -77,11 +77,11 @@ def test_the_socket_and_its_folder_belong_to_the_user_alone(runtime: Path) -> No
 
 def test_a_folder_that_others_may_enter_is_refused(runtime: Path) -> None:
     runtime.mkdir(mode=0o755)
-    with pytest.raises(DeviceUnavailable, match="must be a directory of this user alone"):
+    with pytest.raises(DeviceUnavailable, match="must be a directory that belongs to this user"):
         names.directory()
     runtime.rmdir()
     runtime.symlink_to("/tmp")
-    with pytest.raises(DeviceUnavailable, match="must be a directory of this user alone"):
+    with pytest.raises(DeviceUnavailable, match="must be a directory that belongs to this user"):
         names.directory()
 
 
@@ -95,7 +95,7 @@ def test_a_name_that_is_taken_is_refused_and_the_first_service_lives(runtime: Pa
     with service():
         words = [sys.executable, "-P", "-m", "nnhal.serve", PROBE, "--name", "probe"]
         second = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT, check=False)
-        assert second.returncode == 4 and "one of this name is running; stop it, or choose another" in second.stderr
+        assert second.returncode == 4 and "is already running; stop it, or choose another name" in second.stderr
         with connected() as device:
             assert np.array_equal(run(prepare(device), numbers()), 2 * numbers())
 

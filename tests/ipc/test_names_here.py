@@ -32,14 +32,14 @@ def test_the_folder_is_made_for_the_user_alone_and_may_be_there(runtime: Path, m
         assert names.directory() == runtime and stat.S_IMODE(runtime.stat().st_mode) == 0o700
     for bad in (0o701, 0o710, 0o704, 0o770):
         runtime.chmod(bad)
-        with pytest.raises(DeviceUnavailable, match=r"must be a directory of this user alone \(mode 0700\)"):
+        with pytest.raises(DeviceUnavailable, match=r"must be a directory that belongs to this user \(mode 0700\)"):
             names.directory()
     runtime.chmod(0o500)
     assert names.directory() == runtime
     user = os.getuid()
     with monkeypatch.context() as patched:
         patched.setattr(os, "getuid", lambda: user + 1)
-        with pytest.raises(DeviceUnavailable, match="must be a directory of this user alone"):
+        with pytest.raises(DeviceUnavailable, match="must be a directory that belongs to this user"):
             names.directory()
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     monkeypatch.setenv("TMPDIR", str(runtime.parent))
@@ -70,7 +70,7 @@ def test_a_socket_is_the_users_own_and_listens_and_its_name_is_taken(runtime: Pa
             assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1
             assert names.address(listener, "mine") == str(path)
             assert names.running() == ["mine"] and names.sweep(path) is False and path.exists()
-            with pytest.raises(DeviceUnavailable, match="one of this name is running; stop it, or choose another"):
+            with pytest.raises(DeviceUnavailable, match="is already running; stop it, or choose another name"):
                 names.listen("mine")
         assert path.exists() and names.running() == [] and not path.exists()
         assert names.sweep(path) is True
@@ -106,7 +106,7 @@ def test_a_name_that_somebody_takes_meanwhile_or_that_cannot_be_bound_leaves_not
     try:
         with monkeypatch.context() as patched:
             patched.setattr(os, "link", taken)
-            with pytest.raises(DeviceUnavailable, match="one of this name is running; choose another with --name"):
+            with pytest.raises(DeviceUnavailable, match="is already running; choose another name with --name"):
                 names.listen("mine")
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime / ("long" * 40)))
         for use in (names.listen, names.connect):

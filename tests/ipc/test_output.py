@@ -150,7 +150,7 @@ def test_of_an_exit_status_that_the_program_took_itself_nothing_is_known(by: str
         process.wait(LIMIT)
     finally:
         signal.signal(signal.SIGCHLD, before)
-    assert "ended; how is not known" in process.fate() and process.own_end == ""
+    assert "ended with an unknown status" in process.fate() and process.own_end == ""
 
 
 def test_of_a_process_that_goes_on_there_is_no_fate_to_tell() -> None:

@@ -127,7 +127,7 @@ def test_each_pool_of_a_message_takes_the_next_descriptor() -> None:
     fds = came(*(os.dup(m.fd) for m in memories))
     for n in range(3):
         assert pools.accept(sent(4), fds).bytes().tolist() == [n] * 4
-    with pytest.raises(InvalidArgument, match="its descriptor did not come along, must be sent"):
+    with pytest.raises(InvalidArgument, match="its descriptor is missing, must be sent"):
         pools.accept(sent(4), fds)
 
 
@@ -142,7 +142,7 @@ def test_a_file_is_for_reading_and_for_the_own_process_of_a_client(file: Path) -
     memory = service(shared=False).accept(sent(whole, readonly=True), came(os.open(file, os.O_RDONLY)))
     assert memory.bytes().tobytes() == file.read_bytes()
     for shared, readonly in ((True, True), (False, False), (True, False)):
-        with pytest.raises(InvalidArgument, match="a file cannot be sealed"):
+        with pytest.raises(InvalidArgument, match="is a file, which cannot be sealed"):
             service(shared=shared).accept(sent(whole, readonly=readonly), came(os.open(file, os.O_RDWR)))
 
 
@@ -200,7 +200,7 @@ def test_memories_that_were_sent_ahead_are_known_by_object_and_place() -> None:
     pools = service(held={7: memories})
     for place, memory in enumerate(memories):
         assert pools.accept(wire.Pool("ashmem", 8, 0, False, 7, place), _native.NONE) is memory
-    with pytest.raises(InvalidArgument, match="pool: 3 is its place, must be below 3"):
+    with pytest.raises(InvalidArgument, match="pool: place is 3, must be below 3"):
         pools.accept(wire.Pool("ashmem", 8, 0, False, 7, 3), _native.NONE)
 
 
@@ -401,13 +401,13 @@ PROVIDED = {
 }
 
 
-@pytest.mark.parametrize("what", PROVIDED | ({"is of huge pages": huge} if huge_pages() else {}))
+@pytest.mark.parametrize("what", PROVIDED | ({"has huge pages": huge} if huge_pages() else {}))
 def test_memory_that_a_driver_provides_is_read_and_kills_nobody_whatever_becomes_of_it(what: str) -> None:
     b = Builder()
     x = b.input((0,))
     given = np.zeros(1 << 17, np.float32)
     told = wire.Executed(((given.size,),), (True,), provided=(0,))
-    fd, ending = (PROVIDED | {"is of huge pages": huge})[what](), threading.Event()
+    fd, ending = (PROVIDED | {"has huge pages": huge})[what](), threading.Event()
 
     def change() -> None:
         while not ending.is_set():

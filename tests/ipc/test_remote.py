@@ -122,7 +122,9 @@ def test_a_device_is_asked_by_the_newest_forms_of_its_level(level: Level) -> Non
         for call in considered:
             assert (call.preference, call.priority, call.deadline, call.threads) == (1, 1, LATE, 3)
         if level < V1_3:
-            with pytest.raises(UnsupportedModel, match=rf"device peer: allocate needs level 1\.3, it is at {level}"):
+            with pytest.raises(
+                UnsupportedModel, match=rf"device peer: allocate requires HAL version 1\.3, it has {level}"
+            ):
                 device.allocate(BufferDesc((4,)), [])
 
 
@@ -189,9 +191,7 @@ def test_constants_that_cannot_travel_are_no_for_each_operation(told: Told, monk
     monkeypatch.setattr(type(model.pools[0]), "mappable", property(lambda self: self is not model.pools[1]))
     for verdicts in (device.supports(model), device.consider(model, Hints()).verdicts):
         assert [v.ok for v in verdicts] == [False, False]
-        assert {v.reason for v in verdicts} == {
-            "the model has constants in a ashmem, which cannot be given to another process"
-        }
+        assert {v.reason for v in verdicts} == {"the model has constants in a ashmem, which another process cannot map"}
     assert not told.all(wire.GetSupportedOperations) and not told.all(wire.Consider)
 
 
@@ -403,9 +403,9 @@ def test_a_buffer_is_of_its_device_and_its_shape_what_it_may_be(told: Told) -> N
         _ = buffer.shape
     with Told() as another:
         other = RemoteDevice(another)
-        with pytest.raises(InvalidArgument, match="is none of this device"):
+        with pytest.raises(InvalidArgument, match="belongs to another device"):
             buffer.of(another)
-        with pytest.raises(InvalidArgument, match=r"is of a model that another device prepared"):
+        with pytest.raises(InvalidArgument, match=r"refers to a model of another device"):
             other.allocate(BufferDesc((4,)), [BufferRole(prepared, 0)])
     assert buffer.of(told.session) == call.object
     buffer.close()

@@ -27,7 +27,7 @@ def test_what_is_cancelled_is_not_wanted_any_more_and_what_goes_on_beside_it_is(
 def test_a_number_under_which_something_goes_on_is_refused():
     wanted = Wanted()
     wanted.begin(1)
-    with pytest.raises(InvalidArgument, match="1 is the number of what goes on already, must be a new one"):
+    with pytest.raises(InvalidArgument, match="1 is the number of work in progress, must be a new one"):
         wanted.begin(1)
 
 

@@ -111,12 +111,12 @@ def test_a_packet_that_comes_again_is_not_decoded_again_and_one_that_was_refused
 
 
 REFUSED = {
-    "deadline": (wire.ExecuteSynchronously(V1_3, 2, False, 5), "must be a call without limits that executes"),
-    "loop": (wire.ExecuteSynchronously(V1_3, 2, False, 0, 5), "must be a call without limits that executes"),
-    "query": (wire.GetStatus(), "burst packet: is GetStatus, must be a call without limits"),
+    "deadline": (wire.ExecuteSynchronously(V1_3, 2, False, 5), "must be an execution without limits"),
+    "loop": (wire.ExecuteSynchronously(V1_3, 2, False, 0, 5), "must be an execution without limits"),
+    "query": (wire.GetStatus(), "burst packet: is GetStatus, must be an execution without limits"),
     "form": (wire.ExecuteSynchronously(2, 2), "burst packet: executeSynchronously: form 2 does not exist"),
-    "model": (wire.ExecuteSynchronously(V1_3, 5), "binding 5 is of another model, must be the burst's"),
-    "provides": (wire.ExecuteSynchronously(V1_3, 6), "an output has no memory, must have; use a plain execution"),
+    "model": (wire.ExecuteSynchronously(V1_3, 5), "binding 5 belongs to another model, must belong to the burst's"),
+    "provides": (wire.ExecuteSynchronously(V1_3, 6), "an output has no memory, must have one; use a plain execution"),
     "object": (wire.ExecuteSynchronously(V1_3, 1), "binding 1 is not held"),
 }
 
@@ -142,7 +142,7 @@ def test_what_a_packet_may_not_carry_is_refused_and_the_burst_goes_on(
 
 def test_forms_after_the_services_level_are_refused(service: Service) -> None:
     opened = Opened(service, level=V1_2)
-    assert "executeSynchronously_1_3 needs level 1.3, the service is at 1.2" in opened.ask(EXECUTE).message
+    assert "executeSynchronously_1_3 requires HAL version 1.3, the service has 1.2" in opened.ask(EXECUTE).message
     assert opened.ask(wire.ExecuteSynchronously(V1_2, 2)) == wire.DONE
     opened.close()
 
@@ -223,7 +223,7 @@ def test_a_driver_that_does_not_open_a_burst_has_none(service: Service, monkeypa
     assert not entry._users
 
 
-@pytest.mark.parametrize(("level", "says"), [(V1_2, "needs level 1.3, the service is at 1.2"), (FL8, "")])
+@pytest.mark.parametrize(("level", "says"), [(V1_2, "requires HAL version 1.3, the service has 1.2"), (FL8, "")])
 def test_a_burst_takes_the_forms_of_its_device(level: Level, says: str) -> None:
     driver = Watched()
     driver.level = level
@@ -303,7 +303,7 @@ def test_a_listener_that_is_slow_to_begin_is_waited_for_and_one_that_does_not_is
         opened.close()
     monkeypatch.setattr(ServiceBurst, "_listen", lambda _: None)  # as a thread without memory ends
     service.mark()
-    with pytest.raises(ResourceExhausted, match="burst: no thread for it; close some"):
+    with pytest.raises(ResourceExhausted, match="burst: no thread is available; close some bursts"):
         Opened(service)
     assert service.more() == {}
 

@@ -991,7 +991,7 @@ def test_a_notification_of_what_was_not_asked_for_ends_the_session_and_nobody_wa
     peer = notified(lambda number: wire.NotifyExecuted(number + off, wire.Executed()))
     with peer as session:
         pending = session.notified(wire.Execute(session.number(), 4, 1), UNLIMITED)
-        with pytest.raises(DeadObject, match=r"NotifyExecuted of \d+, must be of what was asked for, once"):
+        with pytest.raises(DeadObject, match=r"NotifyExecuted of \d+, must be of a requested object, once"):
             session.outcome(pending, UNLIMITED)
         assert session.dead is not None
 
@@ -1064,7 +1064,7 @@ def test_a_lane_without_a_thread_is_resource_exhausted_and_the_session_lives_on(
         device.session._free.pop().close()
         with monkeypatch.context() as none:
             none.setattr(threading.Thread, "start", no_thread)
-            with pytest.raises(ResourceExhausted, match="no thread for another lane"):
+            with pytest.raises(ResourceExhausted, match="no thread for another channel"):
                 device.status()
         assert np.array_equal(run(prepared, numbers()), 2 * numbers())
 

@@ -297,7 +297,7 @@ def test_a_service_refuses_the_methods_of_later_levels_and_no_others(level: Leve
             made = in_form(call, form)
             why = wire.refusal(made, level)
             assert (why == "") == (wire.hal_name(made) in there), why
-            assert not why or f"needs level {form}, the service is at {level}" in why
+            assert not why or f"requires HAL version {form}, the service has {level}" in why
     for message, _ in CALLS:
         assert message.method or wire.refusal(message, level) == ""
 
@@ -311,12 +311,12 @@ def test_a_field_is_refused_in_forms_before_it_came(method: str, name: str) -> N
         call = msgspec.structs.replace(in_form(VERSIONED[kind], form), **{name: given})
         why = wire.refusal(call, V1_3)
         assert (why == "") == (since <= form)
-        assert not why or f"{name} is there since {since}, must be left out" in why
+        assert not why or f"{name} is set, must be left out before HAL version {since}" in why
 
 
 def test_a_form_that_does_not_exist_is_refused() -> None:
     assert wire.refusal(wire.GetCapabilities(9), V1_3) == (
-        "getCapabilities: form 9 does not exist, must be one of 1.0, 1.1, 1.2, 1.3"
+        "getCapabilities: HAL version is 9, must be one of 1.0, 1.1, 1.2, 1.3"
     )
     assert "form 1.1 does not exist" in wire.refusal(in_form(VERSIONED[wire.Execute], V1_1), V1_3)
 

@@ -96,7 +96,7 @@ def test_shape_at_run_time_must_fit_the_subgraph():
 def test_result_must_fit_the_declared_output():
     unknown = result(F32, (None,))
     call = branches(then=((unknown,), (unknown,)), other=((unknown,), (unknown,)), operands=([1.0, 2.0],))
-    with pytest.raises(OperationFailed, match=r"IF: made float32\[2\], must be float32\[3\]"):
+    with pytest.raises(OperationFailed, match=r"IF: the result is float32\[2\], must be float32\[3\]"):
         run(*call, result(F32, (3,)), context=calls(lambda x: [x]))
 
 
@@ -188,7 +188,7 @@ def test_cancelling_ends_a_loop():
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ([sub(0, [NUMBER], [FLAG]), sub(1, [NUMBER], [])], "got 2 inputs, takes 3 or more"),
+        ([sub(0, [NUMBER], [FLAG]), sub(1, [NUMBER], [])], "has 2 inputs, must have 3 or more"),
         ([sub(0, [], [FLAG]), sub(1, [NUMBER], [NUMBER]), NUMBER], "condition_model has 0 inputs, must have 1"),
         ([sub(0, [NUMBER], [FLAG, FLAG]), sub(1, [NUMBER], [NUMBER]), NUMBER], "has 2 outputs, must have 1"),
         ([sub(0, [NUMBER], [NUMBER]), sub(1, [NUMBER], [NUMBER]), NUMBER], "is TENSOR_FLOAT32, must be TENSOR_BOOL8"),

@@ -220,7 +220,7 @@ def test_levels_count_only_what_says_something():
 @pytest.mark.parametrize(
     ("name", "tail", "message"),
     [
-        (CONV, [SAME, 1, 1, NONE, False, 1], "got 9 inputs, takes 7 or 8 or 10 or 11 or 13"),
+        (CONV, [SAME, 1, 1, NONE, False, 1], "has 9 inputs, must have 7 or 8 or 10 or 11 or 13"),
         (CONV, [2, 0, 0, 3, 1, 1, NONE], r"padding \(0, 3\) must be smaller than filter_h = 3"),
         (CONV, [2, 0, 0, 0, 0, 1, NONE], r"input 7 \(stride_w\) = 0, must be at least 1"),
         (CONV, [VALID, 1, 1, NONE, False, 1, 2], "filter_h reaches over 5, must be at most the padded input's 4"),

@@ -54,13 +54,13 @@ def test_a_table_without_keys_has_no_hits() -> None:
     ("operands", "outs", "message"),
     [
         ([ints(0), ints(1, 0), [[1.0], [2.0]]], (result(), HITS), "keys are not sorted, must be in ascending order"),
-        ([ints(0), ints(0), [[1.0], [2.0]]], (result(), HITS), "values has 2 rows, must have 1, one a key"),
+        ([ints(0), ints(0), [[1.0], [2.0]]], (result(), HITS), "values has 2 rows, must have 1, one per key"),
         ([ints(0), ints(0), [1.0]], (result(), HITS), r"input 2 \(values\) has shape \[1\], must have rank 2 to 8"),
         ([ints(0), ints(0), [[1.0]]], (result(), result(Q8, None, 0.5, 0)), "must be 1 and 0"),
         (
             [ints(0), ints(0), value(Q8S, [[1]], 0.5)],
             (result(Q8S, None, 0.5), HITS),
-            "values.* is TENSOR_QUANT8_ASYMM_SIGNED; allowed: TENSOR_FLOAT32",
+            "values.* is TENSOR_QUANT8_ASYMM_SIGNED, must be one of: TENSOR_FLOAT32",
         ),
     ],
 )
@@ -160,7 +160,7 @@ def test_a_sparse_signature_fits_32_bits(functions: int, bits: int, fits: bool) 
     [
         ([[[1.0]], [1.0, 2.0], [1.0], DENSE], "weight has 1 elements, must have 2"),
         ([[[1.0]], [1.0], value(F16, [1]), DENSE], "weight.* is TENSOR_FLOAT16, must be TENSOR_FLOAT32"),
-        ([[[1.0]], value(Q8S, [1], 0.5), None, SPARSE], "input 1 .* is TENSOR_QUANT8_ASYMM_SIGNED; allowed"),
+        ([[[1.0]], value(Q8S, [1], 0.5), None, SPARSE], "input 1 .* is TENSOR_QUANT8_ASYMM_SIGNED, must be one of"),
         ([[[1.0]], [1.0], None, DENSE], r"input 2 \(weight\) is omitted, must be given for a dense projection"),
         ([[[1.0]], [1.0], [1.0], 4], r"input 3 \(kind\) = 4, must be one of 1 \(SPARSE_DEPRECATED\), 2 \(DENSE\)"),
         ([[1.0], [1.0], [1.0], DENSE], r"must be \[functions, bits\]"),

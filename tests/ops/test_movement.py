@@ -55,7 +55,7 @@ def test_more_dimensions_than_the_definition_has_are_kept_from_drivers_of_earlie
 ) -> None:
     a = bound("RESHAPE", [count(*before), ints(*after)])
     assert a.level == FL8
-    assert "more than 4 dimensions are nnhal's own, for drivers of feature level 8" in a.reasons
+    assert "more than 4 dimensions need a driver of feature level 8" in a.reasons
     assert bound("RESHAPE", [count(1, 2, 3, 1), ints(6, 1, 1, 1)]).level == V1_0
     assert bound("RESHAPE", [Value(F32, None), ints(6, 1, 1, 1)]).level == V1_0
 
@@ -147,7 +147,7 @@ def test_pieces_must_be_equal_and_as_many_as_outputs() -> None:
     assert [y.tolist() for y in run("SPLIT", [count(2, 2), -1, 2], result(), result())] == [[[0], [2]], [[1], [3]]]
     with pytest.raises(InvalidModel, match="dimension 0 = 3, must be a multiple of pieces = 2"):
         bound("SPLIT", [count(3), 0, 2], result(), result())
-    with pytest.raises(InvalidModel, match=f"gives 1 outputs, must give pieces = {GREATEST}"):
+    with pytest.raises(InvalidModel, match=f"has 1 outputs, must have pieces = {GREATEST}"):
         bound("SPLIT", [count(3), 0, GREATEST], result())
 
 
@@ -196,7 +196,7 @@ def test_no_more_is_mirrored_than_there_is(mode: int, most: int) -> None:
 @pytest.mark.parametrize("name", ["PAD", "PAD_V2", "MIRROR_PAD"])
 def test_a_table_of_another_size_is_rejected_before_its_values_are_known(name: str) -> None:
     more = {"PAD": [], "PAD_V2": [1.0], "MIRROR_PAD": [0]}[name]
-    with pytest.raises(InvalidModel, match="paddings has 2 rows, must have 1, one a dimension"):
+    with pytest.raises(InvalidModel, match="paddings has 2 rows, must have 1, one per dimension"):
         bound(name, [count(4), Value(I32, (2, 2)), *more])
 
 
@@ -249,10 +249,10 @@ def test_steps_go_from_begin_until_end(
     ("begin", "end", "stride", "message"),
     [
         (0, 1, 0, r"strides\[0\] = 0, must not be 0"),
-        (1, 3, 1, "dimension 0 shrinks and is a slice of 2, must be of 1"),
-        (-1, 0, 1, "dimension 0 shrinks and is a slice of 0, must be of 1"),
-        (4, 5, 1, "dimension 0 shrinks and is a slice of 0, must be of 1"),
-        (1, 0, -1, r"strides\[0\] = -1, must be above 0 where the dimension shrinks"),
+        (1, 3, 1, "dimension 0 shrinks and has a slice of 2, must have one of 1"),
+        (-1, 0, 1, "dimension 0 shrinks and has a slice of 0, must have one of 1"),
+        (4, 5, 1, "dimension 0 shrinks and has a slice of 0, must have one of 1"),
+        (1, 0, -1, r"strides\[0\] = -1, must be above 0 if the dimension shrinks"),
     ],
 )
 def test_a_dimension_that_shrinks_is_a_slice_of_one(begin: int, end: int, stride: int, message: str) -> None:
@@ -433,5 +433,5 @@ def test_a_shape_that_is_none_is_rejected(shape: tuple[int, ...]) -> None:
 
 
 def test_a_kernel_that_cannot_know_its_shape_says_so() -> None:
-    with pytest.raises(OperationFailed, match="needs the value of"):
+    with pytest.raises(OperationFailed, match="is omitted, must have a value"):
         run("FILL", [Value(I32, (1,)), 1.0])

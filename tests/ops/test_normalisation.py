@@ -58,7 +58,7 @@ def test_beta_and_axis_are_checked():
         for name, given in ((SOFTMAX, [1.0]), (LOG_SOFTMAX, [1.0]), (L2, []), (LRN, [1, 1.0, 1.0, 1.0])):
             with pytest.raises(InvalidModel, match=rf"axis = {axis}, must be from -2 to 1"):
                 bound(name, [x, *given, axis])
-    with pytest.raises(InvalidModel, match=r"input 1 \(beta\) is FLOAT32; allowed: FLOAT16"):
+    with pytest.raises(InvalidModel, match=r"input 1 \(beta\) is FLOAT32, must be one of: FLOAT16"):
         bound(SOFTMAX, [value(F16, [[1]]), 1.0], result(F16))
     assert run(LOG_SOFTMAX, [value(F16, [[3]]), half(1), 1], result(F16))[0].tolist() == [[0]]
 

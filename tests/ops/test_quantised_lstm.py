@@ -341,7 +341,11 @@ def test_quantised_lstm_exists_since_1_3_and_infers_its_shapes():
         (30, 128, r"input 30 \(hidden_state_zero_point\) = 128, must be at most 127"),
         (31, -1.0, r"hidden_state_scale = -1.0, must be greater than 0"),
         (23, None, r"so norm_output must be given too"),
-        (2, quantised(Q8S, 2.0**-7, 4, 3), r"input 2 \(input_to_forget\) is TENSOR_QUANT8_ASYMM_SIGNED; allowed"),
+        (
+            2,
+            quantised(Q8S, 2.0**-7, 4, 3),
+            r"input 2 \(input_to_forget\) is TENSOR_QUANT8_ASYMM_SIGNED, must be one of",
+        ),
         (18, quantised(Q8S, 0.5, 2, 4), r"output 0 has scale 0.0078125 and zero point -3, must be those of state, 0.5"),
     ],
 )

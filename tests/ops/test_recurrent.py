@@ -177,10 +177,10 @@ def test_parallel_linking_feeds_the_auxiliary_input_backwards_since_1_3():
         (both(None, some(4, 7), some(5, 7)), "is given, so aux_input must be given too"),
         (both(some(6, 2, 7), some(4, 7)), "fw_aux_weights is given, so bw_aux_weights must be given too"),
         (both(some(6, 2, 7)), "bw_input_size = 3, must be aux_size = 7"),
-        (both(some(5, 2, 3)), r"aux_input starts with \[5, 2\], must with \[6, 2\]"),
+        (both(some(5, 2, 3)), r"aux_input starts with \[5, 2\], must start with \[6, 2\]"),
         (both(merge=True), "got 2 outputs with merge_outputs = True, must be 1 or 3"),
         (both(outputs=1), "got 1 outputs with merge_outputs = False, must be 2 or 4"),
-        (both(outputs=5), "got 5 outputs, gives"),
+        (both(outputs=5), "has 5 outputs, must have"),
     ],
 )
 def test_linking_and_outputs_must_fit(call, message):
@@ -299,7 +299,7 @@ def test_parts_of_a_cell_go_together(call, message):
 
 def test_lstm_takes_23_or_27_inputs():
     name, inputs, *outputs = lstm(Cell())
-    with pytest.raises(InvalidModel, match="got 25 inputs, takes 23 or 27"):
+    with pytest.raises(InvalidModel, match="has 25 inputs, must have 23 or 27"):
         bound(name, inputs[:25], *outputs)
 
 
@@ -345,14 +345,14 @@ def test_the_number_of_outputs_is_one_that_either_kind_has_before_it_is_known_wh
         if outputs in (1, 2, 5, 6):
             assert bound("BIDIRECTIONAL_SEQUENCE_LSTM", inputs, *[result()] * outputs).deferred
         else:
-            with pytest.raises(InvalidModel, match=f"got {outputs} outputs, gives 1 or 2 or 5 or 6"):
+            with pytest.raises(InvalidModel, match=f"has {outputs} outputs, must have 1 or 2 or 5 or 6"):
                 bound("BIDIRECTIONAL_SEQUENCE_LSTM", inputs, *[result()] * outputs)
 
 
 def test_sequence_lstm_gives_both_states_or_none():
     cell = Cell()
     inputs = [some(2, 5, 3), *cell.weights(), *cell.states, TANH, 0.0, 0.0, False, *cell.norm]
-    with pytest.raises(InvalidModel, match="got 2 outputs, gives 1 or 3"):
+    with pytest.raises(InvalidModel, match="has 2 outputs, must have 1 or 3"):
         bound("UNIDIRECTIONAL_SEQUENCE_LSTM", inputs, result(), result())
 
 
@@ -398,7 +398,7 @@ def test_svdf_filters_features_then_time(spare):
         (5, 3, "filters = 4, must be a multiple of rank = 3"),
         (5, 0, r"input 5 \(rank\) = 0, must be at least 1"),
         (3, some(4), "bias has 4 elements, must have filters / rank = 2"),
-        (4, some(2, 5), r"state has 5 elements a batch, must have filters \* memory_size = 12"),
+        (4, some(2, 5), r"state has 5 elements per batch, must have filters \* memory_size = 12"),
     ],
 )
 def test_svdf_arguments_must_fit(index, other, message):

@@ -74,7 +74,7 @@ def test_scales_are_floored():
     assert bound(NEAREST, [x, 0.4, 2.0, True]).shapes == [(2, 5, 14, 1)]
     half = value(Type.FLOAT16, 1.1)  # a little less than 1.1
     assert bound(BILINEAR, [Value(F16, (1, 10, 10, 1)), half, half], result(F16)).shapes == [(1, 10, 10, 1)]
-    with pytest.raises(InvalidModel, match=r"input 2 \(scale_h\) is FLOAT32; allowed: FLOAT16"):
+    with pytest.raises(InvalidModel, match=r"input 2 \(scale_h\) is FLOAT32, must be one of: FLOAT16"):
         bound(BILINEAR, [Value(F16, (1, 10, 10, 1)), half, 1.1], result(F16))
 
 
@@ -106,7 +106,7 @@ def test_grids_exclude_each_other_and_sizes_are_positive():
         bound(BILINEAR, [row(1, 2), 2, 2, False, True, True])
     with pytest.raises(InvalidModel, match=r"input 2 \(out_h\) = 0, must be at least 1"):
         bound(BILINEAR, [row(1, 2), 2, 0])
-    with pytest.raises(InvalidModel, match="got 3 inputs, takes 4 or 5 or 6"):
+    with pytest.raises(InvalidModel, match="has 3 inputs, must have 4 or 5 or 6"):
         bound(NEAREST, [row(1, 2), 2, 2])
     with pytest.raises(InvalidModel, match="width = 0, must be at least 1: only batches may be 0"):
         run(BILINEAR, [np.zeros((1, 2, 0, 1), np.float32), 2, 2])

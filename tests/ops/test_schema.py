@@ -90,12 +90,12 @@ def test_nchw_permutes_the_dimensions():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: bind(OPS["AVERAGE_POOL_2D"], [PICTURE], [RESULT]), "got 1 inputs, takes 7 or 8 or 10 or 11"),
+        (lambda: bind(OPS["AVERAGE_POOL_2D"], [PICTURE], [RESULT]), "has 1 inputs, must have 7 or 8 or 10 or 11"),
         (lambda: pool(scheme=7), r"input 1 \(scheme\) = 7, must be one of 1 \(SAME\), 2 \(VALID\)"),
         (lambda: pool(act=9), r"input 6 \(activation\) = 9, must be one of 0 \(NONE\), 1 \(RELU\)"),
         (
             lambda: pool(picture=Value(Type.TENSOR_INT32, (1, 8, 8, 3))),
-            r"input 0 \(input\) is TENSOR_INT32; allowed: TENSOR_FLOAT32 since 1.0, TENSOR_FLOAT16 since 1.2",
+            r"input 0 \(input\) is TENSOR_INT32, must be one of: TENSOR_FLOAT32 since 1.0, TENSOR_FLOAT16 since 1.2",
         ),
         (lambda: pool(picture=None), r"input 0 \(input\) is omitted, must be given"),
         (
@@ -263,7 +263,7 @@ def test_an_operation_of_nnapi_is_registered_once_one_of_a_drivers_file_again():
 def test_outputs_are_there_and_as_many_as_the_record_gives():
     x = Value(F32, (2,))
     for outputs in ([], [RESULT] * 2):
-        with pytest.raises(InvalidModel, match=f"ABS: got {len(outputs)} outputs, gives 1$"):
+        with pytest.raises(InvalidModel, match=f"ABS: has {len(outputs)} outputs, must have 1$"):
             bind(OPS["ABS"], [x], outputs)
     with pytest.raises(InvalidModel, match="TOPK_V2: output 1 is omitted, must be given"):
         bind(OPS["TOPK_V2"], [x, number(1)], [RESULT, None])
@@ -278,7 +278,7 @@ def test_outputs_are_there_and_as_many_as_the_record_gives():
         number(0),
     ]
     for outputs in (0, 3):
-        with pytest.raises(InvalidModel, match=f"got {outputs} outputs, gives 1 or 2"):
+        with pytest.raises(InvalidModel, match=f"has {outputs} outputs, must have 1 or 2"):
             bind(OPS["UNIDIRECTIONAL_SEQUENCE_RNN"], inputs, [RESULT] * outputs)
     a = bind(OPS["UNIDIRECTIONAL_SEQUENCE_RNN"], inputs, [RESULT] * 2)
     assert a.reasons[-1] == "output 1 (hidden_state_out) exists since 1.3"
@@ -307,9 +307,9 @@ def test_reasons_say_what_raised_the_level():
 
 
 def test_the_name_in_messages_is_the_one_that_was_given():
-    with pytest.raises(InvalidModel, match=r"^ABS #3: got 0 inputs, takes 1$"):
+    with pytest.raises(InvalidModel, match=r"^ABS #3: has 0 inputs, must have 1$"):
         bind(OPS["ABS"], [], [RESULT], "ABS #3")
-    with pytest.raises(InvalidModel, match=r"^CONCATENATION: got 1 inputs, takes 2 or more$"):
+    with pytest.raises(InvalidModel, match=r"^CONCATENATION: has 1 inputs, must have 2 or more$"):
         bind(OPS["CONCATENATION"], [PICTURE], [RESULT])
     assert bind(OPS["ABS"], [PICTURE], [RESULT], "ABS #3").name == "ABS #3"
 

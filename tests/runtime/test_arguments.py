@@ -257,7 +257,7 @@ NO_ROOM = {
     "gaps": (lambda: np.empty(8, np.float32)[::2], "must be a writable contiguous numpy array"),
     "a list of numbers": (lambda: [0.0] * 4, "must be a writable contiguous numpy array"),
     "masked": (lambda: np.ma.masked_array(np.empty(4, np.float32)), "is a masked array, must be one without a mask"),
-    "another type": (lambda: np.empty(4), "is float64, must be float32, or uint8 for room in bytes"),
+    "another type": (lambda: np.empty(4), "is float64, must be float32, or uint8 for a buffer of bytes"),
     "of as many bytes": (lambda: np.empty(4, np.int32), "is int32, must be float32"),
     "another shape": (lambda: np.empty(5, np.float32), r"has shape \[5\], must be \[4\]"),
     "another rank": (lambda: np.empty((2, 2), np.float32), r"has shape \[2, 2\], must be \[4\]"),

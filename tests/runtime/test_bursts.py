@@ -173,7 +173,7 @@ def in_series(log: list[str], monkeypatch: pytest.MonkeyPatch, second: Any = Non
 def test_a_burst_has_one_of_each_driver_and_ends_them_all(monkeypatch):
     log: list[str] = []
     with in_series(log, monkeypatch).burst() as run:
-        assert run.ways == ("step 0 on fake: burst", "step 1 on reference: burst")
+        assert run.ways == ("partition 0 on fake: burst", "partition 1 on reference: burst")
         assert (run(X, B) == X + 2).all()
         run.free_memory(nnhal.Memory.allocate(77))
         assert log == ["freed 77", "freed 77"]
@@ -195,8 +195,8 @@ def test_where_one_cannot_be_opened_those_before_are_closed(error, monkeypatch):
 def test_a_driver_that_has_none_gets_plain_calls_beside_one_that_has(monkeypatch):
     log: list[str] = []
     with in_series(log, monkeypatch, failing(OperationFailed("no bursts here"))).burst() as run:
-        assert run.ways[0] == "step 0 on fake: burst"
-        assert run.ways[1].startswith("step 1 on reference: plain calls: ") and "no bursts here" in run.ways[1]
+        assert run.ways[0] == "partition 0 on fake: burst"
+        assert run.ways[1].startswith("partition 1 on reference: plain calls: ") and "no bursts here" in run.ways[1]
         assert (run(X, B) == X + 2).all()
     assert log == ["closed"]
 

@@ -121,7 +121,7 @@ def test_shapes_that_cannot_be_are_refused():
     with pytest.raises(InvalidRequest, match="no 'ids'"):
         compiled({"idx": ids(1, 5)})
     for shapes, why in (
-        ({"idx": (1, 5)}, "'idx' is no input, must be one of ids"),
+        ({"idx": (1, 5)}, "is 'idx', must be an input: one of ids"),
         ({}, "ids is missing"),
         ([(2, 5)], r"ids is \[2, 5\], must be \[1, \?\]"),
         ([(1, 0)], "from 1 to"),

@@ -459,7 +459,7 @@ FILES: Mapping[str, tuple[Callable[..., Any], str]] = {
 def test_a_driver_that_cannot_say_how_many_files_it_keeps_keeps_none(folder, lie):
     method, why = FILES[lie]
     told = run(scaled(), folder, [lying(number_of_cache_files=method)])
-    assert told.startswith("off: the driver failed to say how many files it keeps:") and why in told
+    assert told.startswith("off: the driver failed to report its number of cache files:") and why in told
 
 
 def half(self: PreparedV1_3, files: CacheContent) -> bool:
@@ -479,8 +479,8 @@ SAVES: Mapping[str, tuple[Callable[..., Any], str]] = {
         lambda self, files: files.model[0].update(x="text") or True,
         "the device did not keep it: save() gave 'text' for section x, must be contiguous bytes",
     ),
-    "nothing": (says(None), "the device did not keep it: what save() gave is None, must be a bool"),
-    "no truth": (says("yes"), "the device did not keep it: what save() gave is 'yes', must be a bool"),
+    "nothing": (says(None), "the device did not keep it: the result of save() is None, must be a bool"),
+    "no truth": (says("yes"), "the device did not keep it: the result of save() is 'yes', must be a bool"),
     "says no": (says(False), "the device kept nothing of it"),
     "a file more": (to_a_file_more, "the device did not keep it: save() raised IndexError: list index out of range"),
 }

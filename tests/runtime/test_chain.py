@@ -27,7 +27,7 @@ from tests.waiting import Clock, pass_time
 
 X, B = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
 LONG = 60  # seconds after which something counts as hanging
-CHAIN = "each step behind its fence"
+CHAIN = "each partition behind its fence"
 NOBODY = ExecutionInfo(Timing(), Timing())
 
 
@@ -127,7 +127,7 @@ def test_a_step_that_had_ended_when_its_launch_came_back_is_waited_for_by_nobody
     monkeypatch.setattr(f"{__name__}.Launch", Ended)
     fenced = compiled.execute_fenced(X)
     assert second.launches[0].wait_for == [] and fenced.fence is None and fenced.done()
-    assert repr(fenced) == "<Fenced, ended: each step behind its fence>"
+    assert repr(fenced) == "<Fenced, ended: each partition behind its fence>"
     assert [r.tolist() for r in fenced.result()] == [[0, 2, 4, 6], [0, 2, 8, 18]]
     assert fenced.get_execution_info() == NOBODY
 
@@ -502,7 +502,7 @@ def test_memory_that_cannot_be_shared_as_it_is_is_used_here():
 def test_bytes_in_which_a_later_step_reads_an_output_are_filled_here(monkeypatch):
     compiled, *_ = two_steps(monkeypatch)
     memory = Memory.allocate(64)
-    later = "in the background: a later step reads an output that lies in bytes of the caller's memory"
+    later = "in the background: a later partition reads an output that lies in bytes of the caller's memory"
     assert way(compiled, X, out=[memory.view(0, 16), None]) == later
     assert way(compiled, X, out=[memory.view(0, 16, np.float32), None]) == CHAIN
     assert way(compiled, X, out=[None, memory.view(0, 16)]) == CHAIN  # nobody reads that
@@ -525,7 +525,7 @@ def test_one_driver_with_fences_is_enough(monkeypatch):
     device.launches[0].give(2 * X)
     assert fenced.result(LONG)[1].tolist() == [0, 2, 8, 18]
     assert nnhal.compile(sums(), devices=[Fake()]).execute_fenced(X, B).way == (
-        "in the background: no driver has fences of its own"
+        "in the background: no driver supports fences"
     )
 
 
@@ -533,7 +533,7 @@ def test_options_that_may_change_are_the_same_for_all_steps_where_they_run_here(
     device = Launching()
     device.changeable = ("gain",)
     assert way(nnhal.compile(sums(), devices=[device]), X, B) == (
-        "in the background: options may change between executions, and the steps of one are to have the same"
+        "in the background: options may change between executions, and all partitions of one need the same"
     )
 
 

@@ -67,7 +67,7 @@ def test_options_are_refused_alike_by_a_driver_in_a_process_of_its_own(isolation
 
 def test_options_that_cannot_travel_are_an_error_to_the_caller():
     options = {"faulty": {"run": object()}}
-    with pytest.raises(InvalidArgument, match=r"driver_options of faulty: .* must be what JSON can hold"):
+    with pytest.raises(InvalidArgument, match=r"driver_options of faulty: .* must be values that JSON can represent"):
         nnhal.compile(sums(), devices="faulty", isolation="process", fallback="allow", driver_options=options)
 
 
@@ -87,8 +87,8 @@ def test_a_model_that_the_driver_had_said_yes_to_falls_back(kind):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"devices": 5}, "devices: 5 is none, must be a name or a Device"),
-        ({"devices": ["reference", None]}, "devices: None is none, must be a name or a Device"),
+        ({"devices": 5}, "devices: is 5, must be a name or a Device"),
+        ({"devices": ["reference", None]}, "devices: is None, must be a name or a Device"),
         ({"devices": []}, "devices: none is named, must be at least one"),
         ({"driver_options": 5}, "driver_options is 5, must be a mapping for each device name"),
         ({"driver_options": {"reference": 5}}, "driver_options of reference is 5, must be a mapping with str keys"),
@@ -173,8 +173,8 @@ def test_an_answer_that_is_none_keeps_the_device_out_with_the_reason(method, ans
     compiled = nnhal.compile(sums(), devices=device, fallback="allow")
     assert compiled.placement.devices() == {"reference": 1}
     why = compiled.placement.choices[0].others["odd"]
-    assert why.startswith("the driver failed to say: ") and reason in why
-    with pytest.raises(UnsupportedModel, match="odd: the driver failed to say"):
+    assert why.startswith("the driver failed to answer: ") and reason in why
+    with pytest.raises(UnsupportedModel, match="odd: the driver failed to answer"):
         nnhal.compile(sums(), devices=device)
 
 
@@ -182,7 +182,7 @@ def test_an_answer_that_is_none_keeps_the_device_out_with_the_reason(method, ans
 def test_a_question_that_raises_keeps_the_device_out_with_the_reason(method):
     device = saying("shy", **{method: failing_with(RuntimeError("no answer"))})
     compiled = nnhal.compile(sums(), devices=device, fallback="allow")
-    why = f"the driver failed to say: {method}() raised RuntimeError: no answer"
+    why = f"the driver failed to answer: {method}() raised RuntimeError: no answer"
     assert compiled.placement.choices[0].others["shy"] == why
 
 
@@ -466,7 +466,7 @@ def test_a_device_that_cannot_be_had_is_the_reason_where_nobody_else_takes_a_mod
     odd = saying("odd", supports=failing_with(RuntimeError("no answer")))
     with pytest.raises(why, match="was unplugged"):
         nnhal.compile(sums(), devices=[odd, gone])
-    with pytest.raises(UnsupportedModel, match="odd: the driver failed to say") as caught:
+    with pytest.raises(UnsupportedModel, match="odd: the driver failed to answer") as caught:
         nnhal.compile(sums(), devices=[odd])
     assert isinstance(caught.value.__cause__, OperationFailed) and "no answer" in str(caught.value.__cause__)
     assert "RuntimeError: no answer" in caught.value.stack
@@ -476,7 +476,7 @@ def test_a_device_that_cannot_be_had_is_the_reason_where_nobody_else_takes_a_mod
     compiled = nnhal.compile(sums(), devices=[odd, gone, Fake()])
     assert compiled.placement.choices[0].others["gone"] == "device gone: was unplugged"
     assert compiled.placement.events == (
-        "odd takes nothing: the driver failed to say: supports() raised RuntimeError: no answer",
+        "odd takes nothing: the driver failed to answer: supports() raised RuntimeError: no answer",
         "gone takes nothing: device gone: was unplugged",
     )
 
@@ -585,4 +585,4 @@ def test_a_device_that_fails_to_say_takes_nothing_and_its_lateness_is_the_caller
             compilation._asked_again(device, "silent", SimpleNamespace(model=model), wishes)
     else:
         found = compilation._asked_again(device, "silent", SimpleNamespace(model=model), wishes)
-        assert list(found) == [0, 1] and all("failed to say" in why for why in found.values())
+        assert list(found) == [0, 1] and all("failed to answer" in why for why in found.values())

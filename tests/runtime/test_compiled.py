@@ -409,7 +409,10 @@ def test_a_forked_child_gets_closed_not_a_hang(x):
         ({"preference": "luck"}, "must be one of low_power, fast_single_answer, sustained_speed"),
         ({"priority": 7}, "must be one of low, medium, high"),
         ({"threads": -1}, "threads is -1, must be an integer of at least 0"),
-        ({"devices": "reference", "driver_options": {"x": {}}}, "'x' is none of the devices, must be one of reference"),
+        (
+            {"devices": "reference", "driver_options": {"x": {}}},
+            "is 'x', must be the name of one of the devices: reference",
+        ),
     ],
 )
 def test_wrong_arguments_are_named_with_the_alternatives(arguments, message):

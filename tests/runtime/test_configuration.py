@@ -89,7 +89,7 @@ def test_a_device_is_named_by_its_label_or_by_a_name_that_no_other_has() -> None
     assert (len(one.options), len(two.options)) == (1, 0)
     for name, text in (
         ("fake", r"^configure: several devices are named 'fake', must be one of first, second$"),
-        ("none", r"^configure: device 'none' runs no step of this model, must be one of first, second$"),
+        ("none", r"^configure: device 'none' runs no partition of this model, must be one of first, second$"),
     ):
         with pytest.raises(InvalidArgument, match=text):
             made.change(name, {"gain": 1}, UNLIMITED)

@@ -107,7 +107,7 @@ def test_it_waits_for_fenced_executions_until_its_deadline():
     compiled = compiled_for("none", gain=1)
     waited, signal = fence_pair()
     fenced = compiled.execute_fenced(X, wait_for=[waited])
-    assert "options may change" in fenced.way or "no driver has fences" in fenced.way
+    assert "options may change" in fenced.way or "no driver supports fences" in fenced.way
     with pytest.raises(MissedDeadline):
         compiled.configure("tunable", {"gain": 2}, deadline=0.05)
     signal.set()
@@ -179,7 +179,7 @@ def test_where_they_cannot_be_put_back_nothing_runs_any_more(monkeypatch):
 def test_what_cannot_be_asked_for_names_what_can():
     compiled = compiled_for("none", layers=2)
     for device, options, text in (
-        ("litert", {"gain": 1}, "device 'litert' runs no step of this model, must be one of tunable, reference"),
+        ("litert", {"gain": 1}, "device 'litert' runs no partition of this model, must be one of tunable, reference"),
         (
             "tunable",
             {"fails": 1},

@@ -179,7 +179,7 @@ def test_every_execution_that_falls_back_is_counted_and_shown():
 def test_a_step_that_falls_back_is_counted_as_that_step():
     fake = Fake(takes=lambda n: n == 1, on_run=failing(OperationFailed("broken")))
     compiled = nnhal.compile(sums(3), devices=[fake, "reference"], fallback="warn")
-    with pytest.warns(nnhal.FallbackWarning, match="step 1 failed on fake"):
+    with pytest.warns(nnhal.FallbackWarning, match="partition 1 failed on fake"):
         assert (compiled(X, B) == X + 3).all()
     assert [(each.step, each.device, each.count) for each in compiled.placement.live] == [(1, "fake", 1)]
 

@@ -214,7 +214,7 @@ def test_a_step_that_fails_is_that_step_on_the_cpu(at, measure, monkeypatch):
     assert result.tolist() == [2, 3, 4, 5]
     (fell,) = compiled.placement.live
     assert (fell.step, fell.device, fell.count) == (at, "fake", 1)
-    assert fell.why.startswith(f"step {at} failed on fake: ") and fell.why.endswith("broken; trying it on the CPU")
+    assert fell.why.startswith(f"partition {at} failed on fake: ") and fell.why.endswith("broken; trying it on the CPU")
     if measure:
         assert report.fallbacks == [fell.why] and report.notes == []
         assert [(s.device, s.operations) for s in report.steps] == [("reference", 1)] * 2
@@ -237,7 +237,10 @@ def test_a_step_that_fails_on_the_cpu_too_is_tried_with_the_whole_model(monkeypa
     result, report = compiled.run(X, B, measure=True, out=(out := np.empty(4, np.float32)))
     assert result is out and out.tolist() == [2, 3, 4, 5]
     assert [f.step for f in compiled.placement.live] == [WHOLE, 1] and compiled.placement.live.total == 2
-    assert [text.split(":")[0] for text in report.fallbacks] == ["step 1 failed on fake", "execution failed on a step"]
+    assert [text.split(":")[0] for text in report.fallbacks] == [
+        "partition 1 failed on fake",
+        "execution failed on a step",
+    ]
 
 
 def once_failing(get: Callable[[int], Any]) -> Callable[[int], Any]:

@@ -27,7 +27,7 @@ from tests.waiting import pass_time, until
 X, B = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
 WAYS = pytest.mark.parametrize("isolation", ["none", "process"])
 LONG = 60  # seconds after which something counts as hanging
-WAY = {"none": "in the background: no driver has fences of its own", "process": "each step behind its fence"}
+WAY = {"none": "in the background: no driver supports fences", "process": "each partition behind its fence"}
 
 
 @WAYS
@@ -93,7 +93,7 @@ def test_an_output_that_a_later_step_reads_is_the_callers_as_well():
 
 SHARED = {
     "as it is": (lambda memory: memory.view(0, 16, np.float32), WAY["process"]),
-    "in bytes": (lambda memory: memory.view(0, 16), "in the background: a later step reads an output"),
+    "in bytes": (lambda memory: memory.view(0, 16), "in the background: a later partition reads an output"),
     "unaligned": (lambda memory: memory.view(3, 16, np.float32), "in the background: an argument lies in memory"),
 }
 

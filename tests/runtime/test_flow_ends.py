@@ -147,7 +147,7 @@ def test_a_step_inside_that_fails_is_run_on_the_cpu_and_the_others_are_not():
     y, report = compiled.run(X, times_of(4), measure=True)
     assert y.tolist() == (X * 16).tolist()
     (text,) = report.fallbacks
-    assert text.startswith("condition of operation #0: step 0 failed on adder: device adder: worn out")
+    assert text.startswith("condition of operation #0: partition 0 failed on adder: device adder: worn out")
     (fell,) = compiled.placement.live
     assert (fell.step, fell.device, fell.count) == (0, "runtime", 1) and "worn out" in fell.why
     inside = compiled.placement.inside[0].placement.live
@@ -236,13 +236,13 @@ def test_what_fails_everywhere_is_tried_where_it_was_on_the_cpu_alone_and_as_a_w
     )
     assert compiled(np.array([True]), X).tolist() == [0, 2, 4, 6]
     (fell,) = compiled.placement.live
-    assert fell.why.startswith("then of operation #0: step 0 failed on adder")
+    assert fell.why.startswith("then of operation #0: partition 0 failed on adder")
     spares = compiled._caller.lines[0].prepared._branches[0].runner.spares  # type: ignore[attr-defined]
     monkeypatch.setattr(spares.get(0).prepared, "run", lambda *_: failing(OperationFailed("of the CPU"))())
     _, report = compiled.run(np.array([True]), X, measure=True)
     inside, whole = report.fallbacks
-    assert inside.startswith("then of operation #0: step 0 failed on adder") and "worn out" in inside
-    assert whole.startswith("step 0 failed on runtime") and "of the CPU" in whole
+    assert inside.startswith("then of operation #0: partition 0 failed on adder") and "worn out" in inside
+    assert whole.startswith("partition 0 failed on runtime") and "of the CPU" in whole
 
 
 def test_what_was_prepared_inside_is_closed_where_the_rest_does_not_prepare():
@@ -352,11 +352,11 @@ def test_a_burst_takes_another_while_one_that_was_given_up_is_still_inside():
 
 def test_a_burst_says_what_steps_inside_are_run_by():
     with nnhal.compile(nested(), devices=two()).burst() as burst:
-        assert burst.ways == ("step 0 on runtime: burst",)
+        assert burst.ways == ("partition 0 on runtime: burst",)
     old = AtLevel(Some("old", "ADD MUL LESS"), V1_1)
     with nnhal.compile(branching(), devices=[old]).burst() as burst:
         (way,) = burst.ways
-        assert way.startswith("step 0 on runtime: plain calls: ")
+        assert way.startswith("partition 0 on runtime: plain calls: ")
         assert burst(np.array([False]), X).tolist() == (X * X).tolist()
 
 
@@ -634,7 +634,7 @@ def test_a_value_that_may_change_its_shape_is_not_carried_in_a_buffer(device, co
 
     compiled = nnhal.compile(doubling(more=tiled), devices=[device])
     assert compiled(X, times_of(3)).tolist() == X.tolist()
-    with pytest.raises(OperationFailed, match=r"is given \[8\], must be \[4\]"):
+    with pytest.raises(OperationFailed, match=r"has shape \[8\], must be \[4\]"):
         compiled(X + 1, times_of(3))
     assert [buffer.facts.dimensions for buffer in device.buffers] == [(1,)] * len(device.buffers)  # numbers of turns
 

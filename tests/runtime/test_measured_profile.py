@@ -184,7 +184,7 @@ ADD = "devices", "a", "lines", "float32", "add"
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        (("form",), 1, r"f: form = 1, must be 2: nnhal calibrate measures anew"),
+        (("form",), 1, r"f: form = 1, must be 2: run nnhal calibrate again"),
         ((*ADD, "fixed"), -1.0, r"f: devices\.a\.lines\.float32\.add\.fixed = -1\.0, must be .* at least 0"),
         (
             ("devices", "a", "lines", "float32", "addition"),
@@ -199,8 +199,8 @@ ADD = "devices", "a", "lines", "float32", "add"
         (("devices", "a", "workloads", "n", "bytes"), -1, r"workloads\.n\.bytes = -1, must be"),
         (("devices", "a", "workloads", "n", "kind"), "float99", r"workloads\.n\.kind: 'float99' must be one of"),
         (("crossings", "a > b", "none", "byte"), -1e-9, r"crossings\.a > b\.none\.byte = -1e-09"),
-        (("made",), "yesterday", r"f: is no profile: .*made"),
-        (("more",), 2, r"f: is no profile: .*more"),
+        (("made",), "yesterday", r"f: is not a profile: .*made"),
+        (("more",), 2, r"f: is not a profile: .*more"),
     ],
 )
 def test_a_file_that_is_no_profile_says_where(path: tuple[str, ...], value: Any, said: str) -> None:
@@ -215,5 +215,5 @@ def test_a_file_that_is_no_profile_says_where(path: tuple[str, ...], value: Any,
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"\xff\xfe", b"{", b'{"form": 1}', b"nan"])
 def test_what_is_not_even_json_is_refused(data: bytes) -> None:
-    with pytest.raises(nnhal.BadFile, match="f: is no profile"):
+    with pytest.raises(nnhal.BadFile, match="f: is not a profile"):
         decoded(data, "f")

@@ -71,7 +71,7 @@ def test_operations_with_an_opaque_constant_are_unsupported_and_fail_to_prepare(
 
 def test_a_model_with_an_opaque_constant_is_not_given_to_another_process():
     verdicts = isolated("reference").supports(with_hidden_constant())
-    assert not any(v.ok for v in verdicts) and "cannot be given to another process" in verdicts[0].reason
+    assert not any(v.ok for v in verdicts) and "another process cannot map" in verdicts[0].reason
 
 
 def test_the_error_of_compilation_names_memory_and_operation():

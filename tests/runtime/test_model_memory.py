@@ -118,7 +118,7 @@ def test_what_a_model_holds_reads_as_a_line_a_step_and_in_short_as_the_total():
     assert str(memory).splitlines() == [
         "step 0 on one: weights_copied 1, weights_in_place 2, working not known, per_execution 4",
         "the whole model on two: weights_copied 10, weights_in_place 20, working 30, per_execution 3",
-        "between steps: 77 bytes",
+        "between partitions: 77 bytes",
     ]
     total = "weights_copied 11, weights_in_place 22, working not known, per_execution 4"
     assert repr(memory) == f"<ModelMemory of 2 steps: {total}>"

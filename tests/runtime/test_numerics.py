@@ -154,5 +154,5 @@ def test_litert_looks_at_its_own_kernels_before_it_takes_an_operation(monkeypatc
     own_kernels.differs_here.cache_clear()
     verdicts = considered_by(litert, fully_connected(), hints).verdicts
     own_kernels.differs_here.cache_clear()
-    why = "LiteRT's own kernels of layers round otherwise on this processor, and numerics are exact"
+    why = "LiteRT's own kernels of layers round differently on this processor, must equal the reference for exact numerics"
     assert verdicts == [(False, why)]

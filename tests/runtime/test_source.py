@@ -69,7 +69,7 @@ def test_the_folder_of_a_driver_is_that_of_its_outermost_package(
 def test_what_is_no_source_is_refused_by_what_it_lacks(tmp_path: Path, what: str, rule: str) -> None:
     written(tmp_path, {"notes.txt": "", "folder/mine.py": ""})
     for name, lacks in (
-        ("absent.py", "is no file"),
+        ("absent.py", "is not a file"),
         ("folder", "has no __init__.py"),
         ("notes.txt", "cannot be imported"),
     ):

@@ -167,8 +167,8 @@ def test_a_module_that_is_missing_is_named_and_leaves_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("path", "told"),
     [
-        ("absent.py", "is no file"),
-        ("absent", "is no file"),
+        ("absent.py", "is not a file"),
+        ("absent", "is not a file"),
         ("folder", "has no __init__.py"),
         ("notes.txt", "cannot be imported"),
         ("nul\0.py", "embedded null"),
@@ -221,4 +221,4 @@ def test_every_verb_takes_a_relative_path(beside, command, path):
         text=True,
         check=False,
     )
-    assert done.returncode == 0 and "is no file" not in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and "is not a file" not in done.stdout, done.stdout + done.stderr

@@ -320,5 +320,5 @@ def test_a_file_that_is_cut_short_or_changed_is_refused_or_read_and_nothing_else
             summary(read(data, "trace a"))
         except BadFile as error:
             refused += 1
-            assert str(error).startswith("trace a: is no trace of nnhal's, or damaged: ")
+            assert str(error).startswith("trace a: is not a trace of nnhal, or damaged: ")
     assert refused > len(damaged) // 3

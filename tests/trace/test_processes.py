@@ -84,7 +84,7 @@ def test_a_process_that_runs_already_takes_part_and_one_that_hangs_is_not_waited
         device.close()
     (run,) = named(seen(path), "run")
     assert run.pid != os.getpid()
-    assert any("did not take the trace up in time" in note for note in seen(path.with_name("b")).notes)
+    assert any("did not start to trace in time" in note for note in seen(path.with_name("b")).notes)
 
 
 def test_processes_that_hang_are_waited_for_together(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,7 @@ def test_processes_that_hang_are_waited_for_together(path: Path, monkeypatch: py
             device.close()
     points = [point for session, point in until if session in own]  # this process may have sessions of other tests
     assert len(points) == 4 and len(set(points)) == 1  # to one point in time
-    assert sum("did not take the trace up in time" in note for note in seen(path).notes) == 4
+    assert sum("did not start to trace in time" in note for note in seen(path).notes) == 4
 
 
 def test_a_driver_that_writes_nonsense_to_its_log_spoils_nothing(path: Path) -> None:

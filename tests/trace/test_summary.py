@@ -136,5 +136,5 @@ def test_a_command_that_fails_leaves_its_trace_and_a_file_that_cannot_be_written
 def test_a_file_that_is_no_trace_is_told_so(tmp_path: Path) -> None:
     path = tmp_path / "a.pftrace"
     path.write_bytes(b"\x0a\x03abc")
-    assert "is no trace of nnhal's" in command("trace", "summary", str(path), "--json", code=3)
+    assert "is not a trace of nnhal" in command("trace", "summary", str(path), "--json", code=3)
     assert "cannot be read" in command("trace", "summary", str(tmp_path / "none"), "--json", code=3)

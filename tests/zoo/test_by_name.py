@@ -43,7 +43,7 @@ def test_a_file_goes_before_a_model_of_its_name(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("name", ["nothing", "nothing.tflite", "face_landmark\x1b[2J", ""])
 def test_a_name_that_nothing_has_says_what_there_is(name: str) -> None:
-    must = "is no file and no model of the zoo, must be a .tflite or .onnx file or one that `nnhal models` lists"
+    must = "no such file or zoo model, must be a .tflite or .onnx file or a name that `nnhal models` lists"
     with pytest.raises(nnhal.BadFile) as caught:
         nnhal.load(name)
     assert must in str(caught.value) and str(caught.value).isprintable()
@@ -52,7 +52,7 @@ def test_a_name_that_nothing_has_says_what_there_is(name: str) -> None:
 def test_a_model_that_cannot_be_kept_is_an_error_of_nnhal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_bytes(b"")
     monkeypatch.setenv("NNHAL_MODELS", str(tmp_path / "file"))
-    with pytest.raises(nnhal.NnhalError, match=r"maker: add4 cannot be kept in .* must be a folder of your own"):
+    with pytest.raises(nnhal.NnhalError, match=r"maker: cannot write add4 to .* must be your own, writable folder"):
         nnhal.load("add4")
 
 

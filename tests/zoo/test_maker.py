@@ -287,7 +287,7 @@ def test_a_made_file_that_goes_while_it_is_opened_is_an_error(tmp_path: Path, mo
 
     monkeypatch.setenv("NNHAL_MODELS", str(tmp_path))
     monkeypatch.setattr(maker.cache, "opened", gone)
-    with pytest.raises(ZooError, match=r"maker: add4 was changed meanwhile: gone; must be left alone"):
+    with pytest.raises(ZooError, match=r"maker: add4 was changed during the access: gone; must stay unchanged"):
         maker.opened("add4")
 
 
@@ -317,7 +317,7 @@ def test_pictures_are_noise_of_four_grains_each_in_two_contrasts():
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("NNHAL_MODELS", str(tmp_path / "file"))
-    with pytest.raises(ZooError, match=r"add4 cannot be kept in .*file/made/.*NNHAL_MODELS"):
+    with pytest.raises(ZooError, match=r"cannot write add4 to .*file/made/.*NNHAL_MODELS"):
         maker.path("add4")
 
 

@@ -172,7 +172,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path, mon
 
 def test_a_cache_folder_that_cannot_be_made_is_an_error_that_names_it(shop: Shop):
     shop.root.write_bytes(b"a file where the folder should be")
-    with pytest.raises(ZooError, match=rf"shop==1.0 cannot be kept in {shop.root}: .*NNHAL_MODELS"):
+    with pytest.raises(ZooError, match=rf"cannot write shop==1.0 to {shop.root}: .*NNHAL_MODELS"):
         zoo.path("one")
 
 
@@ -180,7 +180,7 @@ def test_without_a_network_the_error_names_package_folder_command_and_way_out(of
     with pytest.raises(ZooError) as caught:
         zoo.path("basic_pitch")
     text = str(caught.value)
-    assert text.startswith("zoo: the wheel of basic-pitch==0.4.0 cannot be downloaded: ERROR: No matching")
+    assert text.startswith("zoo: cannot download the wheel of basic-pitch==0.4.0: ERROR: No matching")
     for part in ("-m pip download", str(offline), "put basic_pitch.tflite", "set NNHAL_MODELS"):
         assert part in text
 
@@ -193,7 +193,7 @@ def test_a_pip_that_cannot_run_or_does_not_end_is_an_error(
         raise trouble
 
     monkeypatch.setattr(subprocess, "run", run)
-    with pytest.raises(ZooError, match=r"mediapipe==0.10.9 cannot be downloaded"):
+    with pytest.raises(ZooError, match=r"cannot download the wheel of mediapipe==0.10.9"):
         zoo.path("palm_detection_full")
 
 
@@ -217,7 +217,7 @@ def test_a_download_is_one_wheel_and_no_failure_and_else_told_by_its_errors_or_i
     if told is None:
         assert zoo._download(listed("one", b""), tmp_path) == tmp_path / "0.whl"
     else:
-        with pytest.raises(ZooError, match=f"shop==1.0 cannot be downloaded: {told}; `"):
+        with pytest.raises(ZooError, match=f"cannot download the wheel of shop==1.0: {told}; `"):
             zoo._download(listed("one", b""), tmp_path)
 
 

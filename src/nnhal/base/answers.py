@@ -1,4 +1,4 @@
-"""What code of somebody else's gives and raises: it can always be told, and is always one of nnhal's errors."""
+"""Handles results and errors of untrusted code: every value can be shown, and every error is an NnhalError."""
 
 import sys
 import threading
@@ -16,7 +16,7 @@ _log = logger("driver")
 
 
 def shown(value: object) -> str:
-    """`repr`, of bounded length, and of what has none too."""
+    """Return `repr` of bounded length, also for an object whose `repr` fails."""
     try:
         return clipped(repr(value), 200)
     except Exception:
@@ -24,12 +24,12 @@ def shown(value: object) -> str:
 
 
 def may_be_own(error: BaseException) -> bool:
-    """Whether it may be the application's own, as of `own_error`."""
+    """Whether the error may be the application's, as in `own_error`."""
     return own_error(error) is not None
 
 
 def raise_own(error: BaseException) -> None:
-    """Raise what the application has to get instead of this error, where that is its own, as of `own_error`."""
+    """Raise the application's exception instead of this error, if there is one, as in `own_error`."""
     own = own_error(error)
     if own is not None:
         context = own.__context__
@@ -41,10 +41,10 @@ def raise_own(error: BaseException) -> None:
 
 
 def own_error(error: BaseException) -> BaseException | None:
-    """The application's own exception where that ended a call: an interrupt, an exit, or what its signal handler raised.
+    """Return the application's exception if one ended a call: an interrupt, an exit, or one of its signal handler.
 
-    Python runs signal handlers in whatever the main thread is at: in a driver's code too, which may have made another error
-    of what a handler raised. No driver is to blame for either.
+    Python runs signal handlers in the main thread at any point, also inside a driver, which may then raise another
+    error. The driver is not at fault in either case.
     """
     if threading.current_thread() is not threading.main_thread():
         return None
@@ -56,7 +56,7 @@ def own_error(error: BaseException) -> BaseException | None:
         seen.add(id(each))
         trace: TracebackType | None = attribute_of(each, "__traceback__")
         before_this_call = each is not error and trace is not None and _runs(trace.tb_frame)
-        if before_this_call:  # what an application handles already, while it makes the next call
+        if before_this_call:  # the application was handling it before this call
             return None
         if _raised_by_a_handler(trace):
             return each
@@ -65,7 +65,7 @@ def own_error(error: BaseException) -> BaseException | None:
 
 
 def _runs(frame: FrameType) -> bool:
-    """Whether a frame is at work in this thread."""
+    """Whether this thread is executing a frame."""
     each: FrameType | None = sys._getframe()
     while each is not None and each is not frame:
         each = each.f_back
@@ -73,7 +73,7 @@ def _runs(frame: FrameType) -> bool:
 
 
 def _raised_by_a_handler(trace: TracebackType | None) -> bool:
-    """Whether a signal handler is among the frames: it was given a signal's number and the frame before its own."""
+    """Whether a signal handler is among the frames: its arguments are a signal number and the previous frame."""
     interrupted: FrameType | None = None
     while trace is not None:
         frame = trace.tb_frame
@@ -86,20 +86,20 @@ def _raised_by_a_handler(trace: TracebackType | None) -> bool:
 
 
 def _arguments(frame: FrameType) -> list[object]:
-    """What a function was called with by position."""
+    """Return a function's positional arguments."""
     code, names = frame.f_code, frame.f_locals
     given: list[object] = [names.get(name) for name in code.co_varnames[: code.co_argcount]]
     if code.co_flags & CO_VARARGS:
         more = names.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount])
-        given += more if type(more) is tuple else ()  # not `isinstance`, which asks what a driver made
+        given += more if type(more) is tuple else ()  # not `isinstance`, which would call code of the driver
     return given
 
 
 class answering:  # noqa: N801 (used as a function)
-    """What is asked inside is asked of a driver: whatever is raised there becomes an NnhalError that names it.
+    """Converts errors of a driver's method: every exception becomes an NnhalError that names the driver.
 
-    where: as in "device litert". query: what it is asked, for what is none of nnhal's errors. An interrupt that may be the
-    application's own stays what it is.
+    where: such as "device litert". query: the method, for an exception that is not an NnhalError. An interrupt that may
+    be the application's is not converted.
     """
 
     def __init__(self, where: str, query: str) -> None:
@@ -126,7 +126,7 @@ class answering:  # noqa: N801 (used as a function)
             del told_as, error  # its traceback holds this frame
 
     def _error(self, error: BaseException) -> NnhalError:
-        """What it is to the one who asked."""
+        """Return the error for the caller."""
         if isinstance(error, MemoryError) and not isinstance(error, NnhalError):
             return OutOfMemory(f"{self._where}: {self._query} ran out of memory")
         if not isinstance(error, NnhalError):
@@ -135,18 +135,18 @@ class answering:  # noqa: N801 (used as a function)
 
 
 def named(error: NnhalError, where: str, query: str) -> NnhalError:
-    """An error of nnhal's that a driver raised, with the driver in its message."""
+    """Return a driver's NnhalError, with the driver in its message."""
     said = told(error)
-    text = printable(clipped(said))  # on one line: the others are for nnhal to write
+    text = printable(clipped(said))  # on one line: only nnhal writes further lines
     if where not in text or text != said:
         error.args = (text if where in text else f"{where}: {text}",)
-        if where not in told(error):  # of a class with a text of its own
+        if where not in told(error):  # a class that overrides `__str__`
             return DriverFailed(f"{where}: {query} raised {type(error).__name__}: {text}")
     return error
 
 
 def let_go(where: str, query: str, call: Callable[[], object]) -> None:
-    """Tell a driver that something has ended. What it raises is logged: whoever ends it has more to give back."""
+    """Close a driver's object. An error is only logged, because the caller has more to close."""
     try:
         with answering(where, query):
             call()

@@ -1,4 +1,4 @@
-"""What people read: one short line for `repr`, however large the thing and whatever its names hold; durations."""
+"""Short texts for people: one bounded line for `repr`, whatever the names contain; and durations."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,25 +9,25 @@ _NAME = 32
 
 
 def named(name: object) -> str:
-    """A name, in quotes and not too long; control characters and what is no Unicode are written as escapes."""
+    """Return a name in quotes and of bounded length, with escapes for control characters and invalid Unicode."""
     text = repr(str(name)[: _NAME + 1])
     return text if len(str(name)) <= _NAME and len(text) <= _NAME + 2 else f"{text[: _NAME - 2]}...{text[-1]}"
 
 
 def tensor(name: object, type: int, shape: Sequence[int | None] | None) -> str:
-    """An operand: `'input' FLOAT32[1,?,3]`."""
+    """Describe an operand: `'input' FLOAT32[1,?,3]`."""
     dims = "?" if shape is None else ",".join("?" if d is None else str(d) for d in shape)
     kind = type_name(type).removeprefix("TENSOR_") + (f"[{dims}]" if shape is None or shape else "")
     return f"{named(name)} {kind}" if name else kind
 
 
 def counted(count: int, what: str) -> str:
-    """`1 input`, `2 inputs`."""
+    """Return `1 input`, `2 inputs`."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def brief(what: str, details: Iterable[str] = ()) -> str:
-    """`<what: detail, detail>`, with as many details as there is room for."""
+    """Return `<what: detail, detail>`, with as many details as fit."""
     text = what if len(what) <= MOST - 2 else f"{what[: MOST - 5]}..."
     between = ": "
     for detail in details:
@@ -38,7 +38,7 @@ def brief(what: str, details: Iterable[str] = ()) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people, with three digits at least: `1.24 ms`."""
+    """Return seconds as text, with at least three digits: `1.24 ms`."""
     if seconds >= 999.5:
         return f"{seconds:.0f} s"
     unit, factor = ("s", 1.0) if seconds >= 0.9995 else ("ms", 1e3) if seconds >= 0.9995e-3 else ("µs", 1e6)

@@ -13,14 +13,14 @@ from nnhal.base.levels import FL6, FL7, V1_0, V1_1, V1_2, V1_3, Level
 EXTENSION_SHIFT = 16  # an extension type is (prefix << 16) | type within the extension
 MAX_COPIED_CONSTANT = 128  # bytes; larger constants live in pools
 MAX_RANK = 8
-LIMIT_RANK = 32  # of any operand; below feature level 7, operations take no more than MAX_RANK
+LIMIT_RANK = 32  # of any operand; below feature level 7, operations support no more than MAX_RANK
 LOOP_TIMEOUT_DEFAULT_NS = 2_000_000_000
 LOOP_TIMEOUT_MAXIMUM_NS = 15_000_000_000
 MAX_OPERAND_BYTES = 4_294_967_295
 
 
 class OperandType(IntEnum):
-    """The type of an operand; scalars have no dimensions, TENSOR_ types have any rank."""
+    """The type of an operand. Scalars have no dimensions; TENSOR_ types have any rank."""
 
     FLOAT32 = 0
     INT32 = 1
@@ -43,14 +43,14 @@ class OperandType(IntEnum):
 
 
 class _TypeFacts(NamedTuple):
-    dtype: np.dtype[np.generic] | None  # None: the element size is the extension's or OEM's business
+    dtype: np.dtype[np.generic] | None  # None: only the extension or OEM knows the element size
     tensor: bool
     since: Level
     zero_points: tuple[int, int] | None  # None: not quantised
 
 
 def type_facts(dtype: str | None, tensor: bool, since: Level, zero_points: tuple[int, int] | None = None) -> _TypeFacts:
-    """What is known of an operand type; dtype is numpy's name of the element type."""
+    """Return the facts about an operand type; dtype is numpy's name of the element type."""
     return _TypeFacts(np.dtype(dtype) if dtype else None, tensor, since, zero_points)
 
 
@@ -83,22 +83,30 @@ _TYPE_NAMES = {int(t): t.name for t in OperandType}
 
 
 def type_name(code: int) -> str:
-    """The name of an operand type, also of extension types and of codes that do not exist."""
+    """Return the name of an operand type, also of extension types and of invalid codes.
+
+    Args:
+        code: The code.
+    """
     return _TYPE_NAMES.get(code) or FOREIGN_TYPES.get(code) or _foreign("operand type", code)
 
 
 def operation_name(code: int) -> str:
-    """The name of an operation type, also of extension types and of codes that do not exist."""
+    """Return the name of an operation type, also of extension types and of invalid codes.
+
+    Args:
+        code: The code.
+    """
     return _OPERATION_NAMES.get(code) or FOREIGN_OPERATIONS.get(code) or _foreign("operation", code)
 
 
 def operation_names() -> list[str]:
-    """The names of all operation types, those of registered extensions among them."""
+    """Return the names of all operation types, including registered extensions."""
     return [*_OPERATION_NAMES.values(), *FOREIGN_OPERATIONS.values()]
 
 
 def type_names() -> list[str]:
-    """The names of all operand types, those of registered extensions among them."""
+    """Return the names of all operand types, including registered extensions."""
     return [*_TYPE_NAMES.values(), *FOREIGN_TYPES.values()]
 
 
@@ -220,7 +228,7 @@ class OperationType(IntEnum):
 
     @property
     def since(self) -> Level:
-        """The first level that has this operation."""
+        """The first HAL version or feature level that has this operation."""
         for first, level in _OPERATIONS_SINCE:
             if self >= first:
                 return level
@@ -241,7 +249,7 @@ _OPERATIONS_SINCE = (
 
 
 class Lifetime(IntEnum):
-    """Where an operand's value comes from."""
+    """The source of an operand's value."""
 
     TEMPORARY_VARIABLE = 0
     SUBGRAPH_INPUT = 1
@@ -253,7 +261,7 @@ class Lifetime(IntEnum):
 
 
 class ErrorStatus(IntEnum):
-    """Outcome of a HAL call."""
+    """The outcome of a HAL call."""
 
     NONE = 0
     DEVICE_UNAVAILABLE = 1
@@ -268,7 +276,7 @@ class ErrorStatus(IntEnum):
 
 
 class ResultCode(IntEnum):
-    """Outcome of an NDK call."""
+    """The outcome of an NDK call."""
 
     NO_ERROR = 0
     OUT_OF_MEMORY = 1
@@ -288,7 +296,7 @@ class ResultCode(IntEnum):
 
 
 class DeviceStatus(IntEnum):
-    """What a device says it is busy with."""
+    """Whether a device is available."""
 
     AVAILABLE = 0
     BUSY = 1
@@ -297,7 +305,7 @@ class DeviceStatus(IntEnum):
 
 
 class DeviceType(IntEnum):
-    """What a device is."""
+    """The kind of a device."""
 
     OTHER = 1
     CPU = 2
@@ -306,7 +314,7 @@ class DeviceType(IntEnum):
 
 
 class Preference(IntEnum):
-    """What an application wants most from its compilation."""
+    """The optimisation goal of a compilation."""
 
     LOW_POWER = 0
     FAST_SINGLE_ANSWER = 1
@@ -314,7 +322,7 @@ class Preference(IntEnum):
 
 
 class Priority(IntEnum):
-    """Relative priority among one client's prepared models on one device."""
+    """The relative priority among one client's prepared models on one device."""
 
     LOW = 0
     MEDIUM = 1
@@ -322,7 +330,7 @@ class Priority(IntEnum):
 
 
 class Activation(IntEnum):
-    """Activation fused into an operation."""
+    """An activation fused into an operation."""
 
     NONE = 0
     RELU = 1
@@ -331,7 +339,7 @@ class Activation(IntEnum):
 
 
 class RecurrentActivation(IntEnum):
-    """Activation of the recurrent operations."""
+    """An activation of the recurrent operations."""
 
     NONE = 0
     RELU = 1
@@ -343,14 +351,14 @@ class RecurrentActivation(IntEnum):
 
 
 class Padding(IntEnum):
-    """Implicit padding scheme."""
+    """An implicit padding scheme."""
 
     SAME = 1
     VALID = 2
 
 
 class LshProjection(IntEnum):
-    """Output form of LSH_PROJECTION."""
+    """The output type of LSH_PROJECTION."""
 
     SPARSE_DEPRECATED = 1
     DENSE = 2
@@ -358,7 +366,7 @@ class LshProjection(IntEnum):
 
 
 class MirrorPad(IntEnum):
-    """Mode of MIRROR_PAD: whether the border element is repeated."""
+    """The mode of MIRROR_PAD: whether the edge element is repeated."""
 
     REFLECT = 0
     SYMMETRIC = 1

@@ -1,4 +1,4 @@
-"""How many cores this process may use: those that it may run on, and no more than its control group's share of time."""
+"""The number of cores that this process may use: its affinity, limited by the CPU quota of its control group."""
 
 import os
 from collections.abc import Iterator
@@ -9,10 +9,10 @@ ROOT = Path("/")
 
 
 def usable_cores() -> int:
-    """Threads that can run at once, at least 1: the processors of this process, and its quota of their time rounded down.
+    """Return the number of threads that can run at once, at least 1: the affinity, limited by the quota rounded down.
 
-    A group that may use 1.5 cores would stand still for a third of the time with two threads that never wait. The quota is
-    read once: a process that confines itself calls this before.
+    A group with a quota of 1.5 cores would be throttled for a third of the time with two busy threads. The quota is
+    read once: a process calls this before it enters its sandbox.
     """
     share = _share()
     allowed = len(os.sched_getaffinity(0))
@@ -25,21 +25,21 @@ def _share() -> float | None:
 
 
 def share_of_time(root: Path) -> float | None:
-    """The least quota of the control groups that this process is in, in cores; None for none, or none that is told.
+    """Return the smallest CPU quota of this process's control groups, in cores; None without a known quota.
 
-    Either version of control groups: `cpu.max` of a group and all above it, or `cpu.cfs_quota_us` in the same way.
+    Supports both versions: `cpu.max`, or `cpu.cfs_quota_us`, of a group and of its ancestors.
     """
     shares = [share for folder, old in _groups(root) if (share := _share_in(folder, old=old)) is not None]
     return min(shares, default=None)
 
 
 def groups_of(root: Path) -> Iterator[Path]:
-    """Folders of the control groups of version 2 that this process is in, its own first, as far as they can be seen."""
+    """Yield the visible folders of this process's version 2 control groups, the innermost first."""
     return (folder for folder, old in _groups(root) if not old)
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, bool]]:
-    """As `_groups_in`; none where the kernel does not tell."""
+    """Yield what `_groups_in` yields; nothing if the kernel does not report groups."""
     try:
         own = (root / "proc/self/cgroup").read_text()
         mounts = (root / "proc/self/mountinfo").read_text()
@@ -49,7 +49,7 @@ def _groups(root: Path) -> Iterator[tuple[Path, bool]]:
 
 
 def _groups_in(root: Path, own: str, mounts: str) -> Iterator[tuple[Path, bool]]:
-    """Folders of the groups of this process, and of those around them as far as they can be seen; whether of version 1."""
+    """Yield the visible folders of this process's groups and their ancestors, and whether each is of version 1."""
     paths: dict[bool, PurePosixPath] = {}
     for line in own.splitlines():
         _, controllers, group = [*line.split(":", 2), "", ""][:3]
@@ -72,7 +72,7 @@ def _groups_in(root: Path, own: str, mounts: str) -> Iterator[tuple[Path, bool]]
 
 
 def _plain(field: str) -> str:
-    """A path as `mountinfo` writes it."""
+    """Decode a path from `mountinfo`."""
     return field.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
 
 
@@ -83,6 +83,6 @@ def _share_in(folder: Path, *, old: bool) -> float | None:
         else:
             quota, period = (folder / "cpu.max").read_text().split()
         share = int(quota) / int(period)
-    except (OSError, ValueError, ZeroDivisionError):  # "max" is no number
+    except (OSError, ValueError, ZeroDivisionError):  # "max" is not a number
         return None
     return share if share > 0 else None

@@ -1,6 +1,6 @@
-"""Custom operators of `.tflite` files that somebody has said how to import: `nnhal.load` asks here first.
+"""Importers of custom `.tflite` operators that the application has registered.
 
-Apart from the importer, so that a driver's process that says so loads none.
+This module is separate from the importer, so that a driver's process which registers one does not load the importer.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ Count = int | tuple[int, int | None]
 
 
 class CustomOperator(Record, frozen=True):
-    """How an operator becomes operations. inputs, outputs: the least and greatest number of them; None: any."""
+    """How nnhal imports an operator. inputs, outputs: the least and greatest number of them; None for any."""
 
     name: str
     lower: Callable[[Any], object]
@@ -28,13 +28,19 @@ CUSTOM_OPERATORS: dict[str, CustomOperator] = {}
 def register_custom_operator(
     name: str, lower: Callable[[Any], object], *, inputs: Count = 1, outputs: Count = 1
 ) -> None:
-    """Have `nnhal.load` make a custom operator of operations: NNAPI's own, or an extension's.
+    """Register an importer for a custom operator of `.tflite` files, which `nnhal.load` then uses.
 
-    name: the operator's `custom_code` in the file. lower: called with a `nnhal.frontends.tflite.custom.CustomTask` for each
-    one, and writes operations or refuses it. inputs, outputs: how many it has, or the least and greatest number, None for
-    any; a file that says otherwise is damaged.
+    It replaces nnhal's importer for this name, if there is one, and an earlier registration.
 
-    It takes the place of an entry of nnhal's own, and of what was registered for the name before. Raises InvalidArgument.
+    Args:
+        name: The operator's `custom_code` in the file.
+        lower: Called with a `nnhal.frontends.tflite.custom.CustomTask` for each operator. It writes operations of NNAPI
+            or of an extension, or rejects the operator.
+        inputs: The number of inputs, or the least and greatest number; None for any. Another number is a `BadFile`.
+        outputs: The number of outputs, likewise.
+
+    Raises:
+        InvalidArgument: An argument breaks its rule.
     """
     if not isinstance(name, str) or not name:
         raise InvalidArgument(f"custom operator: name is {shown(name)}, must be the name that files have for it")

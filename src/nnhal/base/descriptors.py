@@ -1,7 +1,7 @@
-"""Descriptors that have an owner before they are opened: an interrupt comes between two calls, never within one.
+"""Opens descriptors directly into an owner: an interrupt comes between two calls, never within one.
 
-Who opens one makes an `Owner`, written in C, and opens into it: `owner.fds.extend(map(os.dup, [fd]))`, all in one call, as
-`map` and what it calls are written in C too. `open_into` is for several owners.
+Create an `Owner`, written in C, and open into it: `owner.fds.extend(map(os.dup, [fd]))`. All of this is one call,
+because `map` and its callee are written in C too. `open_into` fills several owners.
 """
 
 from collections import deque
@@ -13,5 +13,5 @@ __all__ = ["Owner", "open_into"]
 
 
 def open_into(owners: Iterable[Owner], opened: Iterable[int]) -> None:
-    """Put each descriptor into an owner of its own as it is opened. opened: an iterator written in C."""
+    """Store each descriptor in its owner as soon as it is open. opened: an iterator written in C."""
     deque(map(list.append, [owner.fds for owner in owners], opened), 0)

@@ -1,8 +1,8 @@
-"""BLAKE2b as Python has it: `hashlib` loads OpenSSL beside it, which takes longer than what a start has to hash."""
+"""BLAKE2b without `hashlib`, which loads OpenSSL; that takes longer than all hashing at start."""
 
 try:
     from _blake2 import blake2b
-except ImportError:  # a Python whose hashes are all OpenSSL's
+except ImportError:  # in a Python build whose hashes all come from OpenSSL
     from hashlib import blake2b
 
 __all__ = ["blake2b"]

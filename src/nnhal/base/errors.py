@@ -1,17 +1,17 @@
-"""The exception tree. Every error carries the HAL ErrorStatus and the NDK ResultCode it stands for.
+"""The exception tree. Every error carries the HAL ErrorStatus and the NDK ResultCode that it stands for.
 
     NnhalError                      GENERAL_FAILURE          OP_FAILED
     ├── InvalidArgument             INVALID_ARGUMENT         BAD_DATA          (also a ValueError)
     │   ├── InvalidModel            a model, operand or operation breaks a rule of its definition
-    │   │   └── UnsupportedModel    well formed, but holds what NNAPI or no given device can do
-    │   ├── ShapeNeeded             a model file leaves dimensions open that have to be given
+    │   │   └── UnsupportedModel    a valid model that NNAPI cannot express or no permitted device supports
+    │   ├── ShapeNeeded             a model file leaves dimensions open that the caller has to give
     │   ├── InvalidRequest          inputs, outputs or memories of one execution
-    │   └── BadFile                 a model file that lies or is damaged
+    │   └── BadFile                 a damaged model file
     ├── BadState                    INVALID_ARGUMENT         BAD_STATE         (also a RuntimeError)
-    │   └── Closed                  use after close, or in a process that was forked
+    │   └── Closed                  use after close, or in a forked child
     ├── OperationFailed             GENERAL_FAILURE          OP_FAILED         a kernel or driver failed
-    │   ├── DriverFailed            a driver raised what is none of these
-    │   └── ContractBroken          a driver gave what it may not: another type or shape, nothing, twice, too late
+    │   ├── DriverFailed            a driver raised another exception than these
+    │   └── ContractBroken          a driver broke its contract: a wrong type or shape, no answer, two, or a late one
     ├── Cancelled                   GENERAL_FAILURE          OP_FAILED
     ├── OutputInsufficientSize      OUTPUT_INSUFFICIENT_SIZE OUTPUT_INSUFFICIENT_SIZE
     ├── DeviceUnavailable           DEVICE_UNAVAILABLE       UNAVAILABLE_DEVICE
@@ -33,14 +33,18 @@ from typing import Literal
 from nnhal.base.codes import ErrorStatus, ResultCode
 from nnhal.base.names import printable
 
-LONGEST = 18_000  # characters of a message, with escapes for what names of others hold
+LONGEST = 18_000  # characters of a message, including the escapes for names from outside
 
 
 class NnhalError(Exception):
-    """Base of all errors that nnhal raises on purpose.
+    """The base of all errors that nnhal raises on purpose.
 
-    stack: where a driver raised it, or what it was made of: the frames of the driver's own code, as text. driver_fault: of
-    the end of a driver's process: the evidence that it caused that itself ("crash", "exit" or "protocol"), "" for none.
+    Attributes:
+        status: The HAL's `ErrorStatus`.
+        code: The NDK's `ResultCode`.
+        stack: The stack frames of the driver's code where it raised the error, as text; "" if no driver did.
+        driver_fault: When a driver's process ended: the evidence that the driver caused it ("crash", "exit" or
+            "protocol"); "" without evidence.
     """
 
     status = ErrorStatus.GENERAL_FAILURE
@@ -53,27 +57,29 @@ class NnhalError(Exception):
 
 
 class InvalidArgument(NnhalError, ValueError):
-    """An argument breaks a rule; the message says where, what, which rule."""
+    """An argument breaks a rule. The message names the argument, its value and the rule."""
 
     status = ErrorStatus.INVALID_ARGUMENT
     code = ResultCode.BAD_DATA
 
 
 class InvalidModel(InvalidArgument):
-    """A model, operand or operation is not valid by its definition."""
+    """A model, operand or operation breaks a rule of its definition."""
 
 
 class UnsupportedModel(InvalidModel):
-    """A well-formed model with something that cannot be expressed or placed; lists all of it.
+    """A valid model that NNAPI cannot express, or that no permitted device supports. The message lists every reason.
 
-    refused: of a file's operators that NNAPI cannot express the name, the place (`#3`, `#3 of subgraph 1`) and why.
+    Attributes:
+        refused: For each operator of a file that NNAPI cannot express: its name, its place (`#3`, or `#3 of subgraph
+            1`) and the reason.
     """
 
     refused: Sequence[tuple[str, str, str]] = ()
 
 
 class ShapeNeeded(InvalidArgument):
-    """A model file leaves dimensions open, and the sizes that stand in for them are not possible; names what to give."""
+    """A model file leaves dimensions open, and no default size is possible. The message names the inputs."""
 
 
 class InvalidRequest(InvalidArgument):
@@ -81,7 +87,7 @@ class InvalidRequest(InvalidArgument):
 
 
 class BadFile(InvalidArgument):
-    """A model file is damaged or lies; the message names the place in the file."""
+    """A model file is damaged or does not exist. The message names the place in the file."""
 
 
 class BadState(NnhalError, RuntimeError):
@@ -92,19 +98,22 @@ class BadState(NnhalError, RuntimeError):
 
 
 class Closed(BadState):
-    """The object was closed, or belongs to the process that this one was forked from."""
+    """The object was closed, or belongs to the parent of this forked process."""
 
 
 class OperationFailed(NnhalError):
-    """An operation failed while it ran."""
+    """An operation failed during an execution."""
 
 
 class DriverFailed(OperationFailed):
-    """A driver raised an exception of its own; the message has its class and text, `__cause__` itself where it is here."""
+    """A driver raised an exception that is not an `NnhalError`.
+
+    The message has its class and text. `__cause__` has the exception itself if the driver runs in this process.
+    """
 
 
 class ContractBroken(OperationFailed):
-    """A driver broke a rule of the interface; the message says whose driver, which output, which rule."""
+    """A driver broke a rule of the driver contract. The message names the driver, the method and the rule."""
 
 
 class Cancelled(NnhalError):
@@ -112,7 +121,11 @@ class Cancelled(NnhalError):
 
 
 class OutputInsufficientSize(NnhalError):
-    """An output buffer is too small. `shapes` holds the true shape of every output as far as known."""
+    """An output buffer is too small.
+
+    Attributes:
+        shapes: The true shape of each output, in order; None for one that is not known. Empty if none is known.
+    """
 
     status = ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
     code = ResultCode.OUTPUT_INSUFFICIENT_SIZE
@@ -130,7 +143,7 @@ class DeviceUnavailable(NnhalError):
 
 
 class Unmappable(NnhalError):
-    """A memory cannot be mapped by the side that needs its contents."""
+    """A memory cannot be mapped by the process that needs its contents."""
 
     code = ResultCode.UNMAPPABLE
 
@@ -142,7 +155,12 @@ class OutOfMemory(NnhalError, MemoryError):
 
 
 class MissedDeadline(NnhalError, TimeoutError):
-    """The deadline passed. `persistent` says that the same call would miss it again."""
+    """The deadline passed.
+
+    Attributes:
+        status: MISSED_DEADLINE_PERSISTENT if the same call would miss the deadline again, else
+            MISSED_DEADLINE_TRANSIENT.
+    """
 
     def __init__(self, message: str, *, persistent: bool = False) -> None:
         super().__init__(message)
@@ -152,11 +170,15 @@ class MissedDeadline(NnhalError, TimeoutError):
 
 
 class LoopTimeout(MissedDeadline):
-    """A WHILE ran longer than its loop time-out; never retried on another device."""
+    """A WHILE ran longer than its loop time-out. nnhal does not retry it on another device."""
 
 
 class ResourceExhausted(NnhalError):
-    """Memory, descriptors or another resource ran out."""
+    """Memory, descriptors or another resource ran out.
+
+    Attributes:
+        status: RESOURCE_EXHAUSTED_PERSISTENT if the same call would fail again, else RESOURCE_EXHAUSTED_TRANSIENT.
+    """
 
     def __init__(self, message: str, *, persistent: bool = False) -> None:
         super().__init__(message)
@@ -173,7 +195,7 @@ class DeadObject(NnhalError):
 
 
 def error_of(status: ErrorStatus, message: str) -> NnhalError:
-    """The error that a status stands for, where only the status is known (old drivers, fences, other processes)."""
+    """Return the error for a status whose error is not known: from old drivers, fences and other processes."""
     kinds: dict[ErrorStatus, type[NnhalError]] = {
         ErrorStatus.INVALID_ARGUMENT: InvalidArgument,
         ErrorStatus.DEVICE_UNAVAILABLE: DeviceUnavailable,
@@ -191,36 +213,36 @@ def error_of(status: ErrorStatus, message: str) -> NnhalError:
 
 
 def clipped(text: str, most: int = 16000) -> str:
-    """Text that can travel: Unicode, of bounded length."""
-    text = text[: most + 1].encode(errors="backslashreplace").decode()  # paths may hold what is no Unicode
+    """Return the text as valid Unicode of bounded length."""
+    text = text[: most + 1].encode(errors="backslashreplace").decode()  # paths may hold bytes that are not Unicode
     return text if len(text) <= most else text[:most] + " ..."
 
 
 def told(error: BaseException) -> str:
-    """What an error says, with its type where it is none of nnhal's own."""
+    """Return the message of an error, with its type unless the error is an NnhalError."""
     try:
         text = clipped(str.__str__(str(error)), LONGEST)
-    except BaseException:  # of a class of somebody's own
-        text = "an error that cannot be told"
+    except BaseException:  # the class is not trusted
+        text = "an error without a readable message"
     if isinstance(error, NnhalError):
         return text
-    name = type.__dict__["__name__"].__get__(type(error))  # whatever a metaclass says
+    name = type.__dict__["__name__"].__get__(type(error))  # not from the instance: a metaclass may override it
     return f"{clipped(name, 200)}: {text}"
 
 
 def again(error: NnhalError) -> NnhalError:
-    """A copy to be raised of an error that is kept, which would collect the tracebacks of all its raisers."""
+    """Return a copy to raise. A stored error would collect the tracebacks of all that raise it."""
     raised = copy.copy(error)
     raised.__cause__ = error.__cause__
     return raised
 
 
 _SHORT = errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EAGAIN
-_NO_THREAD = "can't start new thread"  # what CPython says, which has no class for it
+_NO_THREAD = "can't start new thread"  # CPython's message; it has no class for this error
 
 
 def ran_short(error: BaseException) -> bool:
-    """Whether memory, descriptors, threads or room ran out, as what was raised says, or what a driver raised before it."""
+    """Whether memory, descriptors, threads or disk space ran out, by this error or by its cause in a driver."""
     cause = error.__cause__ if isinstance(error, DriverFailed) else error
     if isinstance(cause, MemoryError | ResourceExhausted):
         return True
@@ -230,7 +252,7 @@ def ran_short(error: BaseException) -> bool:
 
 
 def as_error(error: BaseException, where: str) -> NnhalError:
-    """What a driver raised as an error of nnhal's, which has it as its cause."""
+    """Return a driver's exception as an NnhalError, with the exception as its cause."""
     if isinstance(error, NnhalError):
         return error
     failed = DriverFailed(f"{where}: {told(error)}")

@@ -1,9 +1,9 @@
-"""Vendor extensions: operand types and operations of a vendor's own, under a name such as `com.example.fourier`.
+"""Vendor extensions: operand types and operations under a name such as `com.example.fourier`.
 
-A package registers an extension once in a process, which gives it a prefix; its types and operations then have codes
-`prefix << 16 | place`. A model carries the (name, prefix) pairs of the extensions that it uses; models made elsewhere may
-have other prefixes, which `canonical` turns into this process's; one that comes from another process has this one's from
-then on (`prefixes_here`), so that whoever reads it may compare codes.
+A process registers an extension once, and assigns a prefix to it. Its types and operations have the codes `prefix << 16
+| place`. A model has the (name, prefix) pairs of its extensions. A model from elsewhere may have other prefixes, which
+`canonical` converts. A model from another process is converted once (`prefixes_here`), so that its readers can compare
+codes.
 """
 
 import re
@@ -36,11 +36,11 @@ class Extension(Record, frozen=True):
     operations: tuple[str, ...]
 
     def type(self, name: str) -> int:
-        """Code of an operand type; InvalidArgument lists them."""
+        """Return the code of an operand type; InvalidArgument lists them."""
         return self._code(name, [t.name for t in self.types], "operand type")
 
     def operation(self, name: str) -> int:
-        """Code of an operation; InvalidArgument lists them."""
+        """Return the code of an operation; InvalidArgument lists them."""
         return self._code(name, self.operations, "operation")
 
     def _code(self, name: str, names: Sequence[str], kind: str) -> int:
@@ -54,7 +54,7 @@ _lock = threading.Lock()
 
 
 def register_extension(name: str, types: Iterable[ExtensionType] = (), operations: Iterable[str] = ()) -> Extension:
-    """Make an extension known to this process. Registering it again with the same contents does nothing."""
+    """Register an extension in this process. Registering it again with the same contents has no effect."""
     found = tuple(types), tuple(operations)
     if not _NAME.fullmatch(name):
         raise InvalidArgument(
@@ -80,7 +80,7 @@ def register_extension(name: str, types: Iterable[ExtensionType] = (), operation
 
 
 def canonical(code: int, prefixes: Sequence[tuple[str, int]]) -> int:
-    """A type or operation code of a model as a code of this process; unchanged where its extension is not registered."""
+    """Convert a model's type or operation code to this process's; unchanged if its extension is not registered."""
     prefix = code >> EXTENSION_SHIFT
     if prefix:
         for name, theirs in prefixes:
@@ -90,10 +90,10 @@ def canonical(code: int, prefixes: Sequence[tuple[str, int]]) -> int:
 
 
 def prefixes_here(prefixes: Sequence[tuple[str, int]]) -> dict[int, int]:
-    """This process's prefixes for those of a model that was made elsewhere, where they are others.
+    """Return this process's prefixes for those of a model from elsewhere, if they differ.
 
-    An extension that is not registered here gets a prefix that none has, where its own is another one's here. Nothing for
-    names or prefixes that stand there twice: that is for validation to refuse.
+    An unregistered extension keeps its prefix, or gets a free one if another extension has it here. Returns nothing for
+    duplicate names or prefixes: validation rejects those.
     """
     names, theirs = ([each[n] for each in prefixes] for n in range(2))
     if len({*names}) < len(names) or len({*theirs}) < len(theirs):
@@ -111,12 +111,12 @@ def prefixes_here(prefixes: Sequence[tuple[str, int]]) -> dict[int, int]:
 
 
 def moved(code: int, here: Mapping[int, int]) -> int:
-    """A type or operation code under another prefix, as `prefixes_here` says."""
+    """Convert a type or operation code by the result of `prefixes_here`."""
     prefix = code >> EXTENSION_SHIFT
     return code if prefix not in here else here[prefix] << EXTENSION_SHIFT | code & ((1 << EXTENSION_SHIFT) - 1)
 
 
 def extension_name(code: int, prefixes: Sequence[tuple[str, int]]) -> str:
-    """The name of the extension that a model's code belongs to, "" for NNAPI's own."""
+    """Return the name of the extension of a model's code; "" for NNAPI's codes."""
     prefix = code >> EXTENSION_SHIFT
     return next((name for name, theirs in prefixes if theirs == prefix), "") if prefix else ""

@@ -1,8 +1,7 @@
-"""Entry points and versions of what is installed, without `importlib.metadata`, whose import takes longer than all that is
-looked for.
+"""Entry points and versions of installed distributions, without the slow import of `importlib.metadata`.
 
-Distributions are found as its own finder finds them: the folders of `sys.path` in order, of two with the same name the
-first. What only it can read (archives, finders of others) is left to it.
+Distributions are found as Python's finder finds them: in the folders of `sys.path`, in order; the first of two with the
+same name counts. `importlib.metadata` handles everything else (archives, other finders).
 """
 
 import os
@@ -22,14 +21,14 @@ _EGG = re.compile(r"(?P<name>[^-]+)-?.*\.egg", re.IGNORECASE)  # a folder that i
 
 
 class EntryPoint(Record, frozen=True):
-    """A name in a group, and the object that it stands for: `module:attribute`."""
+    """A name in a group, and the object that it refers to: `module:attribute`."""
 
     name: str
     value: str
     group: str
 
     def load(self) -> Any:
-        """The object; whatever importing its module raises."""
+        """Return the object. Importing its module may raise anything."""
         module, _, attributes = self.value.partition(":")
         found: Any = import_module(module.strip())
         for attribute in filter(None, attributes.partition("[")[0].strip().split(".")):
@@ -38,7 +37,7 @@ class EntryPoint(Record, frozen=True):
 
 
 def entry_points(groups: Sequence[str]) -> list[EntryPoint]:
-    """The entry points of some groups, in the order of the groups."""
+    """Return the entry points of some groups, in the order of the groups."""
     found = _quickly() if _is_plain() else None
     if found is None:
         found = _slowly()
@@ -46,9 +45,9 @@ def entry_points(groups: Sequence[str]) -> list[EntryPoint]:
 
 
 def version_of(module: str) -> str | None:
-    """The version of the distribution that a package is of, without importing it; None where only its import can tell.
+    """Return the version of a package's distribution without importing it; None if only the import can determine it.
 
-    That is the one beside it that says so, of all whose names begin as the package's does: another may have put it there.
+    The distribution lies beside the package, and its record lists the package: others may have similar names.
     """
     try:
         spec = find_spec(module)
@@ -65,18 +64,18 @@ def version_of(module: str) -> str | None:
                 with open(os.path.join(place, name, "RECORD"), encoding="utf-8", errors="replace") as record:
                     if any(line.startswith(f"{file}/{os.path.basename(spec.origin)},") for line in record):
                         found.append(match["version"])
-    except OSError:  # it lies in an archive, or was put there by something that keeps no record
+    except OSError:  # it lies in an archive, or has no record
         return None
     return found[0] if len(found) == 1 else None
 
 
 def _is_plain() -> bool:
-    """Whether nobody but Python's own finder knows of distributions."""
+    """Whether Python's finder is the only one."""
     return not any(hasattr(finder, "find_distributions") for finder in sys.meta_path if finder is not PathFinder)
 
 
 def _quickly() -> list[EntryPoint] | None:
-    """All entry points; None where a place is no folder."""
+    """Return all entry points; None if an entry of `sys.path` is not a folder."""
     found: list[EntryPoint] = []
     seen: set[str] = set()
     for place in [str(each) for each in sys.path if isinstance(each, str | os.PathLike)]:
@@ -97,13 +96,13 @@ def _quickly() -> list[EntryPoint] | None:
                 path = os.path.join(place or ".", name, "entry_points.txt")
                 with open(path, encoding="utf-8", errors="replace") as file:
                     found += _parsed(file)
-            except OSError:  # it has none, or none that can be read
+            except OSError:  # without entry points, or unreadable
                 continue
     return found
 
 
 def _slowly() -> list[EntryPoint]:
-    """All entry points, as the standard library finds them; a distribution that it cannot read has none."""
+    """Return all entry points through the standard library, without unreadable distributions."""
     from importlib.metadata import distributions
 
     found: list[EntryPoint] = []
@@ -111,7 +110,7 @@ def _slowly() -> list[EntryPoint]:
     for each in distributions():
         try:
             name, points = _normal(each.metadata["Name"]), each.entry_points
-        except Exception:  # whatever is wrong there, or raised by a finder of somebody's own
+        except Exception:  # a broken distribution, or an error of another finder
             continue
         if name not in seen:
             seen.add(name)

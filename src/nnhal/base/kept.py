@@ -1,4 +1,4 @@
-"""Attributes that are worked out when somebody first asks for them."""
+"""Attributes that are computed on first use."""
 
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, overload
@@ -8,10 +8,10 @@ S = TypeVar("S")
 
 
 class kept(Generic[T]):  # noqa: N801 (a decorator)
-    """As `functools.cached_property`, which before Python 3.12 holds a lock of the whole class meanwhile: others wait for
-    what is worked out for one object, and in a process that is forked then for ever.
+    """Like `functools.cached_property`, without its lock.
 
-    Threads that ask at once may each work it out; all get what came of it first.
+    Before Python 3.12, that lock is shared by the whole class: one object's computation blocks the others, and a forked
+    child for ever. Threads may compute a value at the same time; all get the first result.
     """
 
     def __init__(self, work: Callable[[Any], T]) -> None:

@@ -1,4 +1,4 @@
-"""Names of a package that import their module when somebody first asks for them."""
+"""Packages whose names import their module on first use."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def exports(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """What a package has as `__getattr__`. modules: the module that has a name, for each name."""
+    """Return the package's `__getattr__`. modules: the module of each name."""
 
     def found(name: str) -> Any:
         if name not in modules:

@@ -1,13 +1,13 @@
-"""HAL levels: NN HAL 1.0 to 1.3, then the feature levels 5 to 8 that came after HIDL.
+"""HAL versions: NN HAL 1.0 to 1.3, then the feature levels 5 to 8 that came after HIDL.
 
-A level is an integer, so "compliant with" is a comparison and the level of a model is a maximum.
+A level is an integer: compliance is a comparison, and the level of a model is a maximum.
 """
 
 from enum import IntEnum
 
 
 class Level(IntEnum):
-    """A version of the driver interface; the value is the NNAPI feature level."""
+    """A version of the driver interface. The value is the NNAPI feature level: 1 for HAL 1.0 up to 8."""
 
     V1_0 = 1
     V1_1 = 2
@@ -23,7 +23,14 @@ class Level(IntEnum):
 
     @classmethod
     def parse(cls, text: str) -> "Level":
-        """The level written as `1.2`, `V1_2`, `FL6` or `6`; ValueError lists what is accepted."""
+        """Parse a HAL version or feature level.
+
+        Args:
+            text: `1.2`, `V1_2`, `FL6` or `6`.
+
+        Raises:
+            ValueError: The text is not a level; the message lists what is accepted.
+        """
         wanted = text.strip().upper().replace(".", "_").removeprefix("V")
         for level in cls:
             names = {level.name, level.name.removeprefix("V")}

@@ -1,7 +1,7 @@
 """Verbose logging by tag, as NNAPI's VLOG: `NNHAL_VLOG="model compilation"`, separated by space, comma or colon.
 
-Tags: model, compilation, execution, cpuexe, manager, driver, memory, burst; `all` or `1` is all of them. Each tag is the
-`logging` logger `nnhal.<tag>`, at DEBUG where its tag is set; what the application did with its loggers stays as it is.
+Tags: model, compilation, execution, cpuexe, manager, driver, memory, burst; `all` or `1` for all of them. A tag is the
+`logging` logger `nnhal.<tag>`, at DEBUG if the tag is set. The application's loggers do not change.
 """
 
 import logging
@@ -13,18 +13,18 @@ VARIABLE = "NNHAL_VLOG"
 
 
 def logger(tag: str) -> logging.Logger:
-    """The logger of a tag; ValueError lists the tags."""
+    """Return the logger of a tag; ValueError lists the tags."""
     if tag not in TAGS:
         raise ValueError(f"log tag is {tag!r}, must be one of {', '.join(TAGS)}")
     return logging.getLogger(f"nnhal.{tag}")
 
 
 def enable(text: str) -> list[str]:
-    """Set the named tags to DEBUG and give them a handler; returns the tags set. Unknown words are warned of."""
+    """Set the named tags to DEBUG and give them a handler; return the tags. Unknown words cause a warning."""
     words = [word for word in re.split(r"[ ,:]+", text.strip()) if word]
     tags = list(TAGS) if {"all", "1"} & set(words) else [word for word in words if word in TAGS]
     for word in set(words) - set(TAGS) - {"all", "1"}:
-        logging.getLogger("nnhal").warning("%s: %r is no tag, must be one of %s", VARIABLE, word, ", ".join(TAGS))
+        logging.getLogger("nnhal").warning("%s: is %r, must be one of %s", VARIABLE, word, ", ".join(TAGS))
     if tags and not logging.getLogger("nnhal").handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(message)s"))

@@ -1,9 +1,12 @@
-"""Memory pools: what operands and requests refer to by index, offset and length.
+"""Memory pools, to which operands and requests refer by index, offset and length.
 
-Kinds, by the HAL's names: `ashmem` (a memfd that grows and shrinks for nobody), `mmap_fd` (a region of a file),
-`hardware_buffer_blob` (bytes that devices can import as a dma-buf where the kernel has udmabuf), and `hardware_buffer`
-(of a layout that only its device knows: nobody else can map it). `host` pools wrap an array of this process; they cannot
-travel and serve calls that stay in it.
+Kinds, by the HAL's names:
+
+- `ashmem`: a memfd of fixed size.
+- `mmap_fd`: a region of a file.
+- `hardware_buffer_blob`: bytes that devices can import as a dma-buf, if the kernel has udmabuf.
+- `hardware_buffer`: a buffer in a device-specific layout, which only its device can map.
+- `host`: an array of this process. Other processes cannot use it.
 """
 
 import contextlib
@@ -32,7 +35,7 @@ from nnhal.base.values import whole
 _log = logger("memory")
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 FUTURE_WRITE = 0x10  # F_SEAL_FUTURE_WRITE, Linux 5.1: no new writable mapping, no write; `fcntl` names it from 3.13 on
-ALIGNMENT = 64  # bytes; where arguments and constants begin in a pool that holds several
+ALIGNMENT = 64  # bytes; the alignment of arguments and constants in a pool that holds several
 BLOB = 0x21  # AHARDWAREBUFFER_FORMAT_BLOB
 _UDMABUF = "/dev/udmabuf"
 _UDMABUF_CREATE = 0x40187542  # _IOW('u', 0x42, struct udmabuf_create)
@@ -41,12 +44,12 @@ _UDMABUF_CLOEXEC = 1
 
 
 def aligned(size: int, step: int = ALIGNMENT) -> int:
-    """The next multiple of `step`, or the size itself where it is one."""
+    """Round the size up to a multiple of `step`."""
     return -(-size // step) * step
 
 
 def seal(fd: int, *, one_way: bool) -> None:
-    """Seal a memfd for good. one_way: against new writers too, where the kernel knows how."""
+    """Seal a memfd for good. one_way: also against new writers, if the kernel supports it."""
     if one_way:
         with suppress(OSError):
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, FUTURE_WRITE)
@@ -54,7 +57,7 @@ def seal(fd: int, *, one_way: bool) -> None:
 
 
 def seals(fd: int) -> int | None:
-    """The seals (F_SEAL_*) of a descriptor's memory; None where it is of a kind that has none."""
+    """Return the seals (F_SEAL_*) of a descriptor; None if its kind has none."""
     try:
         return fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError:
@@ -62,13 +65,13 @@ def seals(fd: int) -> int | None:
 
 
 def ordinary(fd: int) -> bool:
-    """Whether it is a memfd of ordinary pages. One of huge pages ends who reads where the machine has none left."""
+    """Whether it is a memfd of ordinary pages. Huge pages are unsafe: a reader dies if the machine has none left."""
     return os.fstat(fd).st_dev == _memfds()
 
 
 @functools.cache
 def _memfds() -> int:
-    """The device number that memfds of ordinary pages have, and nothing else."""
+    """Return the device number of all memfds with ordinary pages."""
     fd = os.memfd_create("nnhal-look", os.MFD_CLOEXEC)
     try:
         return os.fstat(fd).st_dev
@@ -77,9 +80,9 @@ def _memfds() -> int:
 
 
 def first_bytes(fd: int, length: int) -> bytes:
-    """What a memory of somebody else's begins with, read and not mapped, so that nothing that he does to it ends the reader.
+    """Return the first bytes of another process's memory, or fewer if it is shorter.
 
-    Fewer bytes where it has no more.
+    The memory is read and not mapped, so that its owner cannot crash the reader.
     """
     data = os.pread(fd, length, 0)
     while len(data) < length and (more := os.pread(fd, length - len(data), len(data))):
@@ -88,7 +91,7 @@ def first_bytes(fd: int, length: int) -> bytes:
 
 
 class Layout(NamedTuple):
-    """What a hardware buffer is said to hold. format: a number of AHardwareBuffer_Format."""
+    """The layout of a hardware buffer. format: a number of AHardwareBuffer_Format."""
 
     width: int
     height: int = 1
@@ -97,23 +100,27 @@ class Layout(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """The file that a memory's bytes were read from, as it was then: whoever finds the same finds the same bytes."""
+    """The file that a memory was read from, and its state then: the same identity means the same bytes."""
 
     device: int
     inode: int
     size: int
-    start: int  # the first byte that was taken
+    start: int  # the offset of the first byte that was read
     modified_ns: int
     changed_ns: int
 
 
 class Memory(Uncopied, instead="`copy_to` copies its bytes, and its descriptor (`fd`) can be sent over a socket"):
-    """A region of bytes that can be shared.
+    """A region of bytes that processes can share.
 
-    kind: "ashmem", "mmap_fd", "hardware_buffer_blob", "hardware_buffer" or "host". size: bytes. fd: descriptor of the
-    region, -1 for "host". layout: of hardware buffers, None for others. dma_buf: a descriptor of the same bytes for devices
-    that import dma-bufs, -1 where there is none. one_way: written by this process alone. origin: of one that was copied
-    from a file and sealed, what that was; None for any other.
+    Attributes:
+        kind: "ashmem", "mmap_fd", "hardware_buffer_blob", "hardware_buffer" or "host".
+        size: The number of bytes.
+        fd: The descriptor of the region; -1 for "host".
+        layout: The layout of a hardware buffer; None for other kinds.
+        dma_buf: A descriptor of the same bytes for devices that import dma-bufs; -1 if there is none.
+        one_way: Whether only this process can write to it.
+        origin: The file that a sealed copy was made from; None for other memories.
     """
 
     __slots__ = (
@@ -145,7 +152,7 @@ class Memory(Uncopied, instead="`copy_to` copies its bytes, and its descriptor (
     ) -> None:
         """Take over descriptors (of the region, and a dma-buf) and a mapping, which begins at a page.
 
-        source: None where nobody can map it.
+        source: None if no process can map it.
         """
         self.fd, self.dma_buf = (*owner.fds, -1, -1)[:2]
         self.kind, self.size, self.offset, self.readonly = kind, size, offset, readonly
@@ -157,9 +164,21 @@ class Memory(Uncopied, instead="`copy_to` copies its bytes, and its descriptor (
 
     @classmethod
     def allocate(cls, size: int, name: str = "nnhal", *, one_way: bool = False) -> "Memory":
-        """A new zeroed ashmem pool of `size` bytes, sealed against shrinking and growing.
+        """Allocate a zeroed ashmem pool, sealed against shrinking and growing.
 
-        one_way: only this process can write to it, whoever else gets its descriptor (on Linux 5.1 and later).
+        Args:
+            size: The number of bytes.
+            name: The name that Linux shows in /proc.
+            one_way: Whether only this process can write to it, even if others receive its descriptor (Linux 5.1 and
+                later).
+
+        Returns:
+            The memory.
+
+        Raises:
+            InvalidArgument: The size is not a positive number.
+            OutOfMemory: There is not enough memory.
+            ResourceExhausted: There is no free descriptor.
         """
         owner, mapping = _memfd(size, size, name, one_way=one_way)
         memory = cls("ashmem", size, owner, 0, mapping, readonly=False)
@@ -168,7 +187,11 @@ class Memory(Uncopied, instead="`copy_to` copies its bytes, and its descriptor (
 
     @classmethod
     def from_array(cls, array: Array) -> "Memory":
-        """A new ashmem pool holding a copy of the array's bytes in row-major order."""
+        """Allocate an ashmem pool with a copy of the array's bytes in row-major order.
+
+        Args:
+            array: Any array.
+        """
         source = _bytes_of(array)
         memory = cls.allocate(max(1, source.size))
         memory.bytes()[: source.size] = source
@@ -176,16 +199,23 @@ class Memory(Uncopied, instead="`copy_to` copies its bytes, and its descriptor (
 
     @classmethod
     def hardware_buffer_blob(cls, size: int) -> "Memory":
-        """A new zeroed hardware buffer of format BLOB: a sealed memfd, with a dma-buf over it where the kernel gives one."""
+        """Allocate a zeroed hardware buffer of format BLOB: a sealed memfd, with a dma-buf if the kernel allows.
+
+        Args:
+            size: The number of bytes.
+        """
         owner, mapping = _memfd(size, aligned(whole(size, "memory: size"), mmap.PAGESIZE), "nnhal-blob")
         _add_udmabuf(owner, size)
         return cls("hardware_buffer_blob", size, owner, 0, mapping, False, Layout(size))
 
     @classmethod
     def hardware_buffer(cls, size: int, layout: Layout, fd: int = -1) -> "Memory":
-        """A hardware buffer whose layout only its device knows; for arguments of executions, and never mapped.
+        """Wrap a hardware buffer whose layout only its device knows. Executions can use it; nothing can map it.
 
-        size: bytes of its contents without gaps. fd: its descriptor, if any, is duplicated.
+        Args:
+            size: The number of bytes of its contents without gaps.
+            layout: Its declared layout.
+            fd: Its descriptor, which is duplicated; -1 for none.
         """
         if layout.format == BLOB:
             raise InvalidArgument("hardware buffer: format is BLOB, must be another; use hardware_buffer_blob")
@@ -198,12 +228,18 @@ class Memory(Uncopied, instead="`copy_to` copies its bytes, and its descriptor (
 
     @classmethod
     def from_fd(cls, fd: int, size: int, offset: int = 0, *, readonly: bool = True, kept: bool = True) -> "Memory":
-        """Map `size` bytes at `offset` of a file, memfd or dma-buf. kept: it is duplicated; else it is mapped and no more.
+        """Map a region of a file, memfd or dma-buf. The caller keeps its own descriptor.
 
-        The caller keeps its own descriptor.
+        Args:
+            fd: The descriptor.
+            size: The number of bytes.
+            offset: The first byte.
+            readonly: Whether to map for reading only.
+            kept: Whether to duplicate the descriptor, so that other processes can receive the memory.
 
-        Unmappable for any other kind of descriptor; InvalidArgument for one that is closed, not open for what is asked, or
-        too small.
+        Raises:
+            Unmappable: The descriptor is of another kind.
+            InvalidArgument: It is closed, not open for this access, or too small.
         """
         fd, size, offset = (whole(n, f"memory: {what}") for n, what in ((fd, "fd"), (size, "size"), (offset, "offset")))
         length = _mappable_length(fd, readonly)
@@ -221,9 +257,13 @@ class Memory(Uncopied, instead="`copy_to` copies its bytes, and its descriptor (
 
     @classmethod
     def from_file(cls, path: "str | os.PathLike[str]") -> "Memory":
-        """Map a whole file for reading; its bytes are read only where they are touched.
+        """Map a whole file for reading. Bytes are read when they are first used.
 
-        Whoever writes to the file changes them, and whoever truncates it ends a process that reads on: see `base.sealed`.
+        Later changes of the file change the contents, and a process that reads a truncated file crashes. `base.sealed`
+        copies a file safely.
+
+        Args:
+            path: The file.
         """
         if not isinstance(path, str | os.PathLike):
             raise InvalidArgument(f"memory: path is {shown(path)}, must be that of a file")
@@ -239,16 +279,24 @@ class Memory(Uncopied, instead="`copy_to` copies its bytes, and its descriptor (
 
     @classmethod
     def wrap(cls, array: Array) -> "Memory":
-        """A host pool over the array's own bytes, which must be contiguous; nothing is copied."""
+        """Wrap an array as a host pool, without a copy.
+
+        Args:
+            array: A contiguous array.
+        """
         if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
             raise InvalidArgument(f"memory: wraps {shown(array)}, must be an array, row-major without gaps")
         return cls("host", array.nbytes, Owner(), 0, _bytes_of(array), not array.flags.writeable)
 
     @staticmethod
     def of(array: Array) -> "tuple[Memory, int] | None":
-        """The pool that an array is a view of, and the offset of its first byte there; None for any other array.
+        """Return the pool that an array is a view of, and the offset of its first byte there.
 
-        Pools without a descriptor ("host") are never found: there is nothing to share.
+        Args:
+            array: Any array.
+
+        Returns:
+            None if the array is not a view of a pool with a descriptor.
         """
         root: Any = array
         while isinstance(base := root.base.obj if isinstance(root.base, memoryview) else root.base, np.ndarray):
@@ -261,20 +309,24 @@ class Memory(Uncopied, instead="`copy_to` copies its bytes, and its descriptor (
 
     @property
     def sealed(self) -> bool:
-        """Whether nobody can shrink it any more (F_SEAL_SHRINK) and its pages are ordinary: another process may map it."""
+        """Whether it cannot shrink (F_SEAL_SHRINK) and has ordinary pages, so that another process may map it."""
         return self.fd >= 0 and bool((seals(self.fd) or 0) & fcntl.F_SEAL_SHRINK) and ordinary(self.fd)
 
     def copy_to(self, other: "Memory") -> None:
-        """Copy all bytes to a memory of the same size."""
+        """Copy all bytes to a memory of the same size.
+
+        Args:
+            other: The memory to write to.
+        """
         if not isinstance(other, Memory):
             raise InvalidArgument(f"memory: is copied to {shown(other)}, must be to a memory")
         source, target = self.bytes(), other.writable()
         if other.size != self.size:
-            raise InvalidArgument(f"memory: is copied to one of {other.size} bytes, must be of its own {self.size}")
+            raise InvalidArgument(f"memory: the target is {other.size} bytes, must be {self.size}")
         np.copyto(target, source)
 
     def bytes(self) -> Array:
-        """All bytes as an array over the pool itself."""
+        """All bytes, as an array over the pool itself."""
         root = None if self._root is None else self._root()
         if root is not None and not self._closed:
             return root
@@ -287,19 +339,28 @@ class Memory(Uncopied, instead="`copy_to` copies its bytes, and its descriptor (
         root = np.frombuffer(memoryview(self._source), np.uint8, self.size, self.offset % mmap.ALLOCATIONGRANULARITY)
         key = id(root)
         self._root = weakref.ref(root)
-        # What ends it is written in C: an interrupt in a callback is lost, and what it parted would stay for ever.
+        # A callback written in C ends the entry. An interrupt in a Python callback would be lost, and the entry would
+        # stay for ever.
         _by_root[key] = self, address(root), weakref.ref(root, functools.partial(_by_root.pop, key))
         return root
 
     def writable(self) -> Array:
-        """All bytes, to write to; InvalidArgument where the memory is for reading only."""
+        """All bytes, as an array to write to; InvalidArgument if the memory is read-only."""
         if self.readonly:
             raise InvalidArgument("memory: is for reading only, must be writable")
         return self.bytes()
 
     def view(self, offset: int, length: int, dtype: Any = np.uint8, shape: tuple[int, ...] | None = None) -> Array:
-        """`length` bytes at `offset` as an array over the pool itself; InvalidArgument where they leave the pool, or do not
-        make an array of that type and shape.
+        """View a region as an array over the pool itself.
+
+        Args:
+            offset: The first byte.
+            length: The number of bytes.
+            dtype: The element type.
+            shape: The shape; one dimension by default.
+
+        Raises:
+            InvalidArgument: The region leaves the pool, or does not make an array of this type and shape.
         """
         data = self.bytes()
         try:
@@ -313,23 +374,23 @@ class Memory(Uncopied, instead="`copy_to` copies its bytes, and its descriptor (
 
     @property
     def mappable(self) -> bool:
-        """Whether its bytes can be had at all."""
+        """Whether this process can map it."""
         return self._source is not None
 
     def close(self) -> None:
-        """Give the descriptors back; the mapping goes when the last array over it does."""
+        """Close the descriptors. The mapping goes with the last array over it."""
         self._source = None
         self._closed = True
         self.close_descriptors()
 
     def owner(self) -> Owner:
-        """The owner of its descriptors, `fd` first: they are open while it is held, also when the memory is closed."""
+        """The owner of its descriptors, `fd` first. They stay open while it is held, also after `close`."""
         if self._owner is None:
             raise Closed("memory: used after close")
         return self._owner
 
     def close_descriptors(self) -> None:
-        """Give the descriptors back and keep the mapping: nobody else will be given the memory any more."""
+        """Close the descriptors and keep the mapping: no other process can receive the memory any more."""
         self.fd = self.dma_buf = -1
         self._owner = None
 
@@ -337,17 +398,18 @@ class Memory(Uncopied, instead="`copy_to` copies its bytes, and its descriptor (
         return f"Memory({self.kind}, {self.size} bytes)"
 
 
-# By id of the array over all bytes, while it or a view of it lives: the memory, which lives as long, and its address.
+# By id of the array over all bytes, while the array or a view of it lives: the memory, which lives as long, and its
+# address.
 _by_root: "dict[int, tuple[Memory, int, weakref.ref[Array]]]" = {}
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _capsule_pointer.restype, _capsule_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-_DATA = 40  # bytes before the data pointer in numpy's PyArrayInterface
+_DATA = 40  # the offset of the data pointer in numpy's PyArrayInterface
 
 
 def address(array: Array) -> int:
-    """Address of the first byte, by the C struct of numpy's array interface.
+    """Return the address of the first byte, through the C struct of numpy's array interface.
 
-    `__array_interface__` takes 0.6 µs more: measured, 2 of the 12 µs of a burst whose three arguments lie in pools.
+    `__array_interface__` takes 0.6 µs longer: 2 of the 12 µs of a burst whose three arguments lie in pools.
     """
     capsule = array.__array_struct__  # its struct goes with it
     at: int = _capsule_pointer(capsule, None)
@@ -355,16 +417,16 @@ def address(array: Array) -> int:
 
 
 def _bytes_of(array: Any) -> Array:
-    """The bytes of an array in row-major order: its own where it is that already."""
+    """Return the array's bytes in row-major order, without a copy if possible."""
     try:
         return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    except Exception as error:  # of whatever says that it is an array
+    except Exception as error:  # from an object that pretends to be an array
         raise_own(error)
         raise InvalidArgument(f"memory: is of {shown(array)}, must be of an array of numbers") from error
 
 
 def _memfd(size: int, length: int, name: str, *, one_way: bool = False) -> tuple[Owner, Mapping]:
-    """A sealed memfd of `length` zeroed bytes, and the first `size` of them mapped for writing."""
+    """Create a sealed memfd of `length` zeroed bytes, and map the first `size` of them for writing."""
     if whole(size, "memory: size") < 1:
         raise InvalidArgument(f"memory: size is {size}, must be at least 1 byte")
     owner = Owner()
@@ -385,21 +447,19 @@ def _memfd(size: int, length: int, name: str, *, one_way: bool = False) -> tuple
 
 
 def _add_udmabuf(owner: Owner, size: int) -> None:
-    """Give the owner of a sealed memfd a dma-buf over its pages too, where the kernel and its permissions offer one."""
+    """Add a dma-buf over the pages of a sealed memfd to its owner, if the kernel and its permissions allow."""
     fd, length = owner.fds[0], aligned(size, mmap.PAGESIZE)
     device = Owner()
     try:
         device.fds.extend(map(os.open, (_UDMABUF,), (os.O_RDWR | os.O_CLOEXEC,)))
         argument = bytearray(_UDMABUF_ARGUMENT.pack(fd, _UDMABUF_CLOEXEC, 0, length))
-        owner.fds.extend(
-            map(fcntl.ioctl, device.fds, (_UDMABUF_CREATE,), (argument,))
-        )  # of a bytearray: its own result
+        owner.fds.extend(map(fcntl.ioctl, device.fds, (_UDMABUF_CREATE,), (argument,)))  # the result of the call itself
     except OSError as error:
         _log.debug("no dma-buf over descriptor %d: %s", fd, error.strerror)
 
 
 def _mappable_length(fd: int, readonly: bool) -> int:
-    """Bytes of what a descriptor refers to, after a look at whether it may be mapped."""
+    """Return the number of bytes that a descriptor refers to, after a check whether it may be mapped."""
     try:
         mode = os.fstat(fd).st_mode
         flags = fcntl.fcntl(fd, fcntl.F_GETFL)
@@ -432,6 +492,6 @@ def _is_dma_buf(fd: int) -> bool:
     with (
         contextlib.suppress(OSError),
         open(f"/proc/self/fdinfo/{fd}", "rb") as file,
-    ):  # a confined process reads no links
+    ):  # a sandboxed process may not read links
         return b"\nexp_name:" in file.read()
     return False

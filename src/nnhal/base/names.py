@@ -1,4 +1,4 @@
-"""Names that files give: data, which may hold anything. What is shown of them commands no terminal and no picture."""
+"""Names from files are untrusted: their printable versions cannot control a terminal or a picture."""
 
 import os
 from collections import Counter
@@ -9,9 +9,9 @@ LONGEST = 100  # characters of a member's name
 
 
 def printable(text: str, keep: str = "") -> str:
-    r"""Text as it may stand on a terminal: escapes, controls, bidirectional overrides and the like are `\x1b`, `\u202e`.
+    r"""Return text that is safe on a terminal: control characters and bidirectional overrides become `\x1b`, `\u202e`.
 
-    keep: characters that are left as they are, such as the ends of lines that the caller wrote.
+    keep: characters that stay, such as the caller's line ends.
     """
     if text.isprintable():
         return text
@@ -19,22 +19,22 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def short(text: str) -> str:
-    """Printable, and of bounded length."""
+    """Return a printable name of bounded length."""
     return printable(text[:200]) + " ..." * (len(text) > 200)
 
 
 def is_path(driver: str) -> bool:
-    """Whether a driver is given by the path of its file or package; else it is given by name."""
+    """Whether a driver is given by the path of its file or package, not by name."""
     return driver.endswith(".py") or os.sep in driver
 
 
 def name_of(driver: str) -> str:
-    """What a driver that is given by path or name is called."""
+    """Return the name of a driver that is given by path or name."""
     return Path(driver).stem if is_path(driver) else driver
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """A question at the end of an error: whether one of the names that there are was meant; "" where none is like it."""
+    """Return the question whether a known name was meant, for the end of an error; "" if none is similar."""
     from difflib import get_close_matches
 
     found = get_close_matches(name[:LONGEST], list(known), 2)
@@ -42,7 +42,7 @@ def meant(name: str, known: Iterable[str]) -> str:
 
 
 def unique(names: Iterable[str]) -> list[str]:
-    """The names, those that were there before with a number behind them; letters of either case are alike."""
+    """Return unique names: repeated ones get a number. Upper and lower case count as equal."""
     count: Counter[str] = Counter()
     taken: set[str] = set()
     found = []
@@ -57,7 +57,7 @@ def unique(names: Iterable[str]) -> list[str]:
 
 
 def member_names(names: Iterable[str]) -> list[str]:
-    """A name for each that can be a member of an archive: a relative path without `..`, printable, short, no two alike."""
+    """Return for each a unique name of an archive member: a short, printable relative path without `..`."""
     return unique(map(_member, names))
 
 

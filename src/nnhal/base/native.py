@@ -1,4 +1,4 @@
-"""The extensions of `base` in C, or `plain` in their place where they were not built, each by itself."""
+"""The C extensions of `base`; `plain` replaces each one that is not built."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Values that are made once for each key, by whoever asks first."""
+"""Values that are created once for each key, on first use."""
 
 import os
 import threading
@@ -15,8 +15,8 @@ from nnhal.base.time import seconds_until
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
-REMEMBERED = 256  # keys of values that were dropped
-THRASHES = 3  # values made of dropped keys before it is worth a note
+REMEMBERED = 256  # keys of dropped values
+THRASHES = 3  # values created again for dropped keys, before nnhal warns
 
 
 class _Entry(Record, Generic[V], frozen=True):
@@ -25,30 +25,30 @@ class _Entry(Record, Generic[V], frozen=True):
 
 
 class Once(Generic[K, V]):
-    """A table whose values are made when they are first asked for: one at a time for a key, different ones side by side.
+    """A table whose values are created on first use: once for a key, and in parallel for different keys.
 
-    No lock is held while a value is made: making one may ask for others. Who asks for what waits for him gets BadState.
-    What was raised goes to all who waited, and the next who asks tries again; an interrupt stays with the thread it
-    reached, and one of those who waited tries again. A wait may have a deadline. A forked child makes values again that
-    were being made. what: names a key in messages. most: of so many the one not asked for longest is dropped.
+    No lock is held while a value is created, so its creation may use other values. A circular wait raises BadState. An
+    error goes to all that wait, and the next caller tries again. An interrupt stays in its thread, and one of the
+    waiting threads tries again. A wait may have a deadline. A forked child creates unfinished values again. what: names
+    a key in messages. most: above this number, the least recently used value is dropped.
     """
 
     def __init__(self, what: Callable[[K], str], most: int | None = None) -> None:
         self._what, self._most = what, most
-        self._again = 0  # values made of keys that had been dropped
+        self._again = 0  # values created again for dropped keys
         self._dropped: OrderedDict[K, None] = OrderedDict()
         self._noted = False
         self._lock = threading.Lock()
-        self._entries: OrderedDict[K, _Entry[V]] = OrderedDict()  # the one asked for last comes last
-        self._waits: dict[int, K] = {}  # threads, and what they wait for
+        self._entries: OrderedDict[K, _Entry[V]] = OrderedDict()  # the most recently used at the end
+        self._waits: dict[int, K] = {}  # threads, and the keys that they wait for
         _tables.add(self)
 
     def get(
         self, key: K, make: Callable[[], V], stale: Callable[[V], bool] = lambda _: False, until: int | None = None
     ) -> V:
-        """The value of a key, made now where there is none, or one that is stale.
+        """Return the value of a key, and create it if there is none or a stale one.
 
-        until: the point in time, in nanoseconds, when a wait for another thread ends with MissedDeadline.
+        until: the time, in nanoseconds, when a wait for another thread ends with MissedDeadline.
         """
         while True:
             entry = mine = _Entry[V]()
@@ -70,7 +70,7 @@ class Once(Generic[K, V]):
         return entry.value.result()
 
     def _entry(self, key: K, new: _Entry[V], stale: Callable[[V], bool]) -> _Entry[V]:
-        """The entry of a key: the new one where there is none, or a stale one."""
+        """Return the entry of a key; insert the new one if there is none, or a stale one."""
         with self._lock:
             entry = self._entries.get(key)
             if entry is None or (entry.value.done() and stale(entry.value.result())):
@@ -89,7 +89,7 @@ class Once(Generic[K, V]):
             return entry
 
     def _give_up(self, key: K, entry: _Entry[V], error: BaseException) -> None:
-        """Take an entry away that was not made, and tell those who wait for it: of an interrupt, to ask again."""
+        """Remove an entry whose creation failed, and wake those that wait for it; after an interrupt they try again."""
         with self._lock:
             if self._entries.get(key) is entry:
                 del self._entries[key]
@@ -100,7 +100,7 @@ class Once(Generic[K, V]):
                 entry.value.cancel()
 
     def _refuse_circle(self, key: K, me: int) -> None:
-        """BadState where the maker of this key waits, by whatever way, for this thread."""
+        """Raise BadState if the creator of this key waits, directly or indirectly, for this thread."""
         wanted: K | None = key
         while wanted is not None:
             entry = self._entries.get(wanted)
@@ -111,19 +111,18 @@ class Once(Generic[K, V]):
             wanted = self._waits.get(entry.maker)
 
     def thrashes(self) -> bool:
-        """Whether values are dropped and made again and again. It is said once."""
+        """Whether values are dropped and created again and again. It returns True once."""
         if self._again < THRASHES or self._noted:
             return False
         self._noted = True
         return True
 
     def values(self) -> dict[K, V]:
-        """What has been made."""
         with self._lock:
             return {key: entry.value.result() for key, entry in self._entries.items() if entry.value.done()}
 
     def forget(self) -> list[V]:
-        """Drop all that has been made; what that was."""
+        """Drop all values, and return them."""
         with self._lock:
             made = [key for key, entry in self._entries.items() if entry.value.done()]
             return [self._entries.pop(key).value.result() for key in made]

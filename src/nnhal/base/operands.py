@@ -1,4 +1,4 @@
-"""What is known about one operand: type, shape, quantisation and, where known, its value."""
+"""Facts about one operand: type, shape, quantisation and, if known, its value."""
 
 import math
 from typing import Any
@@ -16,16 +16,21 @@ Shape = tuple[int | None, ...]  # None: unknown until execution
 
 
 def fixed(shape: Shape | None) -> tuple[int, ...] | None:
-    """The shape where all of it is known, None where the rank or a dimension is not."""
+    """Return the shape if all of it is known, else None."""
     return None if shape is None or None in shape else shape  # type: ignore[return-value]  # no None is in it
 
 
 class Unknown(Exception):
-    """A rule asked for a value, dimension or rank that is only known at run time."""
+    """A rule needs a value, dimension or rank that is only known at run time."""
 
 
 class ChannelQuant(Record, frozen=True):
-    """Per-channel scales of a TENSOR_QUANT8_SYMM_PER_CHANNEL along dimension `axis`."""
+    """The scales of a TENSOR_QUANT8_SYMM_PER_CHANNEL operand, as in the HAL's `SymmPerChannelQuantParams`.
+
+    Attributes:
+        scales: One positive scale for each channel: a real value is the stored value times its channel's scale.
+        axis: The dimension of the channels.
+    """
 
     scales: tuple[float, ...]
     axis: int
@@ -39,8 +44,8 @@ class ChannelQuant(Record, frozen=True):
 class Value(Record, frozen=True):
     """One operand as an operation sees it.
 
-    `shape` is () for scalars, None where even the rank is unknown, and holds None for single unknown dimensions.
-    `data` is a read-only array of that shape (a `SubgraphFacts` for SUBGRAPH operands), None while unknown.
+    `shape` is () for scalars, None if even the rank is unknown, and holds None for single unknown dimensions. `data` is
+    a read-only array of that shape (a `SubgraphFacts` for SUBGRAPH operands), None while unknown.
     """
 
     type: int
@@ -53,14 +58,14 @@ class Value(Record, frozen=True):
 
     @property
     def dims(self) -> Shape:
-        """The shape; Unknown where the rank is not known."""
+        """The shape; Unknown if the rank is not known."""
         if self.shape is None:
             raise Unknown
         return self.shape
 
     @property
     def known(self) -> tuple[int, ...]:
-        """The shape; Unknown where any dimension is not known."""
+        """The shape; Unknown if a dimension is not known."""
         known = fixed(self.shape)
         if known is None:
             raise Unknown
@@ -68,12 +73,12 @@ class Value(Record, frozen=True):
 
     @property
     def rank(self) -> int:
-        """Number of dimensions; Unknown where it is not known."""
+        """The number of dimensions; Unknown if it is not known."""
         return len(self.dims)
 
     @property
     def array(self) -> Array:
-        """The value; Unknown until it is there."""
+        """The value; Unknown if it is not known."""
         if self.data is None:
             raise Unknown
         value: Array = self.data
@@ -92,7 +97,7 @@ class Value(Record, frozen=True):
 
 
 class SubgraphFacts(Record, frozen=True):
-    """What a control-flow operation may know of the subgraph that an operand refers to."""
+    """Facts about a subgraph for the control-flow operation that refers to it."""
 
     index: int
     inputs: tuple[Value, ...]
@@ -100,22 +105,22 @@ class SubgraphFacts(Record, frozen=True):
 
 
 def dtype_of(code: int) -> np.dtype[Any]:
-    """The numpy element type of an operand type; InvalidModel for types whose elements nnhal does not know."""
+    """Return the numpy element type of an operand type; InvalidModel if nnhal does not know it."""
     facts = TYPE_FACTS.get(code)
     if facts is None or facts.dtype is None:
-        raise InvalidModel(f"{type_name(code)} has no element type of its own")
+        raise InvalidModel(f"{type_name(code)} has no element type")
     dtype: np.dtype[Any] = facts.dtype
     return dtype
 
 
 def is_tensor(code: int) -> bool:
-    """Whether an operand of this type has dimensions (extension types are taken for tensors)."""
+    """Whether an operand of this type has dimensions. Extension types count as tensors."""
     facts = TYPE_FACTS.get(code)
     return True if facts is None else bool(facts.tensor)
 
 
 def quantised(code: int) -> bool:
-    """Whether this type carries a scale."""
+    """Whether this type has a scale."""
     facts = TYPE_FACTS.get(code)
     return facts is not None and facts.zero_points is not None
 
@@ -124,7 +129,7 @@ TENSOR_TYPES = tuple(t for t in OperandType if TYPE_FACTS[t].tensor)
 
 
 def typed(room: Array, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    """The first bytes of some room as an array of this type and shape; the room itself where it is that."""
+    """Return the first bytes of a buffer as an array of this type and shape; the buffer itself if it is one."""
     if room.shape == shape and room.dtype == dtype:
         return room
     size = math.prod(shape) * dtype.itemsize

@@ -1,7 +1,7 @@
-"""What stands in for the extensions of `base` where they were not built: the same contracts (in their .pyi), slower.
+"""Slower Python replacements for C extensions of `base` that are not built, with the same contracts (in their .pyi).
 
-An interrupt in `Owner.close` may leave descriptors open, a hand-over between threads does not spin, and until Python 3.13
-each mapping keeps a descriptor of its own.
+An interrupt in `Owner.close` may leave descriptors open. Handing over between threads does not spin. Until Python 3.13,
+each mapping keeps a duplicate of the descriptor.
 """
 
 import mmap
@@ -12,7 +12,7 @@ from contextlib import suppress
 
 
 class Gate:
-    """A gate that one thread waits at and another opens, any number of times; shut at first."""
+    """A gate that one thread waits at and another opens, any number of times. It begins shut."""
 
     __slots__ = ("_shut",)
 
@@ -21,12 +21,12 @@ class Gate:
         self._shut.acquire()
 
     def open(self) -> None:
-        """Let one wait pass, the one at hand or the next."""
+        """Let one wait pass, the current or the next one."""
         with suppress(RuntimeError):  # it is open
             self._shut.release()
 
     def wait(self, seconds: float = -1, first: "Gate | None" = None, /) -> bool:
-        """Until it is open, for at most `seconds`, below 0 for no limit; shuts it behind. first: a gate to open before."""
+        """Wait until it is open, at most `seconds` (below 0: no limit), then shut it. first: a gate to open before."""
         if first is not None:
             if not isinstance(first, Gate):
                 raise TypeError("wait: what is to be opened first must be a Gate or None")
@@ -35,10 +35,10 @@ class Gate:
 
 
 class Mapping(mmap.mmap):
-    """Bytes of a file, memfd or dma-buf, shared with whoever maps them too; unmapped when the last view of it goes."""
+    """A shared mapping of a file, memfd or dma-buf. It is unmapped with its last view."""
 
     def __new__(cls, fd: int, size: int, offset: int, writable: bool) -> "Mapping":
-        """Map `size` bytes at `offset`, a multiple of the page; OSError where the kernel refuses."""
+        """Map `size` bytes at `offset`, a multiple of the page size; OSError if the kernel refuses."""
         if size < 1 or offset < 0:
             raise ValueError(f"Mapping: {size} bytes at {offset}, must be at least 1 at 0 or more")
         kept = {"trackfd": False} if sys.version_info >= (3, 13) else {}
@@ -47,16 +47,16 @@ class Mapping(mmap.mmap):
 
 
 class Owner:
-    """Descriptors that are open for as long as anybody holds this."""
+    """Descriptors that stay open as long as this object is referenced."""
 
     __slots__ = ("__weakref__", "fds")
 
     def __init__(self, *fds: int) -> None:
-        """Take over what is open already."""
+        """Take over open descriptors."""
         self.fds = list(fds)
 
     def close(self) -> None:
-        """Close them all, and forget them, each before it is closed."""
+        """Close and forget all descriptors; each is forgotten first."""
         with suppress(IndexError):  # none is left
             while True:
                 with suppress(OSError):

@@ -1,7 +1,7 @@
-"""Whether memory is short, as the kernel tells (PSI): how long somebody had to wait for a page.
+"""Whether memory is short, by the kernel's pressure stall information (PSI): the time that tasks waited for memory.
 
-Two files are looked at, where there are such: that of this process's control group, and that of the machine. A process that
-confines itself opens them before.
+Uses up to two files: that of this process's control group, and that of the machine. A process opens them before it
+enters its sandbox.
 """
 
 import os
@@ -13,13 +13,13 @@ from pathlib import Path
 from nnhal.base.cores import ROOT, groups_of
 from nnhal.base.descriptors import Owner
 
-SHORT = 0.05  # of the time that somebody waited: memory is short then
+SHORT = 0.05  # above this share of time with a waiting task, memory is short
 _TOTAL = re.compile(rb"^some .*\btotal=(\d+)", re.MULTILINE)
 _ahead: "list[Pressure]" = []
 
 
 class Pressure:
-    """The pressure between two looks. ahead: its files are kept open, else opened for each look."""
+    """The pressure between two calls. ahead: its files stay open; otherwise they are opened on each call."""
 
     def __init__(self, root: Path = ROOT, *, ahead: bool = False) -> None:
         group = next((f for g in groups_of(root) if (f := g / "memory.pressure").exists()), None)
@@ -29,11 +29,11 @@ class Pressure:
 
     @property
     def known(self) -> bool:
-        """Whether the kernel tells at all."""
+        """Whether the kernel reports pressure."""
         return any(value is not None for value in self._stalled)
 
     def short(self) -> bool:
-        """Whether memory was short since the last look, in any of the files. False where nothing is told."""
+        """Whether memory was short since the last call, by any of the files. False if the kernel does not report it."""
         before, self._stalled = self._stalled, self._read()
         since, self._looked = self._looked, time.monotonic()
         waits = [
@@ -42,12 +42,12 @@ class Pressure:
         return max(waits, default=0) > SHORT * 1e6 * (self._looked - since)
 
     def _read(self) -> list[int | None]:
-        """Microseconds that somebody has waited, ever, as each file tells."""
+        """Read from each file the total microseconds that tasks have waited."""
         return [_total(file) for file in self._kept or map(_opened, self._paths)]
 
 
 def _opened(path: Path) -> Owner:
-    """A file; nothing where it cannot be opened."""
+    """Open a file; the owner is empty if that fails."""
     file = Owner()
     with suppress(OSError):
         file.fds.extend(map(os.open, (path,), (os.O_RDONLY | os.O_CLOEXEC,)))
@@ -56,16 +56,16 @@ def _opened(path: Path) -> Owner:
 
 def _total(file: Owner) -> int | None:
     found = None
-    with suppress(OSError, IndexError):  # a group may be removed, a kernel may have it switched off
+    with suppress(OSError, IndexError):  # the group may be gone, or the kernel may have PSI switched off
         found = _TOTAL.search(os.pread(file.fds[0], 4096, 0))
     return int(found[1]) if found else None
 
 
 def open_ahead() -> None:
-    """Open the files for good, for a process that will be confined."""
+    """Open the files for good, before this process enters its sandbox."""
     _ahead.append(Pressure(ahead=True))
 
 
 def pressure() -> Pressure:
-    """What was opened ahead, else one's own."""
+    """Return the pressure opened ahead, or a new one."""
     return _ahead[0] if _ahead else Pressure()

@@ -1,4 +1,4 @@
-"""Folders and files of one user alone, for what others must neither read nor exchange."""
+"""Private folders and files, which other users can neither read nor replace."""
 
 import errno
 import fcntl
@@ -18,14 +18,14 @@ _FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class NotPrivate(OSError):
-    """A place that is not this user's alone, or of the wrong kind; `strerror` says what it must be."""
+    """A place of another user, accessible to others, or of the wrong kind; `strerror` has the rule."""
 
     def __init__(self, path: str | Path, why: str) -> None:
         super().__init__(0, why, str(path))
 
 
 def absolute(path: str) -> Path:
-    """The path from here, with ~ as the user's home. OSError where one of the two is not known."""
+    """Return the absolute path, with ~ expanded; OSError if the working or home directory is unknown."""
     found = os.path.expanduser(path)
     if found.startswith("~"):
         raise NotPrivate(path, "is below a home folder that is not known")
@@ -33,11 +33,11 @@ def absolute(path: str) -> Path:
 
 
 def private_folder(path: Path, into: Owner | None = None) -> int:
-    """A descriptor of a folder that only this user may write and read, made where it is missing, mode 0700.
+    """Open a folder that only this user may access; create it with mode 0700 if it is missing.
 
-    into: has it from the moment it is open, also where it is refused.
-    NotPrivate for a link, another's folder, or one that others may use; OSError where it cannot be made. A process that can
-    write above it can put another folder of this user there, and no more.
+    into: owns the descriptor from the moment it is open, also after an error. Raises NotPrivate for a link, another
+    user's folder, or one that others may access; OSError if it cannot be created. A process with write access above it
+    can only replace it by another folder of this user.
     """
     owner = Owner() if into is None else into
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ def private_folder(path: Path, into: Owner | None = None) -> int:
     with suppress(FileExistsError):
         os.mkdir(path, 0o700)
         made = True
-    found = Owner()  # names the folder and needs no rights: a umask may have taken those of the user
+    found = Owner()  # names the folder and needs no rights: a umask may have removed the user's
     try:
         found.fds.extend(map(os.open, (path,), (os.O_PATH | _FOLDER,)))
         facts = os.fstat(found.fds[0])
@@ -63,10 +63,10 @@ def private_folder(path: Path, into: Owner | None = None) -> int:
 
 
 def private_file(folder: int, name: str, flags: int, into: Owner | None = None) -> int:
-    """A descriptor of a file in a private folder, made with mode 0600 where the flags say O_CREAT.
+    """Open a file in a private folder; create it with mode 0600 if the flags have O_CREAT.
 
-    into: has it from the moment it is open, also where it is refused.
-    NotPrivate for a link, one that has other names, another's file, or one that others may use.
+    into: owns the descriptor from the moment it is open, also after an error. Raises NotPrivate for a link, a file with
+    several names, another user's file, or one that others may access.
     """
     owner = Owner() if into is None else into
     flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -77,24 +77,24 @@ def private_file(folder: int, name: str, flags: int, into: Owner | None = None) 
     owner.fds.extend(map(partial(os.open, dir_fd=folder), (name,), (flags,), (0o600,)))
     fd = owner.fds[-1]
     if flags & os.O_EXCL:
-        os.fchmod(fd, 0o600)  # whatever the umask
+        os.fchmod(fd, 0o600)  # regardless of the umask
     require_private_file(name, os.fstat(fd))
     return fd if into is not None else owner.fds.pop()
 
 
 def require_private_file(name: str, facts: os.stat_result) -> None:
-    """NotPrivate as of `private_file`, by what is known of a file without opening it."""
+    """Raise NotPrivate as `private_file` does, from a file's status without opening it."""
     if not stat.S_ISREG(facts.st_mode):
-        raise NotPrivate(name, "is no regular file, must be one")
+        raise NotPrivate(name, "is not a regular file, must be one")
     if facts.st_nlink > 1:
         raise NotPrivate(name, f"has {facts.st_nlink} names, must have one")
     _require_private(name, facts)
 
 
 def made_anew(folder: int, name: str, data: bytes) -> int:
-    """The descriptor of a new file with these bytes, to write at its end, in the place of any that has the name.
+    """Create or replace a file with these bytes, and return its descriptor, positioned at its end.
 
-    OSError where they cannot all be written; the file of that name is what it was.
+    OSError if they cannot all be written; an existing file is then unchanged.
     """
     new = f"{name}.new"
     with suppress(FileNotFoundError):
@@ -112,23 +112,23 @@ def made_anew(folder: int, name: str, data: bytes) -> int:
 
 
 def append(fd: int, data: bytes | bytearray | memoryview) -> None:
-    """Write bytes to the end of a file in one call. OSError where they are not all written."""
+    """Append bytes to a file in one call. OSError if not all of them are written."""
     if os.write(fd, data) != len(data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-# POSIX locks belong to a process: a forked child inherits none. The process gives them back when it closes any descriptor of
-# the file, and its threads have them together: so each lock file is open once, by the thread that holds its mutex.
+# POSIX locks belong to a process: a forked child inherits none. Closing any descriptor of the file releases them, and
+# all threads share them. So each lock file is open once, by the thread that holds its mutex.
 _mutexes: dict[tuple[int, int, str], threading.Lock] = {}
 os.register_at_fork(after_in_child=_mutexes.clear)
 
 
 @contextmanager
 def alone(folder: int, name: str = "lock", *, wait: float | None = None) -> Iterator[None]:
-    """While no other thread or process holds the lock file of that name in a private folder.
+    """Hold the lock file of that name in a private folder, against other threads and processes.
 
-    wait: seconds, LONGEST_WAIT by default. OSError where another one holds it longer.
-    On a file system without locks, the threads of this process alone hold each other off.
+    wait: seconds, LONGEST_WAIT by default; OSError if the lock stays taken. On a file system without locks, it only
+    excludes the threads of this process.
     """
     wait = LONGEST_WAIT if wait is None else wait
     until = time.monotonic() + wait
@@ -165,13 +165,13 @@ def _held(by: str, wait: float) -> OSError:
 
 
 def lock_at_once(fd: int, *, shared: bool = False) -> bool:
-    """Lock a file for this process, until it closes a descriptor of that file; whether no other process holds it.
+    """Lock a file for this process until it closes a descriptor of the file; return whether no other process holds it.
 
-    OSError where the file system has no locks.
+    OSError if the file system has no locks.
     """
     try:
         fcntl.lockf(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):  # POSIX has both
+    except (BlockingIOError, PermissionError):  # POSIX allows both
         return False
     return True
 

@@ -1,4 +1,4 @@
-"""Constants on their way into a memory: written once, then sealed, and from then on the same for everybody."""
+"""Memories for constants: written once, then sealed and immutable for all processes."""
 
 import os
 from typing import Protocol
@@ -10,18 +10,18 @@ from nnhal.base.errors import BadFile, OutOfMemory
 from nnhal.base.memory import Memory, Origin, aligned, seal
 from nnhal.base.operands import Array
 
-_AT_ONCE = 1 << 20  # bytes asked of a stream
+_AT_ONCE = 1 << 20  # bytes requested from a stream at once
 
 
 class Readable(Protocol):
-    """What is read as a file open for bytes is: it may be a buffer, a member of an archive, a response."""
+    """An object that can be read like an open binary file: a buffer, a member of an archive, a response."""
 
     def read(self, size: int, /) -> bytes:
-        """The next bytes, `size` at most; none at the end."""
+        """Return the next bytes, at most `size`; none at the end."""
 
 
 class Store:
-    """A memfd that grows until `seal` makes a memory of it. Without that it goes when the store does."""
+    """A memfd that grows until `seal` makes a memory of it."""
 
     def __init__(self, name: str) -> None:
         self._owner = Owner()
@@ -34,7 +34,7 @@ class Store:
         self._origin: Origin | None = None
 
     def add(self, array: Array) -> int:
-        """Write a copy of the array's bytes in row-major order; returns where they begin."""
+        """Write a copy of the array's bytes in row-major order, and return their offset."""
         offset = aligned(self.size)
         self._write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, offset)
         return offset
@@ -49,15 +49,15 @@ class Store:
                 raise OutOfMemory(f"memory: {self.size} bytes could not be written: {error.strerror}") from error
 
     def add_stream(self, stream: Readable) -> None:
-        """Write what is left of a stream. TypeError where it gives something else than bytes, and whatever it raises."""
+        """Write the rest of a stream. TypeError if it does not give bytes, and any error that it raises."""
         while len(data := memoryview(stream.read(_AT_ONCE)).cast("B")):
             self._write(data, self.size)
 
     def add_file(self, path: "str | os.PathLike[str]", fd: int | None = None, start: int = 0) -> None:
-        """Write a copy of a file. BadFile where it changes meanwhile; OSError where it cannot be read.
+        """Write a copy of a file. BadFile if it changes meanwhile; OSError if it cannot be read.
 
-        fd: where the file is open already; the path then is for messages, and its position stays as it is.
-        start: the first byte that is taken.
+        fd: the open file, whose position does not change; the path is then used in messages only. start: the first byte
+        to copy.
         """
         with open(path if fd is None else fd, "rb", buffering=0, closefd=fd is None) as file:
             before, begin = os.fstat(file.fileno()), self.size
@@ -73,7 +73,7 @@ class Store:
             raise BadFile(f"{os.fspath(path)}: was written to while it was read, must stay as it is until it is loaded")
 
     def seal(self) -> Memory:
-        """The memory, for reading only: neither this process nor one that gets its descriptor can change it any more."""
+        """Return the read-only memory: no process can change it any more."""
         if not self.size:
             return Memory.wrap(np.frombuffer(b"", np.uint8))
         seal(self._fd, one_way=True)
@@ -83,7 +83,7 @@ class Store:
 
 
 def sealed(data: "bytes | Array") -> Memory:
-    """A copy of bytes as a memory that nobody changes."""
+    """Return a copy of bytes as an immutable memory."""
     store = Store("nnhal-constants")
     store.add(np.frombuffer(data, np.uint8))
     return store.seal()

@@ -1,7 +1,7 @@
-"""The stack under what a driver raised: the frames of its own code, for its author, as text of bounded length.
+"""The stack of a driver's error: the frames of the driver's code, for its author, as text of bounded length.
 
-It is made where the driver was asked, and kept with the error; from a process of the driver's own it travels as text, and
-is a note of the error there.
+It is created where the driver was called, and stored in the error. From an isolated driver it arrives as text, and
+becomes a note of the error.
 """
 
 import linecache
@@ -19,35 +19,36 @@ from nnhal.base.errors import Cancelled, MissedDeadline, NnhalError, clipped, to
 from nnhal.base.log import logger
 from nnhal.base.names import printable
 
-LONGEST = 8000  # characters of all
+LONGEST = 8000  # characters in total
 _LINE, _FIRST, _LAST, _WALKED, _CAUSES = 300, 5, 15, 10_000, 4
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
-_PASSED = "runtime/sources.py", "hal/queue.py", "hal/turns.py", "hal/idle.py"  # between a driver and itself
+# Files of nnhal between a driver and its own callbacks
+_PASSED = "runtime/sources.py", "hal/queue.py", "hal/turns.py", "hal/idle.py"
 _BETWEEN = *(_PACKAGE + each.replace("/", os.sep) for each in _PASSED), "<frozen importlib._bootstrap"
 _log = logger("driver")
 
 
 @cache
 def _library() -> tuple[str, ...]:
-    """Where Python's own modules and those that are installed lie."""
+    """Return the folders of Python's modules and of installed ones."""
     import sysconfig
 
     return tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def note_stack(error: NnhalError) -> None:
-    """Keep the stack of the driver's frames with an error that a driver raised, or that was made of what it raised.
+    """Store the stack of the driver's frames in an error that a driver raised or caused.
 
-    Not of what only says that it is time: drivers poll for that.
+    Errors for a passed deadline get none: drivers poll for that.
     """
     stack = "" if isinstance(error, Cancelled | MissedDeadline) else stack_of(error)
     if stack:
         error.stack = stack
-        _log.debug("%s\n%s", str(error), stack)  # a record that is kept holds no frames
+        _log.debug("%s\n%s", str(error), stack)  # a stored log record holds no frames
 
 
 def stack_of(error: BaseException) -> str:
-    """The frames of an error outside of nnhal, with those of its causes before them; "" where there are none."""
+    """Return the frames of an error outside of nnhal, after those of its causes; "" if there are none."""
     parts: list[str] = []
     seen: set[int] = set()
     each: BaseException | None = error
@@ -64,7 +65,7 @@ E = TypeVar("E", bound=BaseException)
 
 
 def let_frames_go(error: E) -> E:
-    """The error, to be kept: it holds nothing of what was at work where it was raised; its traceback keeps the lines."""
+    """Prepare an error for storage: it no longer refers to local variables; its traceback keeps the lines."""
     seen: set[int] = set()
     each: BaseException | None = error
     while each is not None and id(each) not in seen:
@@ -75,7 +76,7 @@ def let_frames_go(error: E) -> E:
 
 
 def with_note(error: NnhalError, stack: str) -> NnhalError:
-    """An error with the stack that another process told of: text, as it may stand on a terminal; also a note."""
+    """Return an error with the stack from another process, printable, also as a note."""
     if stack:
         error.stack = _shown(stack)
         error.add_note(f"In the driver's process:\n{error.stack}")
@@ -87,7 +88,7 @@ def _shown(text: str) -> str:
 
 
 def attribute_of(error: BaseException, what: str) -> Any:
-    """An attribute of every exception, whatever the class of this one says."""
+    """Return an attribute of an exception, bypassing overrides in its class."""
     return getattr(BaseException, what).__get__(error)
 
 
@@ -113,7 +114,7 @@ def _frames(traceback: object) -> Iterator[str]:
 
 
 def is_authors(file: str) -> bool:
-    """Whether code is a driver's, or whatever is not nnhal's."""
+    """Whether a file is driver code: not part of nnhal."""
     return not file.startswith(_PACKAGE) or file.startswith(_PACKAGE + "drivers" + os.sep)
 
 
@@ -121,18 +122,18 @@ def _line(text: str) -> str:
     return printable(clipped(text, _LINE))
 
 
-# ----------------------------------------------------------------------------------------- what a process says of itself
+# ----------------------------------------------------------------------------------------- diagnostics of a process
 
-TELL = signal.SIGUSR2  # a process that runs drivers writes the stacks of its threads when it gets this
-DUMPED = "most recent call first"  # faulthandler, before the frames of a thread
+TELL = signal.SIGUSR2  # a process that runs drivers writes the stacks of its threads on this signal
+DUMPED = "most recent call first"  # written by faulthandler before the frames of a thread
 _MOST_DUMPED = 6
 _FRAME = re.compile(r'File "([^"]*)", line (\d+) in ([^ |\n]+)')
 
 
 def dumped(words: str) -> str:
-    """The driver's own frames in what `faulthandler` wrote before a process ended, in one line, the innermost first.
+    """Return the driver's frames in `faulthandler`'s output, in one line, the innermost first.
 
-    Of the thread that has any; "" where none has. words: with lines as they are, or separated by `|`.
+    They come from the first thread that has any; "" if none has. words: the lines as written, or separated by `|`.
     """
     for thread in re.split(DUMPED, words)[1:]:
         frames = [

@@ -1,8 +1,8 @@
-"""The published TFLite schema, as data: what files are read and written by, see `tests/base/test_tflite_schema.py`.
+"""The published TFLite schema as data, for reading and writing files; see `tests/base/test_tflite_schema.py`.
 
-Members of an enum stand in the order of their numbers, from 0; tables of options by their names without `Options`. A table's
-fields stand in the order of theirs, each with a form of `struct` (`s` a text, `[` a vector) and its default where that is
-not 0; `-` is a number that is no longer used.
+Members of an enum are in the order of their numbers, from 0; tables of options have names without `Options`. A table's
+fields are in the order of their numbers. Each has a `struct` format (`s` for a text, `[` for a vector), and its default
+unless that is 0; `-` is a number that is no longer used.
 """
 
 from collections.abc import Callable
@@ -186,7 +186,7 @@ _FIELDS = {
 
 @cache
 def fields_of(options: str) -> dict[str, tuple[int, str, Any]]:
-    """The fields of a table such as Conv2DOptions: number, form and default of each, None for texts and vectors."""
+    """Return the fields of a table such as Conv2DOptions: number, format and default (None for texts, vectors)."""
     found: dict[str, tuple[int, str, Any]] = {}
     for number, word in enumerate(_FIELDS.get(options.removesuffix("Options"), "").split()):
         if word != "-":

@@ -1,4 +1,4 @@
-"""Time: durations given in seconds, points on the monotonic clock in nanoseconds, calls that end in time."""
+"""Time: durations in seconds, points on the monotonic clock in nanoseconds, and calls with a deadline."""
 
 import threading
 import time
@@ -13,14 +13,14 @@ from nnhal.base.errors import InvalidArgument, MissedDeadline, ResourceExhausted
 K = TypeVar("K")
 T = TypeVar("T")
 NS = 1_000_000_000
-SLICE = 0.02  # seconds between looks at whether what is waited for is still wanted
-# How long a driver's process may leave a call unanswered that has no deadline: a question, and what the driver works for.
+SLICE = 0.02  # seconds between checks whether a waiting caller was cancelled
+# How long a driver's process may leave a call without deadline unanswered: a query, and a preparation or execution.
 QUERY_NS, WORK_NS = 30_000_000_000, 600_000_000_000
-_FOR_EVER = 2**32  # seconds, 136 years: what is longer is no limit
+_FOR_EVER = 2**32  # seconds, 136 years: longer means no limit
 
 
 def nanoseconds(seconds: Any, what: str) -> int | None:
-    """A duration; None for no limit, which infinity is too. InvalidArgument for what is no number, NaN, or below 0."""
+    """Convert a duration; None and infinity mean no limit. InvalidArgument for anything but a number from 0 on."""
     if seconds is None:
         return None
     if not is_number(seconds):
@@ -31,29 +31,29 @@ def nanoseconds(seconds: Any, what: str) -> int | None:
 
 
 def limit(seconds: Any, what: str) -> float | None:
-    """How long a wait may last, in seconds; None for no limit, and what is below 0 is none at all. As `nanoseconds`."""
+    """Return the seconds that a wait may last; None for no limit; a negative number counts as 0."""
     length = nanoseconds(max(seconds, 0) if is_number(seconds) else seconds, what)
     return None if length is None else length / NS
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a real number; a boolean is none."""
+    """Whether it is a real number; a bool is not."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def point_in_time(seconds: Any, what: str = "deadline") -> int | None:
-    """The point so many seconds from now; None for no limit. Raises as `nanoseconds` does."""
+    """Return the point so many seconds from now; None for no limit. Raises as `nanoseconds` does."""
     length = nanoseconds(seconds, what)
     return None if length is None else time.monotonic_ns() + length
 
 
 def seconds_until(point: int) -> float:
-    """How long a wait may last; 0 where the point has passed."""
+    """Return the seconds until a point; 0 if it has passed."""
     return max(0, point - time.monotonic_ns()) / NS
 
 
 def patience(deadline: int | None, cancellable: bool = False) -> float | None:
-    """Seconds that a wait may last: until the point, and shorter where it may be cancelled meanwhile; None for no limit."""
+    """Return the seconds that a wait may last: until the point, shorter if cancellable; None for no limit."""
     left = None if deadline is None else seconds_until(deadline)
     if not cancellable:
         return left
@@ -67,10 +67,10 @@ def by(
     late: Callable[[T], object] = lambda _: None,
     wanted: Callable[[], object] | None = None,
 ) -> T:
-    """What `work` returns or raises; MissedDeadline where it has not by `deadline`. Called plainly where nothing ends it.
+    """Return the result of `work`; MissedDeadline if it has none by `deadline`.
 
-    With a deadline it runs on a thread of its own, which goes on where nobody waits any more; `late` is given what it
-    returns then. wanted: asked now and then, raises where it is not waited for any more.
+    With a deadline, it runs in another thread, which continues after the deadline; `late` then receives its result.
+    wanted: called now and then, and raises if the caller no longer waits.
     """
     if deadline is None and wanted is None:
         return work()
@@ -83,15 +83,15 @@ def by(
             if deadline is not None and time.monotonic_ns() >= deadline:
                 raise MissedDeadline(f"{what}: has not ended by the deadline")
         return outcome.result()
-    except BaseException:  # an interrupt too
+    except BaseException:  # also after an interrupt
         outcome.add_done_callback(lambda done: None if done.exception() else late(done.result()))
         raise
 
 
 def at_once(what: str, call: Callable[[K], T], items: Sequence[K]) -> list[T]:
-    """What the call returns for each, all at once; the first error in their order is raised.
+    """Call a function for each item, all at once, and return the results; the first error in their order is raised.
 
-    An interrupt waits for none of them: they go on, on threads of their own.
+    An interrupt does not wait for the calls: they continue in their threads.
     """
     if len(items) == 1:
         return [call(items[0])]

@@ -1,9 +1,8 @@
-"""What a trace is made of: spans by layer and phase, marks, counters, in a log of fixed size that any thread writes to.
+"""Tracing: spans by layer and phase, marks and counters, in a log of fixed size that any thread can write to.
 
-Where nothing is traced nothing of this runs: a method that is a `seam` is then the very function that was written, and the
-one with a span takes its place when a trace begins. A log is a piece of memory with slots, in this process or mapped by two:
-a driver's process writes to one that its client has, so that what it did last can be read after its death. A log that is
-full drops what comes, and counts it; nobody ever waits.
+Without a trace, none of this runs: a method marked with `seam` is then the original function, which a traced one
+replaces when a trace begins. A log is a memory of slots, in this process or shared by two: a driver's process writes to
+its client's, which can read the last events after a crash. A full log drops and counts new events; no thread waits.
 """
 
 import itertools
@@ -34,13 +33,13 @@ PHASES = (
     "termination",
 )
 SLOTS = 1 << 18  # of an application's log
-SLOTS_OF_DRIVERS = 1 << 15  # of that of a driver's process
-TAKEN_UP_SECONDS = 1.0  # that drivers' processes may take to begin with a trace
+SLOTS_OF_DRIVERS = 1 << 15  # of the log of a driver's process
+TAKEN_UP_SECONDS = 1.0  # seconds in which drivers' processes have to join a trace
 SPAN, INSTANT, COUNTER, THREAD, MARK = range(1, 6)
-OUT, IN = 1, 2  # what a span does with its number: it has something done elsewhere, or is what was done
-LOCAL = 0  # the group of numbers of this process
-SESSION = 1  # in a driver's process: those of its client's session, which has a group of its own in the client
-AROUND = len(PHASES)  # the phase of the span around it
+OUT, IN = 1, 2  # the direction of a span with a number: it requests work elsewhere, or is that work
+LOCAL = 0  # the group of this process's numbers
+SESSION = 1  # in a driver's process: the numbers of its client's session, which has another group in the client
+AROUND = len(PHASES)  # the phase of the enclosing span
 LAYER = {name: number for number, name in enumerate(LAYERS)}
 PHASE = {name: number for number, name in enumerate(PHASES)} | {"": AROUND}
 
@@ -51,18 +50,18 @@ Key = tuple[int, int]  # group, number
 
 # Begin, end, number or value, amount, thread, name, detail, error, group, kind, layer, phase, direction.
 _SLOT = struct.Struct("<QQqqIIIIIBBBB8x")
-_HEAD = struct.Struct("<QQ")  # dropped, whether it was taken
+_HEAD = struct.Struct("<QQ")  # dropped, whether the log is in use
 _END, _WORD, _LENGTH = struct.Struct("<Q"), struct.Struct("<I"), struct.Struct("<H")
-_TEXTS, _CELL = 1 << 12, 256  # names that a log has room for, and bytes for each
+_TEXTS, _CELL = 1 << 12, 256  # the most names in a log, and bytes for each
 _FIRST = _HEAD.size + _TEXTS * _CELL
 _END_AT, _NUMBER_AT, _NAME_AT, _ERROR_AT, _PHASE_AT = 8, 16, 36, 44, 54
 _now = time.monotonic_ns
 
 
 class Log:
-    """Slots for so many spans, marks and counters. memory: of `size_of(slots)` bytes; by default of this process alone.
+    """A log of spans, marks and counters. memory: of `size_of(slots)` bytes; by default, private to this process.
 
-    It has no lock: a finalizer may write to it in the middle of anything, also of a write.
+    It has no lock: a finalizer may write to it at any point, also during a write.
     """
 
     def __init__(self, slots: int, memory: Any = None) -> None:
@@ -70,11 +69,11 @@ class Log:
             memory = mmap.mmap(-1, size_of(slots), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.slots, self.memory = slots, memoryview(memory).cast("B")
         self._next, self._next_text = itertools.count(), itertools.count(1)
-        self._mark = object()  # threads remember this one: what one of them knew last is not kept in memory for it
+        self._mark = object()  # threads remember this object, not the log: their last log can be released
         self._texts: dict[str, int] = {"": 0}
 
     def take(self) -> None:
-        """Whoever has the same memory may see that it is written to."""
+        """Mark the log as in use, for other processes that map it."""
         _END.pack_into(self.memory, _END.size, 1)
 
     def begin(
@@ -86,7 +85,7 @@ class Log:
         key: Key = (0, 0),
         direction: int = 0,
     ) -> int:
-        """A span begins; the place for its `end`, 0 where it is dropped."""
+        """Begin a span; return the place for its `end`, 0 if it is dropped."""
         place = next(self._next)
         if place >= self.slots:
             return self._drop(place)
@@ -103,24 +102,24 @@ class Log:
         return at
 
     def end(self, at: int) -> None:
-        """A span ends."""
+        """End a span."""
         if at:
             _END.pack_into(self.memory, at + _END_AT, _now())
 
     def fail(self, at: int, error: BaseException) -> None:
-        """What ended a span before its time; `end` is to follow."""
+        """Note the error that ended a span early; `end` follows."""
         if at:
             kind = "" if type(error).__module__ == "builtins" else f"{type(error).__name__}: "
             _WORD.pack_into(self.memory, at + _ERROR_AT, self._text(kind + told(error)))
 
     def renamed(self, at: int, name: str, phase: int) -> None:
-        """What a span is about turned out after it began."""
+        """Set the name and phase of a span, if they are known only after its begin."""
         if at:
             _WORD.pack_into(self.memory, at + _NAME_AT, self._text(name))
             self.memory[at + _PHASE_AT] = phase
 
     def numbered(self, at: int, number: int) -> None:
-        """The number of a span turned out after it began."""
+        """Set the number of a span, if it is known only after its begin."""
         if at:
             struct.pack_into("<q", self.memory, at + _NUMBER_AT, number)
 
@@ -139,7 +138,7 @@ class Log:
         direction: int = 0,
         group: int = LOCAL,
     ) -> None:
-        """A whole entry at once. begin: now by default."""
+        """Write a complete entry. begin: now by default."""
         place = next(self._next)
         if place >= self.slots:
             self._drop(place)
@@ -155,7 +154,7 @@ class Log:
         )
 
     def add(self, layer: int, phase: int, name: str, begin: int, end: int, operation: int) -> None:
-        """A span of an operation that has ended, by two points on the monotonic clock, within what this thread does."""
+        """Add the finished span of an operation, by two points on the monotonic clock, below the current span."""
         place = next(self._next)
         if place >= self.slots:
             self._drop(place)
@@ -169,7 +168,7 @@ class Log:
         _SLOT.pack_into(self.memory, at, begin, end, 0, operation + 1, _here.tid, what, 0, 0, *kind)
 
     def _enter(self) -> None:
-        """The name of this thread, ahead of what it does first."""
+        """Write the name of this thread, before its first event."""
         _here.known = self._mark
         _here.tid = threading.get_native_id()
         self.write(THREAD, threading.current_thread().name)
@@ -179,7 +178,7 @@ class Log:
         return 0
 
     def _text(self, text: str) -> int:
-        """The number of a text; 0 where there is no room for one more."""
+        """Return the number of a text; 0 if there is no space for another one."""
         found = self._texts.get(text)
         if found is not None:
             return found
@@ -194,10 +193,10 @@ class Log:
 
 
 class LogEntry(Record, frozen=True):
-    """What stands in one slot of a log, looked at. begin, end: monotonic nanoseconds; end 0: it has not ended.
+    """The contents of one slot. begin, end: monotonic nanoseconds; an end of 0 means that it has not ended.
 
-    number: of what passes between threads or processes, or the value of a counter. amount: the process that a counter is
-    about; of an operation its number and one. thread: its number in the system.
+    number: of a call between threads or processes, or the value of a counter. amount: the process of a counter; of an
+    operation, its number and one. thread: its number in the system.
     """
 
     kind: int
@@ -216,7 +215,7 @@ class LogEntry(Record, frozen=True):
 
 
 class Contents(Record, frozen=True):
-    """What a log holds. wrong: slots that cannot be true, which are left out."""
+    """The contents of a log. wrong: how many invalid slots were left out."""
 
     entries: Sequence[LogEntry]
     dropped: int
@@ -224,12 +223,12 @@ class Contents(Record, frozen=True):
 
 
 def size_of(slots: int) -> int:
-    """Bytes of a log."""
+    """Return the bytes of a log."""
     return _FIRST + slots * _SLOT.size
 
 
 def slots_in(size: int) -> int:
-    """How many slots a log of so many bytes has."""
+    """Return the number of slots of a log of this size."""
     return (size - _FIRST) // _SLOT.size
 
 
@@ -239,15 +238,15 @@ def taken(memory: Any) -> bool:
 
 
 def contents(memory: Any, slots: int, since: int, until: int) -> Contents:
-    """Read a log that may be written to meanwhile, by a process that nobody trusts: what cannot be true is left out.
+    """Read a log while an untrusted process may write to it; invalid entries are left out.
 
-    since, until: monotonic nanoseconds; what began later is left out, and what ended later has not ended.
+    since, until: monotonic nanoseconds. Entries that begin later are left out; those that end later have not ended.
     """
     data = bytes(memoryview(memory).cast("B"))
     entries, wrong, now = [], 0, _now()
     for slot in _SLOT.iter_unpack(data[_FIRST : size_of(slots)]):
         begin, end, number, amount, thread, name, detail, error, group, kind, layer, phase, direction = slot
-        if not (begin or kind) or until < begin <= now:  # never used, or not yet; or later
+        if not (begin or kind) or until < begin <= now:  # unused, or incomplete, or later
             continue
         true = since <= begin <= now and (end == 0 or begin <= end) and SPAN <= kind <= MARK
         if not true or layer >= len(LAYERS) or phase > AROUND or direction > IN or thread >= 1 << 31:
@@ -274,7 +273,7 @@ def _text_in(data: bytes, number: int) -> str:
 
 
 class Remote(Record, frozen=True):
-    """The log of a driver's process. group: of the numbers that its calls have here. memory: what both map."""
+    """The log of a driver's process. group: of its calls' numbers here. memory: mapped by both."""
 
     name: str
     pid: int
@@ -284,16 +283,16 @@ class Remote(Record, frozen=True):
 
 
 class Recording(Struct):
-    """A trace that is being made. notes: what is missing of it, and why."""
+    """A running trace. notes: which parts are missing, and why."""
 
     log: Log
     since: int
     remotes: list[Remote] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    memory: dict[int, int] = field(default_factory=dict)  # by process, as it was seen last
+    memory: dict[int, int] = field(default_factory=dict)  # by process, as last seen
 
     def look(self) -> None:
-        """Count the memory that each process has, where that has changed."""
+        """Record the memory of each process, if it has changed."""
         for pid in (os.getpid(), *(remote.pid for remote in list(self.remotes))):
             held = _resident(pid)
             if held is not None and held != self.memory.get(pid):
@@ -302,7 +301,7 @@ class Recording(Struct):
 
 
 def _resident(pid: int) -> int | None:
-    """Bytes that a process has in memory; None where it has ended."""
+    """Return the resident bytes of a process; None if it has ended."""
     file = Owner()
     try:
         file.fds.extend(map(os.open, (f"/proc/{pid}/statm",), (os.O_RDONLY | os.O_CLOEXEC,)))
@@ -314,20 +313,20 @@ def _resident(pid: int) -> int | None:
 
 
 class Follower(Protocol):
-    """What takes part in a trace when one begins: the connection to a driver's process."""
+    """A participant in a trace: the connection to a driver's process."""
 
     def follow(self, recording: Recording) -> None:
-        """Have the process write to a log of this recording."""
+        """Request that the process writes to a log of this recording."""
 
     def await_follow(self, recording: Recording, until: float) -> None:
-        """Wait for it to do so, to a point on the monotonic clock at most."""
+        """Wait until it does so, at most until a point on the monotonic clock."""
 
     def unfollow(self) -> None:
-        """It need not any more."""
+        """End the participation."""
 
 
 class Scope:
-    """Where the spans of one client's calls go in a driver's process. log: None where it does not trace."""
+    """The trace of one client's calls in a driver's process. log: None without a trace."""
 
     log: Log | None = None
 
@@ -340,10 +339,9 @@ class _Here(threading.local):
 
 
 class _Process:
-    """What is traced of this process. log: None where nothing is. scopes: of clients that trace.
+    """The tracing state of this process. log: None without a trace. scopes: of clients that trace.
 
-    spanning: whether the functions with spans are in their places; None while they are put there, or were when an interrupt
-    came.
+    spanning: whether the traced functions are installed; None during a change, also one that an interrupt ended.
     """
 
     def __init__(self) -> None:
@@ -356,7 +354,7 @@ class _Process:
 
     @property
     def users(self) -> int:
-        """Who wants the functions with spans."""
+        """Count the users of the traced functions."""
         return len(self.scopes) + (self.log is not None)
 
 
@@ -369,12 +367,12 @@ _seams: "list[tuple[type, str, Any, Any]]" = []
 
 
 def current() -> Log | None:
-    """Where what this thread does is written, None for nowhere."""
+    """Return the log for this thread's events, or None."""
     return _here.log or process.log
 
 
 def begin(recording: Recording) -> None:
-    """From now on this process is traced, and the drivers' processes that it is connected to."""
+    """Begin to trace this process and the connected drivers' processes."""
     with process.lock:
         process.log, process.recording = recording.log, recording
     _settle()
@@ -387,7 +385,7 @@ def begin(recording: Recording) -> None:
 
 
 def end(recording: Recording) -> None:
-    """Nothing is traced any more for this recording; the same where it was ended already, or an interrupt came between."""
+    """End a recording. It may have ended already, or been interrupted."""
     with process.lock:
         if process.recording is recording:
             process.log = process.recording = None
@@ -399,12 +397,12 @@ def end(recording: Recording) -> None:
 
 def _all_followers() -> "list[Follower]":
     while True:
-        with suppress(RuntimeError):  # one more came meanwhile, which looks itself whether something is traced
+        with suppress(RuntimeError):  # a new follower checks itself whether there is a trace
             return list(followers)
 
 
 def open_scope(scope: Scope, into: Log, since: int) -> None:
-    """A client's calls are traced from now on. since: what this process did before that is not for it."""
+    """Begin to trace a client's calls. since: earlier events of this process are not recorded."""
     driver, initialisation = LAYER["driver"], PHASE["initialisation"]
     for name, detail, begun, ended in process.early:
         if begun >= since:
@@ -417,7 +415,7 @@ def open_scope(scope: Scope, into: Log, since: int) -> None:
 
 
 def close_scope(scope: Scope, only: Log) -> None:
-    """They are not any more, unless another log has taken the place of this one."""
+    """End it, unless another log has replaced this one."""
     with process.lock:
         if scope.log is only:
             scope.log = None
@@ -426,7 +424,7 @@ def close_scope(scope: Scope, only: Log) -> None:
 
 
 def _settle() -> None:
-    """Put the functions with spans in their places where anybody traces, and those without where nobody does."""
+    """Install the traced functions if anything is traced, and the originals otherwise."""
     with process.lock:
         wanted = process.users > 0
         if process.spanning is not wanted:
@@ -438,7 +436,7 @@ def _settle() -> None:
 
 @contextmanager
 def inside(scope_log: Log | None) -> Iterator[None]:
-    """What this thread does meanwhile is for the log of a client, None for this process itself."""
+    """Write this thread's events to a client's log; None for this process's log."""
     before, _here.log = _here.log, scope_log
     try:
         yield
@@ -447,7 +445,7 @@ def inside(scope_log: Log | None) -> Iterator[None]:
 
 
 def _after_fork() -> None:
-    """A child is not traced: the file is its parent's."""
+    """A child is not traced: the file belongs to its parent."""
     used = process.spanning is not False
     process.__init__()  # type: ignore[misc]
     _here.log = _here.known = None
@@ -462,7 +460,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class _Span:
-    """A span as a block."""
+    """A span as a context manager."""
 
     __slots__ = ("_at", "_given", "_log")
 
@@ -484,7 +482,7 @@ _NOTHING = nullcontext()
 def span(
     layer: str, phase: str, name: str, detail: str = "", key: Key = (0, 0), direction: int = 0
 ) -> AbstractContextManager[None]:
-    """A block that is a span where something is traced. detail: the device or model that it is about."""
+    """Return a context manager that is a span during a trace. detail: the device or model."""
     into = _here.log or process.log
     if into is None:
         return _NOTHING
@@ -494,7 +492,7 @@ def span(
 def spanning(
     layer: str, phase: str, name: str, detail: Callable[..., str] | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A function of which each call is a span; for what takes more than microseconds. detail: of its arguments."""
+    """Make each call of a function a span; for functions of more than microseconds. detail: from its arguments."""
 
     def around(function: Callable[P, R]) -> Callable[P, R]:
         return cast("Callable[P, R]", _traced(function, layer, phase, name, detail, None, 0))
@@ -510,15 +508,15 @@ def seam(
     key: Callable[..., Key] | None = None,
     direction: int = 0,
 ) -> Callable[[F], F]:
-    """A method of which each call is a span, at no cost where nothing is traced: its class has the method itself then.
+    """Make each call of a method a span, without cost outside of a trace: the class then has the original method.
 
-    detail: of the object. key: of the arguments.
+    detail: from the object. key: from the arguments.
     """
     return instead(lambda function: _traced(function, layer, phase, name, detail, key, direction))
 
 
 def instead(make: Callable[[F], Any]) -> Callable[[F], F]:
-    """As `seam`, with what `make` gives for the method in its place while something is traced."""
+    """Like `seam`, with `make(method)` as the replacement during a trace."""
 
     def decorate(function: F) -> F:
         return cast("F", _Seam(function, make(function)))
@@ -527,7 +525,7 @@ def instead(make: Callable[[F], Any]) -> Callable[[F], F]:
 
 
 class _Seam:
-    """Stands for a method until its class is made, which gets the method itself."""
+    """Represents a method until its class is created, which then gets the original method."""
 
     def __init__(self, plain: Any, traced: Any) -> None:
         self._plain, self._traced = plain, traced
@@ -575,7 +573,7 @@ def _traced(
 
 @contextmanager
 def answering(into: Log, number: int) -> Iterator[None]:
-    """In a driver's process, a block that answers one call of a client, by the number that it has in the session."""
+    """In a driver's process, trace the answer to one call of a client, by its number in the session."""
     at = into.begin(LAYER["ipc"], AROUND, "call", "", (SESSION, number), IN)
     before, _here.call = _here.call, at
     try:
@@ -587,19 +585,19 @@ def answering(into: Log, number: int) -> Iterator[None]:
 
 
 def called(name: str, phase: str) -> None:
-    """What the call is that this thread answers."""
+    """Set the name of the call that this thread answers."""
     if _here.log is not None:
         _here.log.renamed(_here.call, name, PHASE[phase])
 
 
 def notified(number: int) -> None:
-    """The number of what this thread does for a client, which turned out."""
+    """Set the number of this thread's work for a client, once it is known."""
     if _here.log is not None:
         _here.log.numbered(_here.call, number)
 
 
 def handed_over() -> int:
-    """A number for work that this thread gives to another, whose span is to have it; 0 where nothing is traced."""
+    """Return a number for work that another thread will do in a span; 0 without a trace."""
     into = _here.log or process.log
     if into is None:
         return 0
@@ -609,14 +607,14 @@ def handed_over() -> int:
 
 
 def hand_over(key: Key) -> None:
-    """What the span around has done elsewhere may begin after its end. key: as of the span that is it."""
+    """Mark the current span's work elsewhere as one that may begin after its end. key: as of that work's span."""
     into = _here.log or process.log
     if into is not None:
         into.write(MARK, "", key[1], direction=OUT, group=key[0])
 
 
 def carried(work: Callable[[], R], name: str, phase: str = "execution") -> Callable[[], R]:
-    """Work that another thread is to do for this one, with a span where something is traced."""
+    """Return work for another thread, with a span during a trace."""
     into = _here.log or process.log
     if into is None:
         return work
@@ -635,14 +633,14 @@ def serving() -> bool:
 
 
 def counter(name: str, value: int, pid: int = 0) -> None:
-    """A value that changes over time. pid: of the process that it is about, this one by default."""
+    """Record a value that changes over time. pid: its process, this one by default."""
     into = _here.log or process.log
     if into is not None:
         into.write(COUNTER, name, value, amount=pid)
 
 
 def instant(layer: str, phase: str, name: str, detail: str = "") -> None:
-    """Something that takes no time."""
+    """Record an event without duration."""
     into = _here.log or process.log
     if into is not None:
         into.write(INSTANT, name, layer=LAYER[layer], phase=PHASE[phase], detail=detail)

@@ -1,4 +1,4 @@
-"""What belongs to one process and cannot be there twice says so where it is pickled or copied."""
+"""Objects that belong to one process raise an error if they are pickled or copied."""
 
 from typing import ClassVar, NoReturn
 
@@ -6,7 +6,7 @@ from nnhal.base.errors import BadState
 
 
 class Uncopied:
-    """Cannot be pickled nor copied. instead: what to do, for a class and those made of it."""
+    """A class that cannot be pickled or copied. instead: what to do, for it and its subclasses."""
 
     __slots__ = ()
     _instead: ClassVar[str] = ""

@@ -1,4 +1,4 @@
-"""What callers give as numbers: every element keeps its value on the way into an array, or an error names it. Levels too."""
+"""Converts callers' numbers: every element keeps its value in the array, or an error names it. Also parses levels."""
 
 import math
 import reprlib
@@ -17,10 +17,10 @@ _INTEGER = np.dtype(np.int64)
 
 
 def exact(value: Any, dtype: Any, where: str, error: type[InvalidArgument] = InvalidArgument) -> Array:
-    """A number, nested list or array as an array of an operand's element type; an array of that type comes back as it is.
+    """Convert a number, nested list or array to an operand's element type. An array of that type is returned unchanged.
 
-    Only booleans become booleans, only integers integers, and they must fit. Real numbers are rounded as the float type
-    does; NaN and infinity stay, and nothing else becomes infinite. Raises `error`: *where* is *what*, must be rule.
+    Only booleans become booleans, only integers become integers, and they must fit. Real numbers are rounded to the
+    float type; NaN and infinity remain, and nothing else becomes infinite. `error` is the class of the error raised.
     """
     dtype = np.dtype(dtype)
     if isinstance(value, np.ndarray) and value.dtype == dtype:
@@ -34,11 +34,11 @@ def exact(value: Any, dtype: Any, where: str, error: type[InvalidArgument] = Inv
 
 
 def given(value: Any, dtype: Any, where: str, error: type[InvalidArgument] = InvalidArgument) -> Array:
-    """What stands for an operand: numbers and lists as of `exact`; arrays are of its type already, and keep their memory."""
+    """Convert numbers and lists as `exact` does. An array must have the operand's type, and is not copied."""
     dtype = np.dtype(dtype)
     if not isinstance(value, np.ndarray):
         value = exact(value, dtype, where, error)
-    if type(value) is not np.ndarray:  # a matrix multiplies otherwise, and a mask would be lost
+    if type(value) is not np.ndarray:  # a matrix multiplies differently, and a mask would be lost
         if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
             raise error(f"{where} has masked elements, must have none")
         value = np.asarray(value)
@@ -48,7 +48,7 @@ def given(value: Any, dtype: Any, where: str, error: type[InvalidArgument] = Inv
 
 
 def dimensions(value: Any, where: str, least: int = 0) -> tuple[int, ...]:
-    """Dimensions, each from `least` to what 32 bits hold; InvalidArgument for anything else."""
+    """Convert dimensions, each from `least` to the largest 32-bit integer; InvalidArgument for anything else."""
     several = value.ndim == 1 if isinstance(value, np.ndarray) else isinstance(value, Sequence)
     if not several or isinstance(value, str | bytes):
         raise InvalidArgument(f"{where} is {shown(value)}, must be a sequence of integers")
@@ -59,7 +59,7 @@ def dimensions(value: Any, where: str, least: int = 0) -> tuple[int, ...]:
 
 
 def shapes_by_name(shapes: Any, names: Sequence[str]) -> dict[str, Any]:
-    """What was given as shapes of inputs, by name or in order, by name; InvalidArgument for anything else."""
+    """Return input shapes, given by name or in order, by name; InvalidArgument for anything else."""
     if not isinstance(shapes, Mapping):
         if not isinstance(shapes, Sequence):
             raise InvalidArgument(f"shapes is {shown(shapes)}, must be a mapping by name, or a list in order")
@@ -68,12 +68,12 @@ def shapes_by_name(shapes: Any, names: Sequence[str]) -> dict[str, Any]:
         shapes = dict(zip(names, shapes, strict=True))
     for name in shapes:
         if name not in names:
-            raise InvalidArgument(f"shapes: {name!r} is no input, must be one of {', '.join(names)}")
+            raise InvalidArgument(f"shapes: is {name!r}, must be an input: one of {', '.join(names)}")
     return dict(shapes)
 
 
 def whole(value: Any, where: str, error: type[InvalidArgument] = InvalidArgument) -> int:
-    """An integer as Python's, of any size; `error` for anything else."""
+    """Convert an integer to a Python int; `error` for anything else."""
     if type(value) is int:
         return value
     if not _becomes(type(value), _INTEGER):
@@ -82,7 +82,7 @@ def whole(value: Any, where: str, error: type[InvalidArgument] = InvalidArgument
 
 
 def _array(value: Any, where: str, error: type[InvalidArgument]) -> Array:
-    """An array of the elements as they are: of Python's numbers, unless the value is an array already."""
+    """Return an array of Python numbers, or the value itself if it is an array."""
     try:
         if hasattr(value, "__array__"):
             return np.asarray(value)
@@ -90,9 +90,9 @@ def _array(value: Any, where: str, error: type[InvalidArgument]) -> Array:
         if any(issubclass(kind, np.generic | np.ndarray) for kind in set(map(type, array.flat))):
             array.flat[:] = [_python(element) for element in array.flat]
         ragged = any(issubclass(kind, list | tuple | np.ndarray) for kind in set(map(type, array.flat)))
-    except ValueError:  # arrays in a list that have no shape in common
+    except ValueError:  # arrays in a list that have no common shape
         ragged = True
-    except Exception as raised:  # by what says of itself that it is an array
+    except Exception as raised:  # from an object that pretends to be an array
         raise_own(raised)
         raise error(f"{where} is {shown(value)}, must be an array or numbers: {clipped(told(raised), 200)}") from raised
     if ragged:
@@ -101,12 +101,12 @@ def _array(value: Any, where: str, error: type[InvalidArgument]) -> Array:
 
 
 def _python(element: Any) -> Any:
-    """Python's number for numpy's, which does not compare with great integers."""
+    """Convert numpy's number to Python's, because numpy's does not compare with large integers."""
     return element.item() if isinstance(element, np.generic | np.ndarray) and not element.shape else element
 
 
 def _misfit(array: Array, dtype: np.dtype[Any]) -> int | None:
-    """The place of the first element, in row-major order, that cannot become one of `dtype`."""
+    """Return the place of the first element, in row-major order, that cannot become one of `dtype`."""
     if array.dtype != object:
         if not _becomes(array.dtype.type, dtype):
             return 0 if array.size else None
@@ -118,7 +118,7 @@ def _misfit(array: Array, dtype: np.dtype[Any]) -> int | None:
 
 
 def _surely(array: Array, dtype: np.dtype[Any]) -> bool:
-    """Whether two quick passes say that all numbers fit; with NaN and infinity among them they never do."""
+    """Whether two fast passes show that all numbers fit; never so with NaN or infinity."""
     if not array.size or np.can_cast(array.dtype, dtype):
         return True
     low, high = _limits(dtype)
@@ -126,27 +126,27 @@ def _surely(array: Array, dtype: np.dtype[Any]) -> bool:
 
 
 def _becomes(kind: type, dtype: np.dtype[Any]) -> bool:
-    """Whether elements of this type can become elements of `dtype` at all."""
+    """Whether elements of this type can become elements of `dtype`."""
     if dtype.kind == "b":
         return issubclass(kind, bool | np.bool_)
     return issubclass(kind, Integral if dtype.kind in "iu" else Real) and not issubclass(kind, bool | np.timedelta64)
 
 
 def _limits(dtype: np.dtype[Any]) -> tuple[int, int]:
-    """The least and the greatest finite number, as Python's, which compare exactly."""
+    """Return the smallest and the largest finite number as Python numbers, which compare exactly."""
     facts = np.iinfo(dtype) if dtype.kind in "iu" else np.finfo(dtype)
     return int(facts.min), int(facts.max)
 
 
 def _beyond(array: Array, dtype: np.dtype[Any]) -> Any:
-    """Which elements lie outside of the range of `dtype`."""
+    """Return which elements are outside the range of `dtype`."""
     if dtype.kind == "b":
         return np.False_
     low, high = _limits(dtype)
     if dtype.kind in "iu":
         return (array < low) | (array > high)
     facts = np.finfo(dtype)
-    bound = high + (1 << facts.maxexp - facts.nmant - 2)  # half a step past the greatest: rounds to infinity
+    bound = high + (1 << facts.maxexp - facts.nmant - 2)  # half a unit above the largest number: rounds to infinity
     return (array >= bound) & (array != math.inf) | (array <= -bound) & (array != -math.inf)
 
 
@@ -155,7 +155,7 @@ def _first(wrong: Any) -> int | None:
 
 
 def _element(array: Array, place: int, where: str) -> str:
-    """An element for messages, with its indices where it has some."""
+    """Describe an element in messages, with its indices if it has some."""
     indices = ", ".join(str(int(i)) for i in np.unravel_index(place, array.shape))
     return (
         f"{where}: element [{indices}] is {_show(array.flat[place])}" if indices else f"{where} is {_show(array[()])}"
@@ -177,7 +177,7 @@ def _rule(dtype: np.dtype[Any]) -> str:
 
 
 def parsed_level(text: str) -> Level:
-    """A level as `Level.parse` takes it; InvalidArgument for any other text."""
+    """Parse a level as `Level.parse` does; InvalidArgument for other text."""
     try:
         return Level.parse(text)
     except ValueError as error:

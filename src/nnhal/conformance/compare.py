@@ -1,4 +1,4 @@
-"""Outputs against what is expected, by the published tolerances; and what the pattern of their differences says."""
+"""Compares outputs with the expected ones within the test vectors' tolerances, and explains patterns of differences."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,12 +9,12 @@ from nnhal.base.operands import Array
 from nnhal.conformance.vectors import Expected, Vector
 from nnhal.ops.common import FLOAT, HALF
 
-LEAST = 4  # elements from which on a pattern is none by chance
+LEAST = 4  # elements from which a pattern is not accidental
 NO_DIFFERENCE = "", ""
 
 
 def compare_all(vector: Vector, outputs: Sequence[Array | None], expected: Sequence[Expected]) -> tuple[str, str]:
-    """The difference of the first output that counts and differs, and its hint; twice "" where there is none."""
+    """Return the difference of the first output that counts and differs, and its hint; two empty texts if all agree."""
     for index, (actual, wanted) in enumerate(zip(outputs, expected, strict=True)):
         if wanted.ignored:
             continue
@@ -26,7 +26,7 @@ def compare_all(vector: Vector, outputs: Sequence[Array | None], expected: Seque
 
 
 def compare(actual: Array | None, wanted: Expected, limits: tuple[float, float]) -> str:
-    """The difference between an output and what is expected, "" where it is within the tolerance."""
+    """Return the difference between an output and the expected one, "" if it is within the tolerance."""
     if actual is None:
         return "has no value"
     if actual.shape != wanted.shape:
@@ -44,12 +44,13 @@ def compare(actual: Array | None, wanted: Expected, limits: tuple[float, float])
 def _near(a: Array, e: Array, limits: tuple[float, float]) -> Array:
     atol, rtol = limits
     with np.errstate(invalid="ignore"):
-        near: Array = (np.abs(a - e) <= atol + rtol * np.abs(e)) & np.isfinite(e) | (a == e)  # all is near infinity
+        # everything is near infinity
+        near: Array = (np.abs(a - e) <= atol + rtol * np.abs(e)) & np.isfinite(e) | (a == e)
     return near
 
 
 def tolerance(kind: int, half: bool, mobilenet: bool = False) -> tuple[float, float]:
-    """Absolute and relative tolerance of an output, by the published harness; of an extension's type as of float32."""
+    """Return an output's absolute and relative tolerance, by AOSP's test harness; types of extensions count as float32."""
     if kind == OperandType.TENSOR_FLOAT16 or (half and kind == OperandType.TENSOR_FLOAT32):
         return HALF, HALF
     if kind in (OperandType.TENSOR_FLOAT32, OperandType.FLOAT32) or kind >> EXTENSION_SHIFT:
@@ -62,13 +63,16 @@ def tolerance(kind: int, half: bool, mobilenet: bool = False) -> tuple[float, fl
 def compare_frequencies(
     vector: Vector, inputs: Sequence[Array | None], outputs: Sequence[Array | None]
 ) -> tuple[str, str]:
-    """For random outputs: the share of samples of each class against the softmax of the input. Gives as `compare_all`."""
+    """Compare random outputs: the share of samples of each class with the softmax of the input.
+
+    Returns as `compare_all`.
+    """
     logits, samples = inputs[0], outputs[0]
     if logits is None or samples is None:
         return "has no value", ""
     classes = logits.shape[-1]
     if samples.ndim != 2 or len(samples) != len(logits):
-        return f"has shape {list(samples.shape)}, must be of {len(logits)} rows", ""
+        return f"has shape {list(samples.shape)}, must have {len(logits)} rows", ""
     if not ((samples >= 0) & (samples < classes)).all():
         return f"has classes from {samples.min()} to {samples.max()}, must be from 0 to {classes - 1}", ""
     x = logits.astype(np.float64)
@@ -85,7 +89,7 @@ def compare_frequencies(
 
 
 def hint(actual: Array | None, wanted: Expected, limits: tuple[float, float]) -> str:
-    """What an author may look at first, where the differences have a pattern; "" where they have none."""
+    """Suggest a cause if the differences have a pattern; "" if they have none."""
     if actual is None or wanted.data is None or actual.shape != wanted.shape:
         return ""
     a, e = actual.astype(np.float64), wanted.data.astype(np.float64)
@@ -113,7 +117,7 @@ def _hints(a: Array, e: Array, wanted: Expected, limits: tuple[float, float]) ->
     if _near(np.sort(a, None), np.sort(e, None), limits).all():
         yield "the right elements in another order: layout or axis?"
     if a.ndim == 4 and _only_border(~_near(a, e, limits)):
-        yield "border only: padding?"
+        yield "only at the edges: padding?"
 
 
 def _activations(a: Array, e: Array, wanted: Expected, limits: tuple[float, float]) -> Iterator[str]:
@@ -129,7 +133,7 @@ def _activations(a: Array, e: Array, wanted: Expected, limits: tuple[float, floa
 
 
 def _only_border(bad: Array) -> bool:
-    """Whether all that differs lies at the edge of the height and width of one of both layouts, and not the middle."""
+    """Whether all differences lie at the edge of height and width in one of the layouts, and not in the middle."""
     for height in (1, 2):
         inner: list[slice] = [slice(None)] * 4
         inner[height] = inner[height + 1] = slice(1, -1)

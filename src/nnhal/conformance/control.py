@@ -1,7 +1,8 @@
-"""Calls of IF and WHILE: small models around drawn calls of other operations, with what comes out of them known.
+"""Calls of IF and WHILE: small models around drawn calls of other operations, with known results.
 
-The branches of an IF are two calls of one operation that read operands of their own, so that it shows which of them ran. A
-WHILE counts its rounds beside the call that is its body; counter and results are carried from round to round.
+The branches of an IF are two calls of one operation with separate operands, so the result shows which of them ran. The
+body of a WHILE is a call and a counter of its iterations; both counter and results are carried from one iteration to
+the next.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,17 +22,17 @@ from nnhal.ops import OPS
 from nnhal.ops.schema import B8, F16, F32, I32, INT32, SUBGRAPH, bind
 
 CONTROL = "IF", "WHILE"
-ROUNDS = 0, 1, 2, 5  # of a loop, in turn
-FITTING = 20  # tries for a call that a subgraph can be made of
-CHOSEN = 16  # inner operations, of those that a device takes
-# Operations of which an error in one round is not magnified by the next.
+ROUNDS = 0, 1, 2, 5  # numbers of iterations of a loop, used alternately
+FITTING = 20  # the most tries for a call that fits in a subgraph
+CHOSEN = 16  # the most inner operations, of those that a device supports
+# Operations that do not magnify an error of the previous iteration.
 STEADY = frozenset(("ABS", "ADD", "MAXIMUM", "MINIMUM", "NEG", "RELU", "RELU1", "RELU6", "SUB"))
-Source = Callable[[np.random.Generator], Call | None]  # of calls of a kind; None where one does not turn up
-Takes = Callable[[Model], bool]  # whether a device takes a model of one operation
+Source = Callable[[np.random.Generator], Call | None]  # draws calls of a kind; returns None if it finds none
+Takes = Callable[[Model], bool]  # whether a device supports a model of one operation
 
 
 class ControlCell(Cell, frozen=True):
-    """A cell of IF or WHILE: also the operation inside."""
+    """A cell of IF or WHILE, with the operation inside."""
 
     inner: str = ""
 
@@ -49,25 +50,25 @@ class IfCall(Call, frozen=True, kw_only=True):
 
     @property
     def variety(self) -> Any:
-        """The condition, and when it is known."""
+        """Return the condition, and whether it is constant."""
         return self.condition, self.condition_given
 
     @property
     def constants(self) -> int:
-        """Those of the branches."""
+        """Count the constants of the branches."""
         return self.then.constants + self.other.constants
 
     def subgraphs(self, b: ModelBuilder) -> list[int]:
-        """Each branch gets the operands of both and reads its own."""
+        """Add the branches; each receives the operands of both and reads its own."""
         mine, others = _given(self.then), _given(self.other)
         return [_branch(b, self.then, (), others), _branch(b, self.other, mine, ())]
 
 
 class WhileCall(Call, frozen=True, kw_only=True):
-    """WHILE with a call for its body, beside a counter.
+    """WHILE whose body is a call and a counter.
 
-    rounds: None for no end. start: what is given for the results before the first round. carried: the place of the inner
-    call's input that is its own result of the round before, None for none.
+    rounds: the iterations, None for an endless loop. start: the results before the first iteration. carried: the
+    position of the inner call's input that receives its previous result, or None.
     """
 
     inner: Call
@@ -79,21 +80,21 @@ class WhileCall(Call, frozen=True, kw_only=True):
 
     @property
     def variety(self) -> Any:
-        """How often it goes round."""
+        """Return the number of iterations."""
         return self.rounds
 
     @property
     def constants(self) -> int:
-        """Those of the body."""
+        """Count the constants of the body."""
         return self.inner.constants
 
     @property
     def read(self) -> list[Value]:
-        """What the body reads and does not change."""
+        """Return the values that the body reads and does not change."""
         return [v for p in self.inner.given if p != self.carried and (v := self.inner.inputs[p]) is not None]
 
     def subgraphs(self, b: ModelBuilder) -> list[int]:
-        """Condition and body."""
+        """Add condition and body."""
         return [self._condition(b), self._body(b)]
 
     def _condition(self, b: ModelBuilder) -> int:
@@ -119,18 +120,18 @@ class WhileCall(Call, frozen=True, kw_only=True):
 
 
 class Counting(NamedTuple):
-    """How a loop counts: the type of its counter, what compares that with its limit, and what takes it one on."""
+    """How a loop counts: the type of its counter, the comparison with its limit, and the operation that increments it."""
 
     kind: int
     comparison: str
     step: str
 
     def number(self, n: float) -> Value:
-        """A value of the counter."""
+        """Return a value of the counter."""
         return Value(self.kind, (1,), data=np.full(1, n, dtype_of(self.kind)))
 
     def limit(self, rounds: int | None) -> Value:
-        """The limit of so many rounds from 0 on; None for one that is not met."""
+        """Return the limit for a number of iterations from 0; None for one that is never reached."""
         down = self.step == "SUB"
         if rounds is not None:
             return self.number(-rounds if down else rounds)
@@ -140,14 +141,14 @@ class Counting(NamedTuple):
         return self.number(ends.min if down else ends.max)
 
     def steps(self, b: ModelBuilder, counter: int) -> int:
-        """The operation that takes it one on; returns its result."""
+        """Add the operation that increments the counter; return its result."""
         on = b.operand(self.kind, (1,))
         one = b.constant(self.kind, self.number(1).array)
         b.operation(self.step, [counter, one, b.constant(INT32, 0)], [on])
         return on
 
     def models(self) -> Iterator[Model]:
-        """One for each of both operations."""
+        """Yield a model of each of the two operations."""
         b = ModelBuilder(self.comparison)
         numbers, goes_on = [b.operand(self.kind, (1,)) for _ in range(2)], b.operand(B8, (1,))
         b.operation(self.comparison, numbers, [goes_on])
@@ -166,7 +167,7 @@ COUNTINGS = tuple(
 
 
 def if_call(then: Call, other: Call, condition: bool, *, given: bool) -> IfCall:
-    """IF over two calls of the same form. given: the condition is, at run time."""
+    """Make an IF over two calls with one signature. given: whether the condition is an input of the model."""
     operands = [*_given(then), *_given(other)]
     branches = [_facts(n, operands, then.outputs) for n in range(2)]
     truth = Value(B8, (1,), data=np.full(1, condition, dtype_of(B8)))
@@ -190,7 +191,10 @@ def while_call(
     given: bool,
     carried: int | None = None,
 ) -> WhileCall:
-    """WHILE with a call for its body. given: the limit of its counter is, at run time. Otherwise as `WhileCall`."""
+    """Make a WHILE around a call. given: whether the counter's limit is an input of the model.
+
+    The other arguments are those of `WhileCall`.
+    """
     read = [v for p in inner.given if p != carried and (v := inner.inputs[p]) is not None]
     counter, limit = counting.number(0), counting.limit(rounds)
     operands = [counter, *start, limit, *read]
@@ -210,7 +214,7 @@ def while_call(
 
 
 def endless(call: WhileCall) -> WhileCall:
-    """The same with no end, as far as is given at run time."""
+    """Make the loop endless, as far as inputs of the model determine that."""
     return while_call(call.inner, call.counting, None, call.start, given=True, carried=call.carried)
 
 
@@ -233,7 +237,7 @@ def _operand(b: ModelBuilder, value: Value) -> int:
 
 
 def _branch(b: ModelBuilder, call: Call, before: Sequence[Value], behind: Sequence[Value]) -> int:
-    """A call as a subgraph that has further inputs before and behind those that it reads."""
+    """Add a call as a subgraph that has further inputs before and after those that it reads."""
     sub = b.subgraph()
     first = [_operand(sub, value) for value in before]
     indices, given, made = operands_of(call, sub)
@@ -264,7 +268,7 @@ def _operands(call: IfCall | WhileCall, b: ModelBuilder) -> tuple[list[int], lis
 
 @again.register
 def _again_if(call: IfCall, rng: np.random.Generator) -> IfCall:
-    condition = call.condition is not call.condition_given  # the other one, where it is given
+    condition = call.condition is not call.condition_given  # the opposite one, if it is an input
     return if_call(again(call.then, rng), again(call.other, rng), condition, given=call.condition_given)
 
 
@@ -319,16 +323,16 @@ def _judge_while(
         return f"output 0 (the counter) is {_shown(actual[0])}, must be {_shown(wanted[0])}"
     if call.rounds and call.carried is None:
         problem = judge(call.inner, wanted[1:], actual[1:], relaxations)
-        return problem and f"after {call.rounds} rounds, of what the body gives: {problem}"
+        return problem and f"after {call.rounds} iterations, results of the body: {problem}"
     for number, (w, a) in enumerate(zip(wanted[1:], actual[1:], strict=True), 1):
         bad = ~_near(call, number, w, a)
         if bad.any():
-            return f"after {call.rounds} rounds: output {number} differs in {int(bad.sum())} of {bad.size}"
+            return f"after {call.rounds} iterations: output {number} differs in {int(bad.sum())} of {bad.size}"
     return ""
 
 
 def _near(call: WhileCall, number: int, wanted: Any, actual: Any) -> Array:
-    """Which elements are near enough: errors of as many rounds as there were; none is nothing but the start."""
+    """Return which elements are within the error of all iterations; of no iteration, only the start values are."""
     value, rounds = call.outputs[number], call.rounds or 0
     exact = (actual == wanted) | (np.isnan(actual) & np.isnan(wanted))
     if not rounds or not (quantised(value.type) or value.type in (F32, F16)):
@@ -347,7 +351,7 @@ def _shown(array: Array | None) -> str:
 
 
 def sources(name: str, rng: np.random.Generator, takes: Takes) -> list[Source]:
-    """Where calls of IF or WHILE come from: of operations that a device takes by themselves, else of ADD."""
+    """Return functions that draw calls of IF or WHILE, from operations that a device supports alone, else from ADD."""
     fitting = [cell for cell, model in _alone() if takes(model)]
     fitting = fitting or [cell for cell, _ in _alone() if (cell.op.name, cell.kind) == ("ADD", F32)]
     chosen = [fitting[n] for n in rng.permutation(len(fitting))[:CHOSEN]]
@@ -362,7 +366,7 @@ def sources(name: str, rng: np.random.Generator, takes: Takes) -> list[Source]:
 
 @cache
 def _alone() -> list[tuple[Cell, Model]]:
-    """What may stand in a subgraph, and a model of each by itself."""
+    """Return the cells that a subgraph may contain, with a model of each alone."""
     rng = np.random.default_rng(0)
     inner = [cell for cell in cells() if cell.values == "ordinary" and not cell.op.random]
     return [(cell, model_of(call)) for cell in inner if (call := _fitting(cell, rng)) is not None]
@@ -394,7 +398,7 @@ def _whiles(cell: Cell, counting: Counting, n: int) -> Source:
 
 
 def _fitting(cell: Cell, rng: np.random.Generator) -> Call | None:
-    """A call with something to give it and nothing empty, which a subgraph can be made of; None where none turns up."""
+    """Draw a non-empty call with an input, from which a subgraph can be made; None if there is none."""
     for _ in range(FITTING):
         call = draw(cell, rng)
         if call.given and all(v.array.size for v in _given(call)):

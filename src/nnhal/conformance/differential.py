@@ -1,8 +1,8 @@
-"""Compares a device with the reference on drawn calls, and says where they disagree.
+"""Compares a device with the reference on drawn calls, and reports their differences.
 
-One call becomes a model of one operation. What counts as agreement is the tolerance of the definition, and what the record
-leaves to the driver: the order in which it sums up (`Op.sums`), and the elements of `Op.leaves_open`. A device may say that
-its results do more (`hal.device.RELAXATIONS`).
+One call becomes a model of one operation. Results agree within the tolerance of the definition, and within the freedom
+that the record leaves to the driver: the order of sums (`Op.sums`), and the elements of `Op.leaves_open`. A device may
+declare further freedom (`hal.device.RELAXATIONS`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,14 +28,14 @@ from nnhal.ops.common import ACTIVATION_RANGE, IN_A_ROW
 from nnhal.ops.schema import F16, F32, Arg, Bound, bind, output_at
 
 Outputs = list[Array | None]
-ORDERS = 64  # units in the last place that summing up in another order may cost, against the sum of magnitudes
-OPEN = 0.15  # of the models say nothing of their dimensions
+ORDERS = 64  # units in the last place that another order of summation may cost, relative to the sum of magnitudes
+OPEN = 0.15  # the share of models with open dimensions
 THREADS = (1, 2)  # of compilations: an engine may have another kernel for several threads
 CLIPS = {"RELU": (0.0,), "RELU1": (-1.0, 1.0), "RELU6": (0.0, 6.0)}
 
 
 def model_of(call: Call) -> Model:
-    """A model of the one operation: what is given at run time are its inputs, the rest constants."""
+    """Make a model of the one operation: the values given at execution are its inputs, the others are constants."""
     b = ModelBuilder(str(call.cell))
     indices, inputs, outputs = operands_of(call, b)
     b.operation(call.cell.op.code, indices, outputs)
@@ -44,7 +44,7 @@ def model_of(call: Call) -> Model:
 
 @singledispatch
 def operands_of(call: Call, b: ModelBuilder) -> tuple[list[int], list[int], list[int]]:
-    """Operands of a call added to a model: all that go in, those of them that are given at run time, those that come out."""
+    """Add a call's operands to a model; return all inputs, those given at execution, and the outputs."""
     indices, inputs = [], []
     for place, (argument, value) in enumerate(zip(call.arguments, call.inputs, strict=True)):
         if value is None:
@@ -64,15 +64,15 @@ def operands_of(call: Call, b: ModelBuilder) -> tuple[list[int], list[int], list
 
 
 def arrays_of(call: Call) -> list[Array]:
-    """What the model's inputs are given."""
+    """Return the arrays for the model's inputs."""
     return [value.array for place in call.given if (value := call.inputs[place]) is not None]
 
 
 @singledispatch
 def again(call: Call, rng: np.random.Generator) -> Call:
-    """The same call with other values where elements may be anything: in inputs without a range of their own.
+    """Return the call with other values in each input that may hold any elements.
 
-    A parameter that is given has another value, where there is one of which nothing but results depends.
+    A parameter that is an input of the model gets another value, if there is one that changes only results.
     """
     arguments, inputs, bound = call.arguments, list(call.inputs), call.bound
     for place in call.given:
@@ -93,7 +93,7 @@ def again(call: Call, rng: np.random.Generator) -> Call:
 
 
 def _others(value: Value | None, argument: Arg, rng: np.random.Generator) -> Iterator[Value]:
-    """A few other values of a parameter."""
+    """Yield a few other values of a parameter."""
     if value is None:
         return
     now = value.array.item()
@@ -110,7 +110,7 @@ def _others(value: Value | None, argument: Arg, rng: np.random.Generator) -> Ite
 
 @singledispatch
 def other_constants(call: Call, rng: np.random.Generator) -> Call:
-    """The same call with other constants; those whose elements may not be anything have them in another order."""
+    """Return the call with other constants; those that may not hold any elements are reordered."""
     inputs = list(call.inputs)
     for place, (argument, value) in enumerate(zip(call.arguments, call.inputs, strict=True)):
         if value is None or place in call.given or argument.scalar or value.array.dtype == np.int32:
@@ -122,7 +122,7 @@ def other_constants(call: Call, rng: np.random.Generator) -> Call:
 
 
 def run(prepared: Prepared, arrays: Sequence[Array]) -> Outputs:
-    """One execution; what the driver raises escapes."""
+    """Execute once; errors of the driver are raised."""
     request = prepared.request(arrays)
     request.execute(prepared.run, UNLIMITED)
     return request.results
@@ -132,20 +132,20 @@ def run(prepared: Prepared, arrays: Sequence[Array]) -> Outputs:
 
 
 def tensors_of(call: Call, flush: bool = False) -> list[Any]:
-    """The tensor arguments of a call as a kernel takes them; flush: with 0 for subnormal numbers."""
+    """Return the tensor arguments of a kernel. flush: with 0 for subnormal numbers."""
     arrays = [None if v is None else v.array for v in call.inputs]
     return call.bound.form.tensors([None if x is None else flushed(x) for x in arrays] if flush else arrays)
 
 
 def flushed(x: Array) -> Array:
-    """Subnormal numbers taken for 0."""
+    """Replace subnormal numbers by 0."""
     return (
         x if x.dtype.kind != "f" else np.where(np.abs(x) < np.finfo(x.dtype).tiny, np.copysign(0, x), x).astype(x.dtype)
     )
 
 
 def bound_of(call: Call) -> Bound:
-    """The call bound with every value known."""
+    """Bind the call with all values known."""
     return bind(call.cell.op, call.inputs, call.outputs)
 
 
@@ -153,9 +153,9 @@ def bound_of(call: Call) -> Bound:
 def judge(
     call: Call, wanted: Sequence[Array | None], actual: Sequence[Array | None], relaxations: Sequence[str] = ()
 ) -> str:
-    """Where outputs differ from the wanted ones by more than the definition allows; "" where they agree.
+    """Return how outputs differ from the wanted ones by more than the definition allows; "" if they agree.
 
-    relaxations: what the device says that its results may do (`hal.device.RELAXATIONS`).
+    relaxations: those that the device declares (`hal.device.RELAXATIONS`).
     """
     in_a_row = "long_sums" in relaxations and call.cell.op.sums == "products"
     if "clipped_nan" in relaxations:
@@ -172,14 +172,14 @@ def judge(
 
 
 def unclipped(call: Call, actual: Array | None, wanted: Array | None) -> Array | None:
-    """Results with NaN for a bound of the activation, where NaN is wanted."""
+    """Return results with NaN for a bound of the activation, if NaN is wanted."""
     if actual is None or wanted is None or wanted.dtype.kind != "f" or actual.shape != wanted.shape:
         return actual
     return np.where(np.isnan(wanted) & np.isin(actual, bounds(call)), wanted, actual)
 
 
 def unbounded(actual: Array | None, wanted: Array | None) -> Array | None:
-    """Results with infinite elements for the greatest numbers, where infinite ones are wanted."""
+    """Return results with infinity for the greatest numbers, if infinity is wanted."""
     if actual is None or wanted is None or wanted.dtype.kind != "f" or actual.shape != wanted.shape:
         return actual
     greatest = np.abs(actual) == np.finfo(wanted.dtype).max
@@ -187,8 +187,9 @@ def unbounded(actual: Array | None, wanted: Array | None) -> Array | None:
 
 
 def kernel_outputs(call: Call, *, flush: bool = False, magnitudes: bool = False, ones: bool = False) -> list[Array]:
-    """What the reference kernel makes of a call: of its values, of those with 0 for subnormal ones, of their magnitudes, of
-    ones in the place of all.
+    """Return the reference kernel's results for a call.
+
+    flush: with 0 for subnormal values. magnitudes: of the values' magnitudes. ones: with 1 for all values.
     """
     a, tensors = bound_of(call), tensors_of(call, flush)
     if magnitudes or ones:
@@ -203,7 +204,7 @@ def kernel_outputs(call: Call, *, flush: bool = False, magnitudes: bool = False,
 def compare(
     call: Call, wanted: Sequence[Array | None], actual: Sequence[Array | None], *, in_a_row: bool = False
 ) -> str:
-    """As `judge`, for a device that computes with subnormal numbers. in_a_row: as of `agreeing`."""
+    """Compare as `judge`, for a device that computes with subnormal numbers. in_a_row: as of `agreeing`."""
     for number, (w, g) in enumerate(zip(wanted, actual, strict=True)):
         label = f"output {number}"
         if output_at(call.cell.op, number).undefined:
@@ -227,7 +228,7 @@ def _number(x: Any) -> str:
 
 
 def open_masks(call: Call, count: int) -> list[Any]:
-    """For each output the elements that the record leaves to the driver."""
+    """Return for each output the elements that the record leaves to the driver."""
     rule = call.cell.op.leaves_open
     masks: list[Any] = [False] * count
     if rule is not None:
@@ -239,9 +240,9 @@ def open_masks(call: Call, count: int) -> list[Any]:
 
 
 def agreeing(call: Call, number: int, wanted: Array, actual: Array, *, in_a_row: bool = False) -> Array:
-    """Which elements of an output are within the tolerance.
+    """Return which elements of an output are within the tolerance.
 
-    in_a_row: of products that are added up one after the other, which rounds each time.
+    in_a_row: for products that are added up one after another, which rounds each time.
     """
     value = call.outputs[number]
     if call.cell.values == AT_BOUNDS:
@@ -270,7 +271,7 @@ def agreeing(call: Call, number: int, wanted: Array, actual: Array, *, in_a_row:
 
 
 def bounds(call: Call) -> list[float]:
-    """What a NaN may become where results are clipped."""
+    """Return the values that a clipped NaN may have."""
     activation = call.bound.__dict__.get("activation")
     clips = CLIPS.get(call.cell.op.name) or (ACTIVATION_RANGE[activation] if activation else ())
     return [x for x in clips if np.isfinite(x)]
@@ -280,7 +281,7 @@ def bounds(call: Call) -> list[float]:
 
 
 class Result(Record, frozen=True):
-    """What became of one draw: "agrees", "refused" with the verdict's reason, or "differs" with what is wrong."""
+    """The result of one draw: "agrees", "refused" with the verdict's reason, or "differs" with the difference."""
 
     call: Call
     outcome: str
@@ -290,9 +291,10 @@ class Result(Record, frozen=True):
 def compare_device(
     device: Device, reference: Device, cell: Cell, rng: np.random.Generator, draws: int, reruns: int = 4
 ) -> Iterator[Result]:
-    """Draw calls of one cell and compare a device with the reference; each model that it takes runs `reruns` times.
+    """Draw calls of one cell and compare a device with the reference; each supported model runs `reruns` times.
 
-    Models are compiled for each number of THREADS in turn. Which is the first is drawn apart: `rng` draws the same calls.
+    Models are compiled for each number of THREADS alternately. The first number is drawn separately, so `rng` draws the
+    same calls.
     """
     threads = islice(cycle(THREADS), int(rng.spawn(1)[0].integers(len(THREADS))), None)
     while draws > 0:
@@ -313,7 +315,7 @@ def compare_device(
                 theirs = held.enter_context(closing(prepared_by(device, model, claims.hints(hints))))
             except NnhalError as error:
                 draws -= 1
-                yield Result(call, "differs", f"is claimed, and fails to prepare: {error}")
+                yield Result(call, "differs", f"supports() accepts it, but prepare() fails: {error}")
                 continue
             for _ in range(min(reruns, draws)):
                 draws -= 1
@@ -322,10 +324,10 @@ def compare_device(
 
 
 def one(device: Device, mine: Prepared, theirs: Prepared, call: Call) -> Result:
-    """One execution on both."""
+    """Execute once on both."""
     try:
         wanted = run(mine, arrays_of(call))
-    except (DriverFailed, ContractBroken):  # a bug in the reference
+    except (DriverFailed, ContractBroken):  # a fault of the reference
         raise
     except NnhalError as error:
         wanted, expected = [], error
@@ -345,7 +347,7 @@ def one(device: Device, mine: Prepared, theirs: Prepared, call: Call) -> Result:
 
 
 def as_code(call: Call) -> str:
-    """A call as Builder code that makes `model` and `inputs`."""
+    """Return Builder code for a call that makes `model` and `inputs`."""
     lines = ["import numpy as np", "from numpy import inf, nan", "from nnhal import Builder, ChannelQuant"]
     lines += ["", "b = Builder()"]
     arguments, given = [], []
@@ -377,7 +379,7 @@ def as_code(call: Call) -> str:
 
 
 def kind(value: Value) -> str:
-    """Type and quantisation of a tensor, as the Builder takes them."""
+    """Return the type and quantisation of a tensor, as arguments of the Builder."""
     name = repr(OperandType(value.type).name)
     if value.channel is not None:
         return f"{name}, channel=ChannelQuant({value.channel.scales}, {value.channel.axis})"
@@ -385,6 +387,6 @@ def kind(value: Value) -> str:
 
 
 def written(value: Value) -> str:
-    """The elements of a tensor, or the number of a scalar."""
+    """Return the elements of a tensor, or the number of a scalar."""
     x = np.asarray(value.array)
     return f"np.array({x.tolist()!r}, np.{x.dtype})" if x.ndim else repr(x.item())

@@ -1,7 +1,7 @@
-"""Calls of an operation drawn from its record: every form, type, argument and class of values that it says it takes.
+"""Draws calls of an operation from its record: every signature, type, argument and class of values.
 
-The record names the ranges (`Arg.drawn`, `Op.sized`, `Op.scaled`, `Op.counted`); what it does not name is drawn from what
-its rules allow. A call that the record refuses is drawn again: rules that tie arguments to each other (padding and filter)
+The record names the ranges (`Arg.drawn`, `Op.sized`, `Op.scaled`, `Op.counted`); for anything else the draw uses
+whatever its rules allow. A call that the record refuses is drawn again, so rules between arguments (padding and filter)
 are met by chance.
 """
 
@@ -40,18 +40,18 @@ FLOATS = ("ordinary", "zeros", "ties", "large", "largest", "smallest", "subnorma
 STEPS = ("ordinary", "ends", "ties", "fine", "coarse", "far")
 INTEGERS = ("ordinary", "zeros", "largest")
 TRIES = 400
-LATE = 0.5  # of the parameters, where any is, are given at run time
-SHARE = 0.3  # of the elements of a class that are not ordinary
+LATE = 0.5  # the probability that some parameters, if there are any, are inputs of the model
+SHARE = 0.3  # the share of elements of a class that are not ordinary
 AT_BOUNDS = "bounds"  # a class that is not drawn: each result lies at a bound of the activation, or is 0, and is exact
 
 
 def classes(kind: int) -> tuple[str, ...]:
-    """The classes of values that tensors of a type have.
+    """Return the classes of values of a tensor type.
 
-    Floats: ordinary ones about 10; zeros of both signs; halves between integers; large ones, whose squares overflow; those
-    next to the greatest; the least normal ones; subnormal ones; infinite ones; NaN. Quantised ones: of the whole type; its
-    ends; halves between steps of the output; outputs of a finer and of a coarser scale; scales far from 1. Integers of any
-    size, zeros, the greatest.
+    Floats: ordinary ones about 10; zeros of both signs; halves between integers; large ones, whose squares overflow;
+    those next to the greatest; the least normal ones; subnormal ones; infinite ones; NaN. Quantised ones: of the whole
+    type; its ends; halves between quantisation steps of the output; outputs of a finer and of a coarser scale; scales
+    far from 1. Integers of any size, zeros, the greatest.
     """
     if kind in (F32, F16):
         return FLOATS
@@ -61,7 +61,7 @@ def classes(kind: int) -> tuple[str, ...]:
 
 
 class Cell(Record, frozen=True):
-    """What is drawn of: an operation, one of its forms, its own type, and a class of values."""
+    """The choices of a draw: an operation, one of its signatures, its type `T`, and a class of values."""
 
     op: Op
     form: int
@@ -73,7 +73,7 @@ class Cell(Record, frozen=True):
 
 
 def cells(names: Sequence[str] = ()) -> Iterator[Cell]:
-    """All of them; control flow, which has no values of its own, left out, and operations of extensions where not named."""
+    """Yield all cells, except control flow, which has no values, and operations of extensions that are not named."""
     for name, record in OPS.items():
         if (names and name not in names) or any(SUBGRAPH in _allowed(a) for a in record.forms[0]):
             continue
@@ -90,16 +90,16 @@ def _allowed(argument: Arg) -> Any:
 
 
 def _own(form: Form) -> list[int]:
-    """The type that stands for an operation without one of its own: that of its value."""
+    """Return the type that represents an operation without a type `T`: that of its value."""
     kinds = [next(iter(_allowed(a))) for a in form if a.name == "value"]
     return [{OperandType.FLOAT32: F32, OperandType.FLOAT16: F16}.get(kinds[0], I32)]
 
 
 class Call(Record, frozen=True):
-    """One call: inputs in the form's order, outputs as declared, what the record made of them.
+    """One call: inputs in the signature's order, outputs as declared, and the bound operation.
 
-    given: the places of inputs that the application gives at run time; the others are constants. open: whether the model
-    says nothing of the dimensions of what is given, and of the outputs.
+    given: the positions of inputs that the application gives at execution; the others are constants. open: whether the
+    model leaves the dimensions of given inputs and of outputs open.
     """
 
     cell: Cell
@@ -111,23 +111,23 @@ class Call(Record, frozen=True):
 
     @property
     def arguments(self) -> list[Arg]:
-        """That of each input."""
+        """The argument of each input."""
         return self.bound.form.each(len(self.inputs))
 
     @property
     def late(self) -> bool:
-        """Whether parameters are given at run time, too."""
+        """Whether parameters are also given at execution."""
         arguments = self.arguments
         return any(arguments[place].scalar for place in self.given)
 
     @property
     def variety(self) -> Any:
-        """What a few calls of one operation should differ in."""
+        """The facts in which a few calls of one operation should differ."""
         return self.cell.kind
 
     @property
     def constants(self) -> int:
-        """How many elements of real numbers are constants."""
+        """The number of constant elements of real numbers."""
         return sum(
             value.array.size
             for place, (argument, value) in enumerate(zip(self.arguments, self.inputs, strict=True))
@@ -135,7 +135,7 @@ class Call(Record, frozen=True):
         )
 
     def returns_to(self) -> int | None:
-        """The place of an input that the one result can be given for; None where there is none."""
+        """The position of an input to which the only result can be passed; None if there is none."""
         if len(self.outputs) != 1:
             return None
         out, given = self.outputs[0], [(place, self.inputs[place]) for place in self.given]
@@ -144,10 +144,10 @@ class Call(Record, frozen=True):
 
 
 def draw(cell: Cell, rng: np.random.Generator, *, open: bool = False, late: bool = False) -> Call:
-    """A call that the record accepts; AssertionError where none of many is.
+    """Draw a call that the record accepts; AssertionError if many tries fail.
 
-    open: of dimensions that the model does not say; some of them are 0 then. late: of parameters of which some, where there
-    are any, are given at run time.
+    open: with open dimensions; some of them are 0 then. late: with some parameters, if there are any, that are given at
+    execution.
     """
     problem = ""
     for _ in range(TRIES):
@@ -159,7 +159,7 @@ def draw(cell: Cell, rng: np.random.Generator, *, open: bool = False, late: bool
 
 
 class Drawn:
-    """One call in the making: the `Draw` that ranges see."""
+    """One call under construction: the `Draw` that ranges see."""
 
     def __init__(self, cell: Cell, rng: np.random.Generator, open: bool = False, late: bool = False) -> None:
         self.cell, self.record, self.kind, self.rng, self.open = cell, cell.op, cell.kind, rng, open
@@ -176,11 +176,11 @@ class Drawn:
         self._types: dict[str, int] = {}
         self.near = 0 if cell.values != "far" else int(rng.choice((-140, -60, -30, 30, 60, 100)))
 
-    # ------------------------------------------------------------------------------------------- what ranges may ask
+    # --------------------------------------------------------------------------------------------- queries of ranges
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._values:
-            if name not in self._arguments:  # a trailing argument that is not there
+            if name not in self._arguments:  # an omitted trailing argument
                 return self._default(name)
             argument = self._arguments[name]
             found = argument.drawn(self) if argument.drawn is not None else self._plain(argument)
@@ -205,7 +205,10 @@ class Drawn:
         return self._sizes[name]
 
     def _size(self) -> int:
-        """Mostly small; one of a call may be large enough for the main loop of a vectorised kernel and what it leaves."""
+        """Return a size, mostly small.
+
+        One of a call may be large enough for the main loop and the remainder of a SIMD kernel.
+        """
         if self.open and self.rng.random() < 0.1:
             return 0
         if not self._wide and self.rng.random() < 0.05:
@@ -232,7 +235,7 @@ class Drawn:
 
     def whole(self, low: int, high: int, shape: Any = None) -> Any:
         if high < low:
-            raise InvalidModel(f"nothing lies between {low} and {high}")
+            raise InvalidModel(f"no value is between {low} and {high}")
         return self.rng.integers(low, high, shape, endpoint=True)
 
     def pick(self, *choices: Any) -> Any:
@@ -246,7 +249,7 @@ class Drawn:
         if kind == Q8PC:
             axes = [axis for axis, size in enumerate(shape) if size]
             if not axes:
-                raise InvalidModel(f"a tensor of shape {list(shape)} has no channels, must have one at least")
+                raise InvalidModel(f"a tensor of shape {list(shape)} has no channels, must have at least one")
             axis = self.pick(*axes)
             scales = tuple(self.quantisation(Q8SYMM)[0] for _ in range(shape[axis]))
             return Value(
@@ -256,13 +259,13 @@ class Drawn:
         return Value(kind, shape, scale, zero, data=contents(self.rng, kind, shape, self.cell.values))
 
     def quantisation(self, kind: int, coarser: float = 0) -> tuple[float, int]:
-        """A scale about 1, finer or coarser by a power of two, and a zero point."""
+        """Draw a scale of about 1, finer or coarser by a power of two, and a zero point."""
         zero_points = TYPE_FACTS[kind].zero_points
         if zero_points is None:
             return 0.0, 0
         least, most = zero_points
         zero = self.pick(least, most, (least + most + 1) // 2, self.whole(least, most))
-        if self.cell.values == "ties":  # sums of values are halves of the output's steps
+        if self.cell.values == "ties":  # sums of values are halves of the output's quantisation step
             return float(np.ldexp(1.0, int(self.whole(-2, 2)) + int(coarser))), int(zero)
         exponent = self.near + coarser + float(self.rng.uniform(-3, 3))
         return float(np.clip(np.float32(2.0 ** min(exponent, 126)), 1e-45, None)), int(zero)
@@ -293,8 +296,10 @@ class Drawn:
         return Call(self.cell, tuple(inputs), made, tuple(given), bound, self.open)
 
     def _share(self, argument: Arg, value: Value) -> float:
-        """How often a tensor is given at run time: sizes and places mostly are constants, the first tensor seldom is, and
-        one without elements cannot be.
+        """Return the probability that a tensor is an input of the model.
+
+        Sizes and positions mostly are constants, the first tensor seldom is, and a tensor without elements cannot be
+        one.
         """
         if not value.array.size:
             return 1.0
@@ -328,7 +333,10 @@ class Drawn:
         return self.whole(-2 if low is None else int(low), 3 if argument.at_most is None else int(argument.at_most))
 
     def _shape(self, argument: Arg) -> tuple[int, ...]:
-        """That of the pattern; else the call's own, of which a broadcasting operation leaves out or flattens dimensions."""
+        """Return the shape by the pattern; else that of the call.
+
+        A broadcasting operation drops some dimensions of the latter or sets them to 1.
+        """
         if argument.dims is not None:
             return self.shape_of(argument.name)
         least, most = argument.rank or (1, 6)
@@ -362,7 +370,7 @@ class Drawn:
         return Value(kind, None, *self._fitting(kind, first))
 
     def _first(self) -> Value | None:
-        """The first tensor of the own type."""
+        """Return the first tensor of the cell's type."""
         for argument in self.form:
             value = self._values[argument.name]
             if argument.spec is T and value is not None:
@@ -370,7 +378,7 @@ class Drawn:
         return None
 
     def _fitting(self, kind: int, first: Value | None) -> tuple[float, int]:
-        """A scale for results: about that of the values that go in, or far finer or coarser."""
+        """Draw a scale for results: about that of the inputs, or far finer or coarser."""
         off = {"fine": -self.whole(4, 18), "coarse": self.whole(4, 18)}.get(self.cell.values, self.whole(-1, 4))
         scale, zero = self.quantisation(kind, int(off))
         if first is not None and first.scale and self.cell.values != "ties":
@@ -382,7 +390,7 @@ class Drawn:
 
 
 def contents(rng: np.random.Generator, kind: int, shape: Sequence[int], values: str) -> Array:
-    """Elements of a type, of a class of values: some of them ordinary."""
+    """Draw elements of a type and a class of values; some of them are ordinary."""
     dtype = dtype_of(kind)
     if kind == B8:
         return rng.integers(0, 2, shape).astype(dtype)
@@ -407,13 +415,13 @@ def contents(rng: np.random.Generator, kind: int, shape: Sequence[int], values: 
 
 
 def _near(rng: np.random.Generator, shape: Sequence[int]) -> Array:
-    """Ordinary elements: about 10, some of them small, some whole."""
+    """Draw ordinary elements: about 10, some of them small, some whole."""
     wide, tiny = rng.uniform(-10, 10, shape), rng.normal(size=shape) * 10.0 ** rng.integers(-4, 1, shape)
     return np.choose(rng.integers(0, 4, shape), [wide, wide, tiny, np.rint(wide)])
 
 
 def _special(rng: np.random.Generator, dtype: np.dtype[Any], shape: Sequence[int], values: str) -> Array:
-    """Elements of a class other than ordinary, of both signs."""
+    """Draw elements of another class than ordinary, of both signs."""
     facts = np.finfo(dtype)
     most, least, unit = float(facts.max), float(facts.tiny), float(facts.smallest_subnormal)
     signs = rng.choice([-1.0, 1.0], shape)

@@ -1,6 +1,7 @@
-"""Mutations of models: 21 ways to make a model wrong, after those of the NN HAL's own test suite.
+"""Mutations of models: 21 faults, after those of the NN HAL's test suite.
 
-Each mutant differs from a valid model in one place. A validator must refuse it, or it must be known why it is still valid.
+Each mutant differs from a valid model in one place. A validator must refuse it, or there is a known reason why it stays
+valid.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ INVALID_OPERATIONS = (106, 9999, 10001, 65535, -1)
 
 
 class Mutant(Record, frozen=True):
-    """A model made wrong. kind: which mutation; operation: the type of the operation it touches; detail: where."""
+    """A model with a fault. kind: the mutation; operation: the type of the changed operation; detail: the place."""
 
     kind: str
     operation: str
@@ -27,7 +28,7 @@ class Mutant(Record, frozen=True):
 
 
 def mutants(model: Model) -> Iterator[Mutant]:
-    """Every mutant of the main subgraph by every mutation of models."""
+    """Yield every mutant of the main subgraph, for each mutation."""
     for kind, mutation in MUTATIONS.items():
         for operation, detail, main in mutation(model.main):
             name = OperationType(operation.type).name if operation else ""
@@ -38,7 +39,7 @@ Found = Iterator[tuple[Operation | None, str, Subgraph]]
 
 
 def _users(main: Subgraph, index: int) -> Operation | None:
-    """An operation that reads or writes an operand."""
+    """Return an operation that reads or writes an operand."""
     return next((o for o in main.operations if index in (*o.inputs, *o.outputs)), None)
 
 
@@ -55,7 +56,7 @@ def _with_operation(main: Subgraph, at: int, **fields: Any) -> Subgraph:
 
 
 def execution_order(main: Subgraph) -> Found:
-    """An operation is moved before one that it reads from."""
+    """Move an operation before one whose result it reads."""
     writer = {i: n for n, o in enumerate(main.operations) for i in o.outputs}
     for n, operation in enumerate(main.operations):
         for source in {writer[i] for i in operation.inputs if i in writer}:
@@ -65,14 +66,14 @@ def execution_order(main: Subgraph) -> Found:
 
 
 def operand_type(main: Subgraph) -> Found:
-    """An operand's type is a code that does not exist."""
+    """Give an operand an unknown type code."""
     for index in range(len(main.operands)):
         for code in INVALID_CODES:
             yield _users(main, index), f"%{index} is {code}", _with_operand(main, index, type=code)
 
 
 def operand_rank(main: Subgraph) -> Found:
-    """A scalar has dimensions."""
+    """Give a scalar dimensions."""
     for index, operand in enumerate(main.operands):
         if not TYPE_FACTS[operand.type].tensor and operand.type != OperandType.OEM:
             for dims in ((1,), (0,), (1, 1)):
@@ -80,7 +81,7 @@ def operand_rank(main: Subgraph) -> Found:
 
 
 def operand_scale(main: Subgraph) -> Found:
-    """A scale that the type does not allow."""
+    """Give an operand a scale that its type forbids."""
     for index, operand in enumerate(main.operands):
         if operand.lifetime == Lifetime.NO_VALUE:
             continue
@@ -95,7 +96,7 @@ def operand_scale(main: Subgraph) -> Found:
 
 
 def operand_zero_point(main: Subgraph) -> Found:
-    """A zero point outside the type's range."""
+    """Give an operand a zero point outside its type's range."""
     for index, operand in enumerate(main.operands):
         if operand.lifetime == Lifetime.NO_VALUE:
             continue
@@ -105,7 +106,7 @@ def operand_zero_point(main: Subgraph) -> Found:
 
 
 def operand_lifetime(main: Subgraph) -> Found:
-    """Another lifetime than the one the operand's place in the graph asks for."""
+    """Give an operand another lifetime than its place in the graph requires."""
     for index, operand in enumerate(main.operands):
         for lifetime in Lifetime:
             if lifetime != operand.lifetime and not {lifetime, operand.lifetime} <= CONSTANTS:
@@ -113,7 +114,7 @@ def operand_lifetime(main: Subgraph) -> Found:
 
 
 def operand_role(main: Subgraph) -> Found:
-    """An operand is listed among the inputs or outputs where it must not be."""
+    """List an operand among inputs or outputs that must not be there."""
     for index in range(len(main.operands)):
         user = _users(main, index)
         if index not in main.inputs:
@@ -123,20 +124,20 @@ def operand_role(main: Subgraph) -> Found:
 
 
 def second_writer(main: Subgraph) -> Found:
-    """An operation writes what another writes, or what nobody may write."""
+    """Let an operation write an operand that another operation writes, or that no operation may write."""
     for index in range(len(main.operands)):
         for n, operation in enumerate(main.operations):
             for place, output in enumerate(operation.outputs):
                 if output != index:
                     outputs = (*operation.outputs[:place], index, *operation.outputs[place + 1 :])
-                    # the operand it wrote before gets another writer, so that the second one is all that is wrong
+                    # Another operation now writes its former output, so that the second writer is the only fault.
                     extra = replace(operation, outputs=outputs)
                     operations = (*main.operations[: n + 1], extra, *main.operations[n + 1 :])
                     yield operation, f"#{n} writes %{index} too", replace(main, operations=operations)
 
 
 def operation_operand_type(main: Subgraph) -> Found:
-    """An operand of an operation has another type, otherwise well formed."""
+    """Give an operand of an operation another type, otherwise well formed."""
     for index, operand in enumerate(main.operands):
         user = _users(main, index)
         if user is None or operand.type == OperandType.SUBGRAPH or operand.lifetime == Lifetime.NO_VALUE:
@@ -151,7 +152,7 @@ def operation_operand_type(main: Subgraph) -> Found:
 
 
 def _well_formed(operand: Operand, kind: OperandType) -> Operand | None:
-    """The operand as another type that its dimensions and bytes allow; None where there is none."""
+    """Return the operand as another type that its dimensions and bytes allow; None if there is none."""
     facts, before = TYPE_FACTS[kind], TYPE_FACTS[operand.type]
     assert facts.dtype is not None and before.dtype is not None
     dims = operand.dimensions if facts.tensor and before.tensor else ((1,) if facts.tensor else ())
@@ -173,7 +174,7 @@ def _well_formed(operand: Operand, kind: OperandType) -> Operand | None:
 
 
 def operation_type(main: Subgraph) -> Found:
-    """An operation's type is a code that does not exist."""
+    """Give an operation an unknown type code."""
     for n, operation in enumerate(main.operations):
         for code in INVALID_OPERATIONS:
             yield operation, f"#{n} is {code}", _with_operation(main, n, type=code)
@@ -181,7 +182,7 @@ def operation_type(main: Subgraph) -> Found:
 
 def _indices(field: str) -> Callable[[Subgraph], Found]:
     def mutation(main: Subgraph) -> Found:
-        """An index beyond the operands, or negative."""
+        """Set an index beyond the operands, or a negative one."""
         for n, operation in enumerate(main.operations):
             indices = getattr(operation, field)
             for place in range(len(indices)):
@@ -193,7 +194,7 @@ def _indices(field: str) -> Callable[[Subgraph], Found]:
 
 
 def removed_write(main: Subgraph) -> Found:
-    """An operation writes a new operand instead of its own, which then nobody writes."""
+    """Let an operation write a new operand instead of its usual output, which then has no writer."""
     for n, operation in enumerate(main.operations):
         for place, index in enumerate(operation.outputs):
             fresh = replace(main.operands[index], lifetime=Lifetime.TEMPORARY_VARIABLE, location=Location())
@@ -203,7 +204,7 @@ def removed_write(main: Subgraph) -> Found:
 
 
 def removed_operand(main: Subgraph) -> Found:
-    """An operand is gone from the graph and from every list that named it."""
+    """Remove an operand from the graph and from every list."""
     for index in range(len(main.operands)):
         user = _users(main, index)
 
@@ -212,18 +213,18 @@ def removed_operand(main: Subgraph) -> Found:
 
         operations = tuple(replace(o, inputs=kept(o.inputs), outputs=kept(o.outputs)) for o in main.operations)
         operands = (*main.operands[:index], *main.operands[index + 1 :])
-        yield user, f"%{index} is gone", Subgraph(operands, operations, kept(main.inputs), kept(main.outputs))
+        yield user, f"%{index} is removed", Subgraph(operands, operations, kept(main.inputs), kept(main.outputs))
 
 
 def removed_operation(main: Subgraph) -> Found:
-    """An operation is gone; what it wrote is written by nobody."""
+    """Remove an operation, so that its outputs have no writer."""
     for n, operation in enumerate(main.operations):
-        yield operation, f"#{n} is gone", replace(main, operations=(*main.operations[:n], *main.operations[n + 1 :]))
+        yield operation, f"#{n} is removed", replace(main, operations=(*main.operations[:n], *main.operations[n + 1 :]))
 
 
 def _removed(field: str) -> Callable[[Subgraph], Found]:
     def mutation(main: Subgraph) -> Found:
-        """An operation lacks one of its operands."""
+        """Remove one of an operation's operands."""
         for n, operation in enumerate(main.operations):
             indices = getattr(operation, field)
             for place in range(len(indices)):
@@ -234,7 +235,7 @@ def _removed(field: str) -> Callable[[Subgraph], Found]:
 
 
 def added_input(main: Subgraph) -> Found:
-    """An operation has one more input: a model input of the type of its last one."""
+    """Add an input to an operation: a model input of the type of its last one."""
     for n, operation in enumerate(main.operations):
         if not operation.inputs:
             continue
@@ -248,7 +249,7 @@ def added_input(main: Subgraph) -> Found:
 
 
 def added_output(main: Subgraph) -> Found:
-    """An operation has one more output: a model output of the type of its last one."""
+    """Add an output to an operation: a model output of the type of its last one."""
     for n, operation in enumerate(main.operations):
         fresh = replace(main.operands[operation.outputs[-1]], lifetime=Lifetime.SUBGRAPH_OUTPUT)
         index = len(main.operands)
@@ -280,4 +281,4 @@ MUTATIONS: dict[str, Callable[[Subgraph], Found]] = {
 BAD_HINTS = {
     "preference": (-1, 3, "fast"),
     "priority": (-1, 3, "urgent"),
-}  # the other two mutations: of compile's arguments
+}  # the other two mutations are of the arguments of compile

@@ -1,4 +1,4 @@
-"""Runs a selection of vectors over several processes."""
+"""Runs a selection of test vectors in several processes."""
 
 from collections.abc import Generator, Sequence
 
@@ -9,7 +9,7 @@ from nnhal.conformance.suite import BUILDING, Outcome
 
 
 class _VectorWork(Work):
-    """Published vectors."""
+    """Test vectors."""
 
     module = "nnhal.conformance.worker"
     idle = BUILDING
@@ -21,11 +21,11 @@ class _VectorWork(Work):
         return Outcome(item.id, verdict, reason, item.variant, item.primary, nanoseconds)
 
     def late(self, first: Outcome, second: Outcome, before: Sequence[Item]) -> Outcome:
-        reason = f"{first.verdict} late, {second.verdict} alone in a fresh process: {first.reason}"
+        reason = f"{first.verdict} late, {second.verdict} alone in a new process: {first.reason}"
         ran = tuple(dict.fromkeys(item.id for item in before))
         return replace(first, reason=reason, alone=second.verdict, before=ran)
 
 
 def run_vectors(selection: Selection, jobs: int) -> Generator[tuple[TaskResult, int, int], None, None]:
-    """As `pool.run_all`, of the vectors that are selected."""
+    """Run the selected vectors, as `pool.run_all`."""
     return run_all(_VectorWork(selection), jobs)

@@ -1,4 +1,4 @@
-"""Asks a device which operations it takes, on the worked example of each record."""
+"""Determines which operations a device supports, by the worked example of each record."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +17,7 @@ from nnhal.ops.schema import F32, Op, Stored, T
 
 
 def probe(device: Device) -> dict[str, Verdict]:
-    """A verdict for each operation that has an example without subgraphs; the device may judge others' shapes otherwise."""
+    """Return a verdict for each operation that has an example without subgraphs; other shapes may have other verdicts."""
     verdicts = {}
     for name, model in _models():
         try:
@@ -39,7 +39,7 @@ def _models() -> Iterator[tuple[str, Model]]:
 
 
 def example_model(record: Op) -> Model:
-    """The example as a model of one operation, its first plain tensor an input."""
+    """Return the example as a model of one operation, whose input is the first plain tensor."""
     assert record.example is not None
     b = Builder(record.name)
     inputs: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""What went wrong, for people: like failures as one group, with the command that repeats one."""
+"""Groups failures for people: similar ones together, with a command that repeats one."""
 
 import re
 import shlex
@@ -10,12 +10,12 @@ from nnhal.conformance.suite import BAD, Outcome
 
 _NUMBER = re.compile(r"(?<![\w.])(?<!output )-?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?|inf|nan)(?![\w.])")
 _SEVERAL = re.compile(r"([\[(])#(?:, #)*,?([\])])")
-BEFORE = 20  # vectors that ran before one that did no harm alone, and run before it again
+BEFORE = 20  # earlier vectors that are run again before one that does not fail alone
 _WORDS = "; its last words:"
 
 
 class Group(Record, frozen=True):
-    """Failures of one operation for one reason; the first stands for all."""
+    """Failures of one operation for one reason; the first represents all."""
 
     operation: str
     verdict: str
@@ -24,12 +24,12 @@ class Group(Record, frozen=True):
 
     @property
     def first(self) -> Outcome:
-        """The one that is shown."""
+        """The outcome that is shown."""
         return self.outcomes[0]
 
 
 def grouped(outcomes: Sequence[Outcome]) -> list[Group]:
-    """What did not go well by operation and reason, the largest group of each operation first."""
+    """Group failed outcomes by operation and reason, the largest group of each operation first."""
     found: dict[tuple[str, str, str, str], list[Outcome]] = {}
     for outcome in sorted(outcomes, key=lambda o: (o.id, o.variant)):
         if outcome.verdict in BAD:
@@ -40,12 +40,12 @@ def grouped(outcomes: Sequence[Outcome]) -> list[Group]:
 
 
 def kind_of(reason: str) -> str:
-    """A reason without what differs from vector to vector: numbers, shapes, last words."""
+    """Return a reason without its variable parts: numbers, shapes, last output."""
     return _SEVERAL.sub(r"\1#\2", _NUMBER.sub("#", reason.split(_WORDS, maxsplit=1)[0]))
 
 
 def repeats(selection: Selection, outcome: Outcome) -> str:
-    """The command that runs a vector again as it ran: after those that ran before it, where it did no harm alone."""
+    """Return the command that runs a vector again as it ran: after the vectors before it, if it does not fail alone."""
     ids = [*outcome.before[-BEFORE:], outcome.id]
     words = ["nnhal", "conformance", str(selection.path)]
     for driver in selection.drivers:

@@ -1,4 +1,4 @@
-"""A failing vector by itself: a folder that `nnhal conformance` runs, with its arrays in an `.npz`."""
+"""Writes a failing vector alone: a folder that `nnhal conformance` runs, with its arrays in an `.npz`."""
 
 import copy
 import json
@@ -16,10 +16,10 @@ from nnhal.model.text import text
 
 
 def write(directory: Path, selection: Selection, outcome: Outcome) -> Path:
-    """Write the vector of an outcome into a folder of its own in `directory`; returns that.
+    """Write the vector of an outcome to a new folder in `directory`; return that folder.
 
-    `index.json` and a zip hold the vector in the form of the published ones, which can hold every operation;
-    `arrays.npz` has its inputs, what is expected and what came; `model.txt` is the model for people.
+    `index.json` and a zip hold the vector in the format of the test vectors, which can hold every operation.
+    `arrays.npz` has its inputs, the expected and the actual outputs; `model.txt` is the model as text.
     """
     version, specification, _ = outcome.id.split("/", 2)
     folder = directory / "-".join([outcome.id.split("/", 2)[2], *filter(None, [outcome.variant])])
@@ -35,7 +35,7 @@ def write(directory: Path, selection: Selection, outcome: Outcome) -> Path:
         _write_arrays(folder / "arrays.npz", vector, outcome)
         (folder / "model.txt").write_text(_shown(vector, outcome.variant))
     except OSError as error:
-        raise InvalidArgument(f"repro {folder}: {error.strerror}, must be a folder that can be written") from None
+        raise InvalidArgument(f"repro {folder}: {error.strerror}, must be a writable folder") from None
     return folder
 
 
@@ -46,11 +46,11 @@ def _found(path: Path, id: str) -> Vector:
             for vector in read_member(archive, name):
                 if vector.id == id:
                     return vector
-    raise InvalidArgument(f"vectors: {id} is not under {path} any more")
+    raise InvalidArgument(f"vectors: {id} is no longer in {path}")
 
 
 def _alone(vector: Vector) -> tuple[dict[str, Any], bytes]:
-    """The description of a vector, and the bytes that it alone refers to."""
+    """Return the description of a vector, and the bytes that only it refers to."""
     test, blob = copy.deepcopy(vector.test), bytearray()
     for graph in (test["main"], *test.get("referenced", ())):
         for operand in graph["operands"]:
@@ -76,5 +76,5 @@ def _write_arrays(path: Path, vector: Vector, outcome: Outcome) -> None:
 def _shown(vector: Vector, variant: str) -> str:
     try:
         return text(vector.model(dynamic=variant == "dynamic", signed=variant == "signed"))
-    except NnhalError as error:  # one that must fail
+    except NnhalError as error:  # a vector that must fail
         return f"{error}\n"

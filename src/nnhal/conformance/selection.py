@@ -1,4 +1,4 @@
-"""Which vectors run, on what, and how: the whole plan is known before anything runs."""
+"""Selects the vectors to run, the device and the way: the whole plan is known before anything runs."""
 
 import hashlib
 import re
@@ -13,10 +13,11 @@ from nnhal.conformance.vectors import index, members
 
 
 class Selection(Subject, frozen=True):
-    """Which vectors to run, and on what. rerun: also the further ways that the index flags.
+    """The vectors to run, and the device.
 
-    way: one of `WAYS`. share: the part of all vectors that runs, chosen by a hash of the id. flag: only vectors with this
-    flag in the index. outputs: those of failed vectors are wanted.
+    rerun: also the further variants that the index flags. way: one of `WAYS`. share: the share of all vectors that
+    runs, chosen by a hash of the id. flag: only vectors with this flag in the index. outputs: keep those of failed
+    vectors.
     """
 
     path: Path
@@ -29,7 +30,7 @@ class Selection(Subject, frozen=True):
     outputs: bool = False
 
     def __post_init__(self) -> None:
-        """InvalidArgument where it selects by what is no expression, no share, no level or no time."""
+        """Raise InvalidArgument for an invalid expression, share, HAL version or time."""
         super().__post_init__()
         try:
             re.compile(self.pattern)
@@ -39,12 +40,12 @@ class Selection(Subject, frozen=True):
             raise InvalidArgument(f"share is {self.share}, must be above 0 and at most 1")
 
     def takes(self, vector: str) -> bool:
-        """Whether the vector is of the share; the same ones always."""
+        """Whether the vector is in the share; always the same ones."""
         return in_share(vector, self.share)
 
 
 def in_share(name: str, share: float) -> bool:
-    """Whether a name is in a part of all names; the same ones always, and those of a smaller part are in a larger one."""
+    """Whether a name is in a share of all names; always the same ones, and a larger share includes a smaller one."""
     digest = hashlib.sha256(name.encode()).digest()
     return int.from_bytes(digest[:4], "big") < share * 2**32
 
@@ -58,9 +59,9 @@ class Item(NamedTuple):
 
 
 def planned(selection: Selection) -> list[Bundle]:
-    """What runs, by the index: the items of each specification, with its archive and member.
+    """Return the plan by the index: the items of each specification, with its archive and member.
 
-    InvalidArgument where index and zips do not have the same specifications.
+    InvalidArgument if index and zips do not have the same specifications.
     """
     by_specification: dict[tuple[str, str], list[Item]] = {}
     for id, entry in index(selection.path).items():

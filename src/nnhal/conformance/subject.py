@@ -1,4 +1,4 @@
-"""What is under test, and the work on it as processes are given it."""
+"""The device under test, and the work on it as the processes receive it."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -9,15 +9,16 @@ from nnhal.base.values import parsed_level
 from nnhal.runtime import discovery
 
 ANY = "*"  # instead of the name of the device
-TIMEOUT = 10.0  # seconds; the slowest published vector takes a fraction of one
+TIMEOUT = 10.0  # seconds; the slowest test vector takes a fraction of one
 
 
 class Subject(Record, frozen=True, kw_only=True):
     """A device under test.
 
-    device: "" for that of the first driver, or the CPU where there is none. drivers: under development, by path. isolate:
-    the device in a process of its own. level: the device at this lower level, such as "1.0". timeout: seconds until
-    something that the driver is asked has hung. options: of drivers by device, `ANY` for whichever it is.
+    device: "" for that of the first driver, or the CPU if there is none. drivers: under development, by path. isolate:
+    whether the device is isolated in another process. level: test the device at this lower HAL version, such as "1.0".
+    timeout: seconds after which a call of the driver has hung. options: of drivers by device, `ANY` for whichever it
+    is.
     """
 
     device: str = ""
@@ -28,7 +29,7 @@ class Subject(Record, frozen=True, kw_only=True):
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """InvalidArgument where it asks for no level or no time."""
+        """Raise InvalidArgument for an invalid HAL version or time."""
         if not 0 < self.timeout < float("inf"):
             raise InvalidArgument(f"timeout is {self.timeout} s, must be above 0 and finite")
         if self.level:
@@ -40,7 +41,7 @@ class Subject(Record, frozen=True, kw_only=True):
         return self.drivers[0] if self.drivers else self.device or discovery.CPU
 
     def asked_for(self) -> list[str]:
-        """The options of the command line that ask for the level, the driver's options and the isolation."""
+        """The command line's options for the HAL version, the driver's options and the isolation."""
         words = ["--level", self.level] if self.level else []
         for device, options in self.options.items():
             where = "" if device == ANY else f"{device}:"
@@ -55,7 +56,7 @@ def _written(value: Any) -> str:
 
 
 class Bundle(NamedTuple):
-    """Items that one process runs, in order. of: what they have in common, which that process is told once."""
+    """Items that one process runs, in order. of: their common data, which that process receives once."""
 
     of: Any
     items: tuple[Any, ...]

@@ -1,4 +1,4 @@
-"""Runs one vector on a device and judges: passed, failed, crashed, unsupported; who runs many sees which have hung."""
+"""Runs one vector on a device and judges it: passed, failed, crashed, unsupported. The caller detects hangs."""
 
 import ctypes
 import mmap
@@ -32,17 +32,18 @@ from nnhal.ipc.client.process import Resilient, ResilientPrepared
 ENDLESS_LOOP_TIMEOUT_NS = 1_000_000
 VERDICTS = "passed", "failed", "crashed", "hung", "unsupported"
 BAD = "failed", "crashed", "hung"
-# What a driver is asked, in order; before that, no vector is in hand.
+# The calls of a driver, in order; before the first, there is no current vector.
 BUILDING = "build"
 STAGES = "", BUILDING, "supports", "prepare", "run", "close"
-NO_ANSWERS = DriverFailed, ContractBroken, DeviceUnavailable, Cancelled  # no way to fail, whatever the vector wants
+# never a valid failure, whatever the vector expects
+NO_ANSWERS = DriverFailed, ContractBroken, DeviceUnavailable, Cancelled
 
 
 class Outcome(PartlyCompared, frozen=True):
-    """What became of one vector: one of `VERDICTS`, and why. hint: where to look first. outputs: of one that failed.
+    """The outcome of one vector: one of `VERDICTS`, and why.
 
-    alone: of a vector that cost a process in which others ran before it, and no fresh one: its verdict there. before: those
-    others, in order.
+    hint: the likely cause. outputs: of a failed vector. alone: the verdict of a vector alone in a new process, if it
+    ended only a process in which others had run. before: those others, in order.
     """
 
     id: str
@@ -60,7 +61,7 @@ class Outcome(PartlyCompared, frozen=True):
 
 
 def variants(flags: Iterable[str]) -> Iterator[str]:
-    """The ways to run a vector: as published, and again as its flags say."""
+    """Yield the variants of a vector: as published, and those of its flags."""
     yield ""
     if "dynamicOutputShape" in flags:
         yield "dynamic"
@@ -75,7 +76,10 @@ def run_vector(
     way: str = "plain",
     at: Callable[[str], None] = lambda stage: None,
 ) -> Outcome:
-    """Build, prepare, execute in one of `WAYS` and compare one vector on one device. at: is told each of `STAGES`."""
+    """Build, prepare, execute in one of `WAYS` and compare one vector on one device.
+
+    at: is called before each of `STAGES`.
+    """
 
     def outcome(verdict: str, reason: str = "", hint: str = "", outputs: Sequence[Array | None] = ()) -> Outcome:
         return Outcome(vector.id, verdict, reason, variant, hint=hint, outputs=tuple(outputs))
@@ -95,7 +99,7 @@ def run_vector(
         return outcome("failed", f"{type(error).__name__}: {error}")
     except NnhalError as error:
         if vector.expect_failure and isinstance(error, LoopTimeout) == ("while_infinite_loop" in vector.id):
-            return outcome("passed", f"fails as it must: {error}")
+            return outcome("passed", f"fails as expected: {error}")
         return outcome("failed", f"{type(error).__name__}: {error}")
     except BaseException as error:  # a driver's bug is a failed vector, not the end of the run
         if may_be_own(error):
@@ -106,7 +110,7 @@ def run_vector(
     if vector.expect_failure:
         return outcome("failed", "ran, must end in an error")
     if ran.small:
-        return outcome("failed", f"room of outputs {list(ran.small)} is too small for shapes {ran.shapes}")
+        return outcome("failed", f"the buffers of outputs {list(ran.small)} are too small for shapes {ran.shapes}")
     if vector.multinomial:
         reason, hint = compare_frequencies(vector, ran.given, ran.results)
     else:
@@ -115,19 +119,22 @@ def run_vector(
 
 
 def ended_in(where: str, stage: str, why: str) -> str:
-    """The reason of a crash."""
+    """Return the reason of a crash."""
     return f"{where}: {stage}(): {why}"
 
 
 def fate_of(text: str) -> str:
-    """What a DeadObject says of the process, as it is said of one of the suite's own."""
+    """Return the process's fate from a DeadObject, in the words for a process of the suite."""
     return text[max(0, text.find("the driver process")) :].removesuffix(
         ": driver process: it died or closed the connection"
     )
 
 
 def _run(vector: Vector, device: Device, variant: str, way: str, at: Callable[[str], None]) -> Request | str:
-    """The request after its execution, or why the device does not take the vector. Raises what the driver does."""
+    """Return the request after its execution, or why the device does not support the vector.
+
+    Raises the driver's errors.
+    """
     at(BUILDING)
     model = vector.model(dynamic=variant == "dynamic", signed=variant == "signed")
     given = read_only(vector.inputs(signed=variant == "signed"))
@@ -152,7 +159,7 @@ def _run(vector: Vector, device: Device, variant: str, way: str, at: Callable[[s
 
 
 def _close(device: Device, prepared: Prepared, at: Callable[[str], None]) -> None:
-    """Close, and come back when the driver's own `close` has. DeadObject where that ends its process."""
+    """Close, and return after the driver's own `close`. DeadObject if that ends its process."""
     if isinstance(prepared, ResilientPrepared):
         if prepared.alive:
             at("close")
@@ -163,7 +170,7 @@ def _close(device: Device, prepared: Prepared, at: Callable[[str], None]) -> Non
 
 
 def _room(vector: Vector, variant: str, way: str, device: Device) -> list[Array | None]:
-    """Memory for the outputs: the driver's where that is allowed, else of the expected shapes."""
+    """Return memory for the outputs: the driver's if that is allowed, else of the expected shapes."""
     expected = vector.expected(signed=variant == "signed")
     if way in ("plain", "callback") and device.level >= V1_2:
         return [None] * len(expected)
@@ -174,7 +181,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def read_only(arrays: Sequence[Array | None]) -> list[Array | None]:
-    """Copies that nobody can write to, by a pointer neither: that is a SIGSEGV, as in a process of the driver's own."""
+    """Return copies that are read-only even through a pointer: a write is a SIGSEGV, as for an isolated driver."""
     places, size = [], 0
     for array in arrays:
         places.append(size)

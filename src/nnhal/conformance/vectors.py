@@ -1,4 +1,4 @@
-"""Reads published test vectors (`nnapi-test-corpus`, format 1): a model, its inputs, the expected outputs."""
+"""Reads test vectors (`nnapi-test-corpus`, format 1): a model, its inputs, the expected outputs."""
 
 import json
 import zipfile
@@ -20,7 +20,7 @@ LEVELS = {"AIDL_V1": Level.FL5, "AIDL_V2": Level.FL6, "AIDL_V3": Level.FL7}
 
 
 class Expected(Record, frozen=True):
-    """One expected output: values (None: zero elements of `shape`), whether it counts, and what its elements stand for."""
+    """One expected output: values (None: zero elements of `shape`), whether it counts, and its scale and zero point."""
 
     data: Array | None
     shape: tuple[int, ...]
@@ -31,7 +31,7 @@ class Expected(Record, frozen=True):
 
 
 class Vector(Record, frozen=True):
-    """One published test: id, the raw description, and what derives from it."""
+    """One test vector: id, the raw description, and the data derived from it."""
 
     id: str
     test: dict[str, Any]
@@ -39,7 +39,7 @@ class Vector(Record, frozen=True):
 
     @property
     def level(self) -> Level | None:
-        """The least level that the publisher states, None where it states none."""
+        """The lowest HAL version that the publisher declares, None if there is none."""
         text = self.test.get("minSupportedVersion")
         return None if text is None else LEVELS.get(text) or Level.parse(text)
 
@@ -50,7 +50,7 @@ class Vector(Record, frozen=True):
 
     @property
     def multinomial(self) -> float:
-        """Tolerance of class frequencies where the output is random, else 0."""
+        """The tolerance of class frequencies if the output is random, else 0."""
         return float(self.test.get("expectedMultinomialDistributionTolerance") or 0)
 
     @property
@@ -63,12 +63,12 @@ class Vector(Record, frozen=True):
 
     @property
     def operations(self) -> set[str]:
-        """The operation types it uses, in all subgraphs."""
+        """The operation types of all subgraphs."""
         graphs = [self.test["main"], *self.test.get("referenced", ())]
         return {operation["type"] for g in graphs for operation in g["operations"]}
 
     def model(self, *, dynamic: bool = False, signed: bool = False) -> Model:
-        """The model. dynamic: outputs of unknown dimensions; signed: unsigned 8-bit tensors made signed."""
+        """Return the model. dynamic: with unknown output dimensions; signed: with unsigned 8-bit tensors made signed."""
         builder = ModelBuilder(self.id)
         for graph in self.test.get("referenced", ()):
             sub = builder.subgraph()
@@ -79,12 +79,12 @@ class Vector(Record, frozen=True):
         return builder.finish(main["inputIndexes"], main["outputIndexes"], relaxed=bool(self.test.get("isRelaxed")))
 
     def inputs(self, *, signed: bool = False) -> list[Array | None]:
-        """Values of the main inputs in order; None for one that is left out."""
+        """Return the values of the main inputs in order; None for an omitted one."""
         main = self.test["main"]
         return [self._value(main["operands"][i], signed) for i in main["inputIndexes"]]
 
     def expected(self, *, signed: bool = False) -> list[Expected]:
-        """Expected main outputs in order."""
+        """Return the expected main outputs in order."""
         main = self.test["main"]
         result = []
         for i in main["outputIndexes"]:
@@ -151,18 +151,18 @@ def _zero_point(operand: dict[str, Any], signed: bool) -> int:
 
 
 def index(path: Path) -> dict[str, dict[str, Any]]:
-    """The corpus' index by test id: primary operation, and flags that say which further ways there are to run it."""
+    """Return the corpus's index by test id: the primary operation, and flags for the further variants."""
     file = path / "index.json"
     if not file.is_file():
-        raise InvalidArgument(f"vectors: {file} is not there, must be a folder of published test vectors")
+        raise InvalidArgument(f"vectors: {file} does not exist, must be in a folder of test vectors")
     return {entry["id"]: entry for entry in json.loads(file.read_text())["tests"]}
 
 
 def members(path: Path) -> list[tuple[Path, str]]:
-    """Every (archive, specification) of a folder of zips, in the order of the zips."""
+    """Return every (archive, specification) of a folder of zips, in the order of the zips."""
     archives = sorted(path.glob("*.zip"))
     if not archives:
-        raise InvalidArgument(f"vectors: {path} holds no .zip files, must be a folder of published test vectors")
+        raise InvalidArgument(f"vectors: {path} holds no .zip files, must be a folder of test vectors")
     found = []
     for archive in archives:
         with zipfile.ZipFile(archive) as z:
@@ -171,7 +171,7 @@ def members(path: Path) -> list[tuple[Path, str]]:
 
 
 def read_member(archive: Path, name: str) -> Iterator[Vector]:
-    """The vectors of one specification."""
+    """Yield the vectors of one specification."""
     with zipfile.ZipFile(archive) as z:
         document = json.loads(z.read(name))
         blob = z.read(document["blob"])
@@ -180,6 +180,6 @@ def read_member(archive: Path, name: str) -> Iterator[Vector]:
 
 
 def read(path: Path) -> Iterator[Vector]:
-    """All vectors of a folder."""
+    """Yield all vectors of a folder."""
     for archive, name in members(path):
         yield from read_member(archive, name)

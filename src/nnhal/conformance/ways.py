@@ -1,6 +1,6 @@
-"""The ways in which a driver can be made to execute: plain calls, bursts, fences, driver memory, callbacks.
+"""The ways to execute on a driver: plain calls, bursts, fences, driver memory, callbacks.
 
-None has a limit of time: who runs many vectors ends what has hung.
+None has a time limit: the caller ends hanging processes.
 """
 
 import logging
@@ -22,25 +22,25 @@ from nnhal.hal.request import Control, Request
 from nnhal.hal.wrappers import Wrapper
 from nnhal.runtime import discovery
 
-SYNC = "NNHAL_SYNC_EXEC"  # 0: a HAL object is executed with callbacks, also where it has executeSynchronously
+SYNC = "NNHAL_SYNC_EXEC"  # 0: HAL objects are executed with callbacks, even if they have executeSynchronously
 NOT_USED = {"fenced": "executeFenced", "memory": "allocate"}  # methods of HAL objects that nnhal does not call
 Way = Callable[[Device, Prepared, Request, Control], None]
 
 
 def plain(_: Device, prepared: Prepared, request: Request, control: Control) -> None:
-    """One call that waits."""
+    """Execute with one call that waits."""
     request.execute(partial(run_resolved, prepared), control)
 
 
 def burst(_: Device, prepared: Prepared, request: Request, control: Control) -> None:
-    """Twice in one burst: the second time, whose results count, what the burst keeps is used."""
+    """Execute twice in one burst: the second time, whose results count, uses the burst's cache."""
     with prepared.burst() as series:
         request.inside(request.given, request.rooms).execute(series.run, control)
         request.execute(series.run, control)
 
 
 def fenced(_: Device, prepared: Prepared, request: Request, control: Control) -> None:
-    """Behind a fence that is signalled after the launch."""
+    """Execute after a fence that is signalled after the launch."""
     ready, signal = fence_pair()
     execution = prepared.execute_fenced(request, control, [ready])
     signal.set()
@@ -48,13 +48,16 @@ def fenced(_: Device, prepared: Prepared, request: Request, control: Control) ->
         try:
             execution.fence.wait()
         except NnhalError:
-            execution.get_execution_info()  # raises the reason itself
+            execution.get_execution_info()  # it raises the reason itself
             raise
     execution.get_execution_info()
 
 
 def callback(_: Device, prepared: Prepared, request: Request, control: Control) -> None:
-    """With a callback that has to come exactly once; a HAL object that prepares inside `by_callbacks` has its own too."""
+    """Execute with a callback that must come exactly once.
+
+    A HAL object prepared inside `by_callbacks` uses its own callback too.
+    """
     came: list[NnhalError | None] = []
     done = threading.Event()
 
@@ -71,7 +74,7 @@ def callback(_: Device, prepared: Prepared, request: Request, control: Control) 
 
 
 def memory(device: Device, prepared: Prepared, request: Request, control: Control) -> None:
-    """Every tensor input and output in memory that the driver allocates for it."""
+    """Execute with every tensor input and output in memory that the driver allocates."""
     main = prepared.model.main
     given: dict[int, Buffer] = {}
     taken: dict[int, Buffer] = {}
@@ -91,7 +94,7 @@ def memory(device: Device, prepared: Prepared, request: Request, control: Contro
     request.adopt(inner)
     for n, buffer in taken.items():
         if buffer.shape is None:
-            raise ContractBroken(f"driver memory of output {n}: has no contents after the execution")
+            raise ContractBroken(f"driver memory of output {n} has no contents after the execution")
         request.results[n] = contents_of(buffer)
     for buffer in (*given.values(), *taken.values()):
         buffer.close()
@@ -101,26 +104,26 @@ WAYS: dict[str, Way] = {"plain": plain, "burst": burst, "fenced": fenced, "memor
 
 
 def not_used(device: Device, way: str) -> str:
-    """Why a way to execute would say nothing of a driver; "" where it does.
+    """Return why a way to execute does not test a driver; "" if it does.
 
-    A driver that is an object with the HAL's methods has its executeFenced and allocate for nothing: nnhal does both itself.
+    nnhal never calls executeFenced and allocate of a HAL object: it does both itself.
     """
     from nnhal.hal.hidl.adapters import Adapted
 
     method = NOT_USED.get(way)
-    here = discovery.registered(device.name) or device  # of a device in its own process: what was loaded here, too
+    here = discovery.registered(device.name) or device  # of an isolated device: one that was loaded here, too
     while isinstance(here, Wrapper):
         here = here.inner
     if method is None or not isinstance(here, Adapted):
         return ""
-    return f"nnhal does not call {method} of a driver that is a HAL object: it does that itself"
+    return f"nnhal does not call {method} of HAL objects: it does that itself"
 
 
 @contextmanager
 def by_callbacks() -> Iterator[list[str]]:
-    """HAL objects that prepare inside execute with callbacks. Gives the warnings of notifications that come again or late.
+    """Make HAL objects that prepare inside execute with callbacks. Yields warnings of repeated or late notifications.
 
-    A driver in its own process logs there: nothing is heard of it.
+    An isolated driver logs in its own process, so its warnings are not seen.
     """
     heard: list[str] = []
 

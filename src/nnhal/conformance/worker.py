@@ -1,7 +1,7 @@
-"""A process that runs items on a device: what the driver under test does to it costs one item.
+"""A process that runs items on a device: any fault of the driver under test costs one item.
 
-Its arguments are two descriptors and a process: a socket, to which `pool` writes a `Subject` and then `Bundle`s, and from
-which it reads `Ready` and lists of an `Answer` for each item; a `Board` that both see; its parent.
+Its arguments are two descriptors and a process id. `pool` writes a `Subject` and then `Bundle`s to the socket, and
+reads `Ready` and lists of an `Answer` for each item from it. Both see the `Board`. The process is the parent.
 """
 
 import ctypes
@@ -33,21 +33,22 @@ from nnhal.hal.wrappers import WithOptions
 from nnhal.ipc.client.process import Resilient
 from nnhal.runtime import discovery, isolation
 
-TOGETHER_NS = 20_000_000  # within which answers go together; what was not sent before a crash runs again
+# answers within this time are sent together; after a crash, items with unsent answers run again
+TOGETHER_NS = 20_000_000
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
 
 class Ready(NamedTuple):
-    """The device is there: its name."""
+    """The device is loaded; its name."""
 
     device: str
 
 
 class Answer(NamedTuple):
-    """One item's outcome, and how often an isolated driver's methods were called since the one before.
+    """One item's outcome, and the calls of each method of an isolated driver since the previous outcome.
 
-    died: the driver's own process did meanwhile, and the next item has another.
+    died: whether the driver's process ended meanwhile; the next item has a new one.
     """
 
     outcome: Any
@@ -56,7 +57,7 @@ class Answer(NamedTuple):
 
 
 class Board:
-    """A shared memory with the item in hand, by its place in the task, what the driver is asked for it, and since when."""
+    """Shared memory with the position of the current item, the driver's current call for it, and its start time."""
 
     FORM = struct.Struct("@QQ32s")
 
@@ -64,23 +65,23 @@ class Board:
         self._bytes = mmap.mmap(fd, self.FORM.size)
 
     def write(self, item: int, stage: str) -> None:
-        """Take an item in hand, or go on with it."""
+        """Begin an item, or its next call."""
         self.FORM.pack_into(self._bytes, 0, item, time.monotonic_ns(), stage.encode())
 
     def read(self) -> tuple[int, str]:
-        """The item, and the stage: "" for none in hand."""
+        """Return the item, and the stage: "" if there is none."""
         item, _, stage = self.FORM.unpack_from(self._bytes)
         return item, stage.rstrip(b"\0").decode("ascii", "replace")
 
     @property
     def asked_ns(self) -> int:
-        """When it was written, on the monotonic clock."""
+        """The start time, on the monotonic clock."""
         asked: int = self.FORM.unpack_from(self._bytes)[1]
         return asked
 
 
 class Worker(ABC):
-    """Runs what it is told, on the device of its `subject`."""
+    """Runs bundles on the device of its `subject`."""
 
     def __init__(self, connection: Connection, board: Board) -> None:
         self._connection, self._board = connection, board
@@ -93,18 +94,18 @@ class Worker(ABC):
         self._process = os.getpid()
 
     def begin(self) -> None:
-        """Before the driver loads."""
+        """Prepare the process; called before the driver loads."""
 
     @abstractmethod
     def run(self, of: Any, items: Sequence[Any]) -> Iterator[Any]:
-        """Outcomes of the items of a bundle, in order; `at` is told before each thing that the driver is asked."""
+        """Yield outcomes of the items of a bundle, in order; calls `at` before each call of the driver."""
 
     def at(self, stage: str) -> None:
-        """What the driver is asked now, for the item in hand."""
+        """Announce the driver's next call for the current item."""
         self._board.write(self._place, stage)
 
     def _made(self) -> Device:
-        """The device under test; one in a process of its own is a fresh one, which knows of no deaths."""
+        """Return the device under test; an isolated one is a new process without earlier deaths."""
         chosen = self.subject
         options = {**chosen.options.get(ANY, {}), **chosen.options.get(self._name, {})}
         device = isolation.at_level(self._name, chosen.level, own_process=chosen.isolate, options=options)
@@ -112,7 +113,7 @@ class Worker(ABC):
         return device
 
     def serve(self) -> None:
-        """Until there is nothing more to do."""
+        """Run bundles until there are no more."""
         self._connection.send(Ready(identity_of(self.device).name))
         while True:
             try:
@@ -127,10 +128,10 @@ class Worker(ABC):
         self._place = 0
         for place, outcome in enumerate(self.run(task.of, task.items)):
             if os.getpid() != self._process:
-                os._exit(0)  # a copy that the driver forked: the items and the connection are its parent's
+                os._exit(0)  # a copy that the driver forked: the items and the connection belong to its parent
             if _file_of(self._connection) != self._socket:
-                sys.stderr.write("the driver closed a descriptor that is the suite's own: the one to its results\n")
-                os._exit(1)  # with the item in hand, which it costs
+                sys.stderr.write("the driver closed the suite's descriptor for results\n")
+                os._exit(1)  # the current item gets the blame
             self.at("")
             self._place = place + 1
             process = process_of(self.device)
@@ -160,7 +161,7 @@ def _file_of(connection: Connection) -> tuple[int, int] | None:
 
 
 def process_of(device: Device) -> Resilient | None:
-    """The device in a process of its own, None for any other."""
+    """Return an isolated device's process, None for any other device."""
     inner = device.inner if isinstance(device, WithOptions) else device
     return inner if isinstance(inner, Resilient) else None
 
@@ -171,10 +172,10 @@ def _calls(device: Device) -> Counter[str]:
 
 
 class _Vectors(Worker):
-    """Runs published vectors."""
+    """Runs test vectors."""
 
     def begin(self) -> None:
-        """A driver in a process of its own is executed with callbacks, too, where that is the way."""
+        """An isolated driver is also executed with callbacks, if that is the way."""
         if self.subject.way == "callback":
             os.environ[SYNC] = "0"
 
@@ -184,7 +185,7 @@ class _Vectors(Worker):
         there = {vector.id: vector for vector in read_member(archive, member) if vector.id in wanted}
         for item in items:
             if item.id not in there:
-                raise InvalidArgument(f"vectors: {item.id} is in index.json, must be in {archive.name} too")
+                raise InvalidArgument(f"vectors: {item.id} is in index.json, must also be in {archive.name}")
             start = time.monotonic_ns()
             outcome = self._outcome(there[item.id], item.variant)
             outcome = replace(outcome, primary=item.primary, nanoseconds=time.monotonic_ns() - start)
@@ -203,16 +204,16 @@ class _Vectors(Worker):
 
 
 def main() -> None:
-    """Run vectors."""
+    """Run test vectors."""
     serve_with(_Vectors)
 
 
 def serve_with(kind: type[Worker]) -> None:
-    """Serve; items run on a thread of their own, where an exit that a driver asks for is not that of the process."""
+    """Serve; items run in a separate thread, so that a driver's exit does not end the process."""
     faulthandler.enable()
     faulthandler.register(TELL)
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # whatever the driver does then
-    if os.getppid() != int(sys.argv[3]):  # it had ended before
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # regardless of the driver
+    if os.getppid() != int(sys.argv[3]):  # the parent had ended before
         os._exit(1)
     connection, board = Connection(int(sys.argv[1])), Board(int(sys.argv[2]))
 
@@ -226,18 +227,18 @@ def serve_with(kind: type[Worker]) -> None:
 
     try:
         worker = kind(connection, board)
-    except Exception as error:  # of the driver, while it loads
+    except Exception as error:  # an error of the driver while it loads
         connection.send(_told(error))
         return
     thread = threading.Thread(target=serve, name="nnhal-items", daemon=True)
     thread.start()
     thread.join()
     sys.stdout.flush()
-    os._exit(0)  # whatever the driver still does, nobody waits for it
+    os._exit(0)  # no one waits for the driver's remaining work
 
 
 def _told(error: Exception) -> NnhalError:
-    """An error that the other side knows the class of."""
+    """Return an error whose class the other side knows."""
     if isinstance(error, NnhalError) and type(error).__module__ == errors.__name__:
         return error
     return OperationFailed(told(error))

@@ -1,4 +1,4 @@
-"""The null device: takes every operation, computes nothing, gives zeros. For measuring what lies around a driver."""
+"""The null device: supports every operation, computes nothing, returns zeros. It measures the overhead around a driver."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from nnhal.model.graph import Model
 
 
 class Null(Device):
-    """Does nothing, as fast as possible."""
+    """A device that does nothing, as fast as possible."""
 
     name = "null"
     version = "1"
@@ -25,7 +25,7 @@ class Null(Device):
 
 
 class Nothing(Prepared):
-    """A prepared model that gives the same zeros every time; dimensions that are not known before are 1."""
+    """A prepared model that always returns the same zeros; unknown dimensions are 1."""
 
     def __init__(self, model: Model) -> None:
         outputs = Signature.of(model).outputs
@@ -37,10 +37,9 @@ class Nothing(Prepared):
         return None
 
     def memory(self) -> MemoryUse:
-        """The zeros."""
         return MemoryUse(0, 0, sum(zeros.nbytes for zeros in self._zeros), 0)
 
 
 def device() -> Device:
-    """The driver's entry point."""
+    """Return the driver's device."""
     return Null()

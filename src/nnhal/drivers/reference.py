@@ -1,4 +1,4 @@
-"""The reference device: runs every operation of `ops` with its reference kernel, in numpy. Always there."""
+"""The reference device: runs every operation of `ops` with its reference kernel, in numpy. It is always available."""
 
 import math
 import time
@@ -38,7 +38,12 @@ _log = logger("cpuexe")
 
 
 class Reference(Device):
-    """The CPU that results are measured against. Option: `numerics`, "exact" for quantised operations in integers."""
+    """The CPU device that results are measured against.
+
+    The option `numerics` selects "fast" (quantised operations in float32, the default) or "exact" (in integers).
+
+    A driver may derive from it and override `supports` or `prepare`, for the operations that its engine lacks.
+    """
 
     name = "reference"
     version = "1"
@@ -46,12 +51,12 @@ class Reference(Device):
 
     @property
     def numerics(self) -> tuple[str, ...]:  # type: ignore[override]
-        """A device that prepares models in another way says itself what it can."""
+        """A derived class that overrides `prepare` must declare its own numerics."""
         return (FAST, EXACT) if type(self).prepare is Reference.prepare else (FAST,)
 
     @property
     def extensions(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Those whose operations have records, with kernels, in this process."""
+        """The extensions whose operations have records, with kernels, in this process."""
         return tuple(EXTENSIONS)
 
     def capabilities(self) -> Capabilities:
@@ -73,7 +78,7 @@ def _verdict(model: Model, operation: Operation) -> Verdict:
 
 
 class ReadyOperation(Record, frozen=True):
-    """One operation, ready to run. `last`: operands that nobody reads afterwards."""
+    """One operation, ready to run. last: operands without a later reader."""
 
     bound: Bound
     inputs: tuple[int, ...]
@@ -82,19 +87,32 @@ class ReadyOperation(Record, frozen=True):
 
 
 class Context(Record, frozen=True):
-    """What kernels of control flow and random operations need: calls of subgraphs, time, randomness."""
+    """The services of the interpreter for kernels of control flow and random operations."""
 
     call: Callable[[int, Sequence[Array | None]], list[Array]]
     control: Control
 
 
 class Interpreter(Prepared):
-    """Runs a bound model operation by operation. Keeps no state between runs, so many may run at once."""
+    """Runs a bound model operation by operation. It keeps no state between runs, so several may run at once.
+
+    Args:
+        model: The model; every operation must have a reference kernel.
+        exact: Whether quantised operations are computed in integers, see `ops.integer`.
+
+    Attributes:
+        graphs: The subgraphs, the main one first.
+        facts: The result of `validate`.
+        steps: The operations of each subgraph, ready to run.
+        constants: The arrays of each subgraph's constants, by operand.
+
+    Raises:
+        InvalidModel: The model breaks a rule of NNAPI, or an operation has no kernel.
+    """
 
     profiles = True
 
     def __init__(self, model: Model, *, exact: bool = False) -> None:
-        """exact: whether quantised operations are computed in integers, see `ops.integer`."""
         self.model, self._exact = model, exact
         self.graphs = tuple(model.subgraphs)
         self.facts: Facts = validate(model)
@@ -116,7 +134,9 @@ class Interpreter(Prepared):
         steps = []
         for n, (operation, bound) in enumerate(zip(subgraph.operations, binding.operations, strict=True)):
             if bound is None:
-                raise InvalidModel(f"{operation_name(operation.type)} #{n}: the reference device has no kernel for it")
+                raise InvalidModel(
+                    f"{operation_name(operation.type)} #{n}: is not implemented by the reference device, must have a kernel"
+                )
             steps.append(ReadyOperation(bound, operation.inputs, operation.outputs, tuple(dying[n])))
         return steps
 
@@ -130,12 +150,15 @@ class Interpreter(Prepared):
         return Timing(spent, spent) if control.measure else None
 
     def memory(self) -> MemoryUse:
-        """Constants are read where they lie; intermediates are known where all shapes are, and no subgraph is called."""
+        """Report constants, which are read in place, and intermediates if they are known.
+
+        They are known if all shapes are and no subgraph is called.
+        """
         constants = {(o.lifetime, o.location): o.location.length for g in self.graphs for o in constants_of(g)}
         return MemoryUse(0, sum(constants.values()), 0, self._intermediates())
 
     def _intermediates(self) -> int | None:
-        """The most bytes of results that are there at once in an execution; None where that is not known before."""
+        """Return the peak size in bytes of intermediate results; None if it depends on the execution."""
         values, held, most = self.facts.subgraphs[0].values, dict[int, int](), 0
         if len(self.graphs) > 1:
             return None
@@ -152,7 +175,19 @@ class Interpreter(Prepared):
         return most
 
     def call(self, number: int, inputs: Sequence[Array | None], control: Control) -> list[Array]:
-        """Run subgraph `number`. Results may share memory with inputs and constants."""
+        """Run subgraph `number`.
+
+        Args:
+            number: The index of the subgraph, 0 for the main one.
+            inputs: Its inputs, None for those without a value.
+            control: The execution's control.
+
+        Returns:
+            Its outputs. They may share memory with inputs and constants.
+
+        Raises:
+            OperationFailed: A kernel failed, or its result breaks the model's declarations.
+        """
         subgraph, values = self.graphs[number], self.facts.subgraphs[number].values
         arrays: dict[int, Any] = dict(self.constants[number])
         arrays.update(zip(subgraph.inputs, inputs, strict=True))
@@ -166,7 +201,8 @@ class Interpreter(Prepared):
             given = [arrays.get(i) for i in step.inputs]
             bound = step.bound
             if rebind or bound.deferred:
-                # What a rule looks at is what the kernel uses, whoever else can write to the caller's memory meanwhile.
+                # Copy, so that a rule and the kernel see the same values, even if another thread writes to the caller's
+                # memory.
                 given = [x.copy() if x is not None and x.dtype.kind in "ib" else x for x in given]
                 bound = _rebind(step, [values[i] for i in step.inputs], given)
             for index, array in zip(step.outputs, _apply(bound, given, context, self._exact), strict=True):
@@ -181,12 +217,12 @@ class Interpreter(Prepared):
 
 
 def constants_of(subgraph: Subgraph) -> Iterator[Operand]:
-    """The constant operands of a subgraph."""
+    """Yield the constant operands of a subgraph."""
     return (operand for operand in subgraph.operands if operand.lifetime in CONSTANTS)
 
 
 def _rebind(step: ReadyOperation, values: Sequence[Value | None], given: Sequence[Array | None]) -> Bound:
-    """Bind again with everything known; what is wrong now is an error of the execution."""
+    """Bind again with all values known; a fault is now an error of the execution."""
     known = [
         v
         if v is None or (x is None and v.data is not None)
@@ -213,19 +249,21 @@ def _apply(a: Bound, given: Sequence[Array | None], context: Context, exact: boo
     except MemoryError as error:
         raise OutOfMemory(f"{a.name}: {error}") from error
     except Unknown as error:
-        raise OperationFailed(f"{a.name}: needs the value of {error}, which it was not given") from error
+        raise OperationFailed(f"{a.name}: {error} is omitted, must have a value") from error
     except (ValueError, IndexError, TypeError, ArithmeticError) as error:
         raise OperationFailed(f"{a.name}: {error}") from error
     outputs = list(results) if isinstance(results, tuple | list) else [results]
     for value, shape, output in zip(a.outs, a.shapes, outputs, strict=False):
-        # What a loop or branch makes has to fit the declared shape too: nothing could be inferred before.
+        # The result of a loop or branch also has to match the declared shape: it could not be inferred.
         wrong = [s for s in (shape, value.shape or None) if s is not None and not agree(s, output.shape)]
         if output.dtype != value.dtype or wrong:
             wanted = show(wrong[0] if wrong else shape)
-            raise OperationFailed(f"{a.name}: made {output.dtype}{show(output.shape)}, must be {value.dtype}{wanted}")
+            raise OperationFailed(
+                f"{a.name}: the result is {output.dtype}{show(output.shape)}, must be {value.dtype}{wanted}"
+            )
     return outputs[: len(a.outs)]
 
 
 def device() -> Device:
-    """The driver's entry point."""
+    """Return the driver's device."""
     return Reference()

@@ -1,4 +1,4 @@
-"""Zip files that hold models, or that a model file carries behind it. Nothing in them is trusted, nothing is written out."""
+"""Zip files with models, or at the end of a model file. Nothing in them is trusted or extracted to disk."""
 
 import io
 import lzma
@@ -13,7 +13,7 @@ from nnhal.base.operands import Array
 from nnhal.frontends.zipped import END, END_64, END_64_BYTES, END_BYTES, MOST_BEHIND
 
 MOST_MEMBERS, MOST_DIRECTORY = 1000, 1 << 20
-MOST_GROWTH = 100  # times the archive's bytes that a member may have
+MOST_GROWTH = 100  # the most bytes of a member, as a multiple of the archive's
 MOST_BYTES = 1 << 31  # of a member
 LEAST_LIMIT = 1 << 20  # bytes that a member of the smallest archive may have
 DAMAGE = (
@@ -23,7 +23,7 @@ DAMAGE = (
 
 
 class Archive(Mapping[str, bytes]):
-    """The members of an archive by name, each read when it is asked for; BadFile for what is damaged or too large."""
+    """The members of an archive by name, read on demand; BadFile for damaged or too large ones."""
 
     def __init__(self, data: Array, label: str) -> None:
         self._label, self._size = label, len(data)
@@ -32,23 +32,23 @@ class Archive(Mapping[str, bytes]):
             self._zip = zipfile.ZipFile(io.BufferedReader(_Seekable(data)))
             self._members = {info.filename: info for info in self._zip.infolist() if not info.is_dir()}
         except DAMAGE as error:
-            raise BadFile(f"{label}: is a zip file that cannot be read: {error}") from None
+            raise BadFile(f"{label}: is an unreadable zip file: {error}") from None
 
     def _check(self, data: Array) -> None:
-        """The end says how much there is to be read before any of it is."""
+        """Check the end record before any entry is read: it has the number and size of the entries."""
         tail = data[-MOST_BEHIND:].tobytes()
         at = tail.rfind(END)
         if at < 0 or at + END_BYTES > len(tail):
-            raise BadFile(f"{self._label}: is a zip file without its end, must be whole")
+            raise BadFile(f"{self._label}: is a zip file without its end, must be complete")
         count, size = struct.unpack_from("<HI", tail, at + 10)
         if END_64 in tail[max(0, at - END_64_BYTES) : at] or count > MOST_MEMBERS or size > MOST_DIRECTORY:
             raise BadFile(
                 f"{self._label}: is a zip file of {count} members or more and a directory of {size} bytes, must have "
-                f"{MOST_MEMBERS} and {MOST_DIRECTORY} at most"
+                f"at most {MOST_MEMBERS} and {MOST_DIRECTORY}"
             )
 
     def size_of(self, name: str) -> int:
-        """Bytes of a member, as the archive has it."""
+        """Return the bytes of a member, as recorded in the archive."""
         return self._members[name].file_size
 
     def __getitem__(self, name: str) -> bytes:
@@ -56,7 +56,7 @@ class Archive(Mapping[str, bytes]):
         limit = min(MOST_BYTES, max(LEAST_LIMIT, MOST_GROWTH * self._size))
         where = f"{self._label}: member {short(name)}"
         if info.file_size > limit:
-            must = f"must have {limit} at most, as it may be {MOST_GROWTH} times the file's size"
+            must = f"must have at most {limit}, {MOST_GROWTH} times the file's size"
             raise BadFile(f"{where} has {info.file_size} bytes, {must}")
         try:
             return self._zip.read(info)

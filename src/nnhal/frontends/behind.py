@@ -1,4 +1,4 @@
-"""What may lie behind a model in its file: a zip file, which is opened only when somebody looks into it."""
+"""An optional zip file at the end of a model file, opened on first use."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -8,11 +8,12 @@ from nnhal.frontends.zipped import END, MOST_BEHIND
 
 
 class Behind(Mapping[str, bytes]):
-    """The zip file behind a model, opened when it is first looked into; none is an empty one."""
+    """The zip file at the end of a model file, opened on first use; a missing one is empty."""
 
     def __init__(self, data: Array, label: str) -> None:
         there = END in data[-MOST_BEHIND:].tobytes()
-        self._data, self._label = data if there else data[:0].copy(), label  # the memory of a file without one may go
+        # The memory of a file without one may be released
+        self._data, self._label = data if there else data[:0].copy(), label
         self._archive: Mapping[str, bytes] | None = None if there else {}
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Files beside a model's own that its weights lie in: found without following a link, and read as that is."""
+"""External data files of a model: opened without following links, and read as external tensors."""
 
 import errno
 import os
@@ -13,7 +13,7 @@ BESIDE = "beside"  # memo of a model: the memories of these files, by name
 
 
 def read_beside(folder: str, name: str, where: str, most: int | None = None) -> tuple[int, Memory]:
-    """The size and the bytes of a file below a folder, found without following a link below it."""
+    """Return the size and the bytes of a file below a folder, without following links below it."""
     own = Owner()
     try:
         at, parts = os.path.abspath(folder), name.split("/")
@@ -24,15 +24,15 @@ def read_beside(folder: str, name: str, where: str, most: int | None = None) -> 
             own.fds.append(os.open(part, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=own.fds[-1]))
         found = os.fstat(own.fds[-1])
         if not stat.S_ISREG(found.st_mode):
-            raise BadFile(f"{where} is no file")
+            raise BadFile(f"{where} is not a file")
         if most is not None and found.st_size > most:
-            raise BadFile(f"{where} has {found.st_size} bytes, must have {most} at most for what lies in it")
+            raise BadFile(f"{where} has {found.st_size} bytes, must have at most {most} for its tensors")
         store = Store("nnhal-model")
         store.add_file(os.path.join(at, name), own.fds[-1])
         return found.st_size, store.seal()
     except OSError as error:
         links = error.errno in (errno.ELOOP, errno.ENOTDIR)
-        why = "is a link, or lies behind one: must be in the model's folder itself" if links else error.strerror
+        why = "is or follows a link, must be in the model's folder itself" if links else error.strerror
         raise BadFile(f"{where}: {why}") from error
     finally:
         own.close()

@@ -1,4 +1,4 @@
-"""Models of files whose operations cannot be expressed before the sizes of open dimensions are known."""
+"""Models of files whose operations can be expressed only for known sizes of the open dimensions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from nnhal.model.graph import Model, Operand, Subgraph
 from nnhal.model.open import OpenModel
 
 Dims = tuple[int | None, ...]  # None for an open one
-Alike = Sequence[tuple[str, tuple[tuple[int, int], ...]]]  # as of a model
+Alike = Sequence[tuple[str, tuple[tuple[int, int], ...]]]  # see the model's
 Import = Callable[[Mapping[str, tuple[int, ...]]], Model]
 SAMPLES = (
     (1, 8),
@@ -26,7 +26,7 @@ SAMPLES = (
 
 
 class OpenInputs(NamedTuple):
-    """The inputs of a file with the dimensions that stay open. alike: as of a model."""
+    """The inputs of a file with their open dimensions. alike: see the model's."""
 
     dims: dict[str, Dims]
     alike: Alike = ()
@@ -37,7 +37,10 @@ class OpenInputs(NamedTuple):
         return any(None in dims for dims in self.dims.values())
 
     def sampled(self, first: int, other: int) -> dict[str, tuple[int, ...]]:
-        """Shapes with a size for each open dimension. first: that of axis 0, and of dimensions of the same name."""
+        """Return shapes with a size for each open dimension.
+
+        first: the size of axis 0, and of dimensions with its names.
+        """
         names = list(self.dims)
         sizes: dict[tuple[str, int], int] = {}
         for _, places in self.alike:
@@ -52,10 +55,10 @@ class OpenInputs(NamedTuple):
 
 
 def open_model(inputs: OpenInputs, at: Import, refused: UnsupportedModel | InvalidModel, label: str) -> OpenModel:
-    """The model of a file that was refused with dimensions left open, to be imported for each set of sizes.
+    """Return the model of a file that was refused with open dimensions, to be imported for each set of sizes.
 
-    It is imported for a few sizes to see whether any will do. at: imports it. Raises UnsupportedModel with what no size
-    helps against, and `refused` where no size does.
+    It is imported for a few sizes to see whether any works. at: imports it. Raises UnsupportedModel with the operations
+    that no size makes expressible, and `refused` if no size works.
     """
     found: list[tuple[dict[str, tuple[int, ...]], Model]] = []
     refusals = [refused]
@@ -75,13 +78,13 @@ def open_model(inputs: OpenInputs, at: Import, refused: UnsupportedModel | Inval
     if not found:
         raise refused
     samples = [model for _, model in found]
-    if len(samples[0].main.inputs) - len(samples[0].states) != len(inputs.dims):  # several of one name
+    if len(samples[0].main.inputs) - len(samples[0].states) != len(inputs.dims):  # several with the same name
         raise refused
     return _outlined(inputs, samples, at)
 
 
 def _raise_if_always(refusals: Sequence[NnhalError], label: str) -> None:
-    """UnsupportedModel, where something is refused whatever the sizes."""
+    """Raise UnsupportedModel if an operation is refused for all sizes."""
     listed = [error.refused for error in refusals if isinstance(error, UnsupportedModel)]
     if len(listed) < len(refusals) or len(listed) <= 2:
         return
@@ -94,7 +97,7 @@ def _raise_if_always(refusals: Sequence[NnhalError], label: str) -> None:
 
 
 def _outlined(inputs: OpenInputs, samples: Sequence[Model], at: Import) -> OpenModel:
-    """Inputs and outputs of a file as its models for two sets of sizes have them; what differs between them is open."""
+    """Derive inputs and outputs from the models for two sets of sizes; differing dimensions are open."""
     model, other = samples[0], samples[-1]
     graph = model.main
     operands: list[Operand] = []
@@ -129,5 +132,5 @@ def _outlined(inputs: OpenInputs, samples: Sequence[Model], at: Import) -> OpenM
 
 
 def _common(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
-    """Dimensions of two samples, 0 for those that differ; none at all where the ranks do."""
+    """Return the dimensions of two samples, 0 for those that differ; () for different ranks."""
     return tuple(a if a == b else 0 for a, b in zip(one, other, strict=True)) if len(one) == len(other) else ()

@@ -1,4 +1,4 @@
-"""What a call of the builder says, as the arguments of one form of the operation."""
+"""Matches the arguments of a builder call to one signature of the operation."""
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
@@ -17,9 +17,9 @@ from nnhal.ops.schema import REQUIRED, Form, Op
 def chosen(
     record: Op, arguments: Sequence[Any], named: Mapping[str, Any], element: np.dtype[Any] | None
 ) -> tuple[Form, dict[str, Any]]:
-    """The form that has all the names and needs nothing more, and the arguments by name.
+    """Return the signature that has all the names and needs no others, and the arguments by name.
 
-    element: the element type wanted of the output, which may decide between forms.
+    element: the requested element type of the output, which may decide between signatures.
     """
     named = _expanded(record, named)
     problems, fitting = [], []
@@ -45,12 +45,12 @@ def chosen(
 
 
 def _scalar_types(form: Form) -> list[Any]:
-    """The element types of a form's scalar arguments."""
+    """Return the element types of a signature's scalar arguments."""
     return [TYPE_FACTS[t].dtype for a in form if a.scalar and isinstance(a.spec, dict) for t in a.spec]
 
 
 def _expanded(record: Op, named: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments with pairs written out: padding, stride, filter_size, dilation."""
+    """Expand pairs: padding, stride, filter_size, dilation."""
     own = {a.name for form in record.forms for a in form}
     found: dict[str, Any] = {}
     for name, value in named.items():
@@ -66,7 +66,7 @@ def _expanded(record: Op, named: Mapping[str, Any]) -> dict[str, Any]:
             raise InvalidModel(f"{record.name}: no argument {name}, must be of {', '.join(taken)}{meant(name, taken)}")
         for part, each in parts.items():
             if part in found or (part != name and part in named):
-                raise InvalidModel(f"{where} says {part}, which is given too, must be one of them")
+                raise InvalidModel(f"{where} sets {part}, which is given too, must be one of them")
             found[part] = each
     return found
 

@@ -1,4 +1,4 @@
-"""Which importer reads a file: told by what it holds, not by its name."""
+"""Selects the importer of a file by its content, not by its name."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ Shapes = Mapping[str, Sequence[int]] | Sequence[Sequence[int]]
 
 
 def folder_of(source: Source) -> str | None:
-    """Where files beside a model are looked for: a path's folder; nowhere for bytes, open files and members of bundles."""
+    """Return the folder of external files: a path's folder; None for bytes, open files and members of bundles."""
     if not isinstance(source, str | os.PathLike):
         return None
     path, members = split(str(os.fspath(source)))
@@ -36,12 +36,14 @@ def load_opened(
     shapes: Shapes | None = None,
     values: Values | None = None,
 ) -> "Model":
-    """The model of a file that is `opened`. folder: see `folder_of`. The rest as of `nnhal.load`."""
+    """Return the model of an `opened` file. folder: see `folder_of`. For the others, see `nnhal.load`."""
     if is_onnx(memory.bytes()):
         from nnhal.frontends import onnx
 
         if signature is not None:
-            raise InvalidArgument(f"{label}: signature is {shown(signature)}, must be left out: an .onnx file has none")
+            raise InvalidArgument(
+                f"{label}: signature is {shown(signature)}, must be left out: an .onnx file has no signatures"
+            )
         return onnx.load_opened(label, memory, folder=folder, shapes=shapes, values=values)
     from nnhal.frontends import tflite
 
@@ -58,9 +60,9 @@ def open_by_shape(
     shapes: Shapes,
     values: Values | None,
 ) -> "OpenModel":
-    """The model of a file that `load_opened` refused, where that is for want of sizes; else raises what it was refused with.
+    """Return the model of a file that `load_opened` refused for missing sizes; raise other refusals.
 
-    at: imports it for sizes. The rest as of `load_opened`.
+    at: imports it for sizes. For the others, see `load_opened`.
     """
     if is_onnx(memory.bytes()):
         from nnhal.frontends import onnx
@@ -78,7 +80,7 @@ def open_by_shape(
 
 
 def refused_outline(source: Source, error: UnsupportedModel | ShapeNeeded, signature: str | None = None) -> "Outline":
-    """What `load` refused with this error, operator by operator."""
+    """Return the outline of a file that `load` refused with this error, operator by operator."""
     label, memory = opened(source)
     if is_onnx(memory.bytes()):
         from nnhal.frontends.onnx import outline

@@ -14,7 +14,7 @@ def _method(record):
 
 
 class Operations:
-    """The operations as methods of the class that adds them by name."""
+    """The operations as methods, added to the class by name."""
 
 
 for _record in records():

@@ -22,7 +22,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def add(
         self,
@@ -42,7 +43,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def argmax(
         self,
@@ -57,7 +59,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def argmin(
         self,
@@ -71,7 +74,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def average_pool_2d(
         self,
@@ -86,15 +90,15 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """Mean of each window; of stored values where quantised, halves rounded away from a stored 0. Since
-        1.0.
+        """Mean of each window; of stored values if quantised, halves rounded away from a stored 0. Since 1.0.
 
         Shapes:
             input [batch, height, width, depth], NHWC unless nchw
         Returns:
             output [batch, out_h, out_w, depth], NHWC unless nchw
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def axis_aligned_bbox_transform(
         self,
@@ -107,7 +111,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """Boxes moved and resized by deltas, for each class, and clipped to their picture. Since 1.2.
+        """Moves and resizes boxes by deltas, for each class, and clips them to their picture. Since 1.2.
 
         Shapes:
             roi [num_rois, 4]
@@ -117,7 +121,8 @@ class Operations:
         Returns:
             output [num_rois, deltas]
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def batch_matmul(
         self,
@@ -138,7 +143,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def batch_to_space_nd(
         self,
@@ -150,7 +156,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """The batch gathered into blocks of height and width. Since 1.1.
+        """Moves the batch to blocks of height and width. Since 1.1.
 
         Shapes:
             input [batch, height, width, depth], NHWC unless nchw
@@ -158,7 +164,8 @@ class Operations:
         Returns:
             output [out_n, out_h, out_w, depth], NHWC unless nchw
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def bidirectional_sequence_lstm(
         self,
@@ -294,7 +301,8 @@ class Operations:
             bw_state_out
             bw_cell_state_out
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def bidirectional_sequence_rnn(
         self,
@@ -338,7 +346,8 @@ class Operations:
             fw_hidden_state_out
             bw_hidden_state_out
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def box_with_nms_limit(
         self,
@@ -357,9 +366,9 @@ class Operations:
         out_type: OutType | None = None,
         name: str = "",
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The best boxes of each picture, of every class but 0, the background, without those that overlap
-        better ones. A score must be greater than score_threshold; an overlap of iou_threshold counts; a
-        score lowered to nms_score_threshold stays. Since 1.2.
+        """Returns the best boxes of each picture, of every class but 0, the background, without those that
+        overlap better ones. A score must be greater than score_threshold; an overlap of iou_threshold
+        counts; a score lowered to nms_score_threshold stays. Since 1.2.
 
         Shapes:
             scores [num_rois, num_classes]
@@ -371,7 +380,8 @@ class Operations:
             classes [num_output_rois]
             batches [num_output_rois]
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def cast(
         self,
@@ -382,13 +392,14 @@ class Operations:
         out_type: OutType | None = None,
         name: str = "",
     ) -> Tensor:
-        """The stored values in another type; scales and zero points do not count. To integers: truncated
-        towards 0 and saturated, NaN as 0. Since 1.2.
+        """Converts stored values to another type; scales and zero points are ignored. Integers are truncated
+        towards 0 and saturated, NaN becomes 0. Since 1.2.
 
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def channel_shuffle(
         self,
@@ -400,14 +411,15 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """Channels of the same place in each group brought together. Since 1.2.
+        """Groups the channels that have the same position in each group. Since 1.2.
 
         Shapes:
             input of rank 1 to 4
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def concatenation(
         self,
@@ -418,14 +430,15 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """Tensors one behind the other along an axis. Since 1.0.
+        """Concatenates tensors along an axis. Since 1.0.
 
         Shapes:
             parts of rank 1 to 4
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def conv_2d(
         self,
@@ -451,7 +464,8 @@ class Operations:
         Returns:
             output [batch, out_h, out_w, depth_out], NHWC unless nchw
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def depthwise_conv_2d(
         self,
@@ -469,7 +483,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """Convolution of each channel by itself, with one or more filters. Since 1.0.
+        """Convolution of each channel alone, with one or more filters. Since 1.0.
 
         Shapes:
             input [batch, height, width, depth_in], NHWC unless nchw
@@ -478,7 +492,8 @@ class Operations:
         Returns:
             output [batch, out_h, out_w, depth_out], NHWC unless nchw
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def depth_to_space(
         self,
@@ -490,14 +505,15 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """Depth laid out as blocks of height and width. Since 1.0.
+        """Moves depth to blocks of height and width. Since 1.0.
 
         Shapes:
             input [batch, height, width, depth], NHWC unless nchw
         Returns:
             output [batch, out_h, out_w, out_d], NHWC unless nchw
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def dequantize(
         self,
@@ -506,14 +522,15 @@ class Operations:
         out_type: OutType | None = None,
         name: str = "",
     ) -> Tensor:
-        """The real values that quantised ones stand for. Since 1.0.
+        """Returns the real values of quantised ones. Since 1.0.
 
         Shapes:
             input of rank 1 to 4
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def detection_postprocessing(
         self,
@@ -534,8 +551,8 @@ class Operations:
         *,
         name: str = "",
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The best boxes and their classes, from anchors and deltas for them. A score must be greater than
-        score_threshold; an overlap of iou_threshold counts. Since 1.2.
+        """Returns the best boxes and their classes, from anchors and deltas for them. A score must be greater
+        than score_threshold; an overlap of iou_threshold counts. Since 1.2.
 
         Shapes:
             scores [batches, num_anchors, num_classes]
@@ -547,7 +564,8 @@ class Operations:
             classes [batches, rows]
             num_detections [batches]
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def div(
         self,
@@ -565,7 +583,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def elu(
         self,
@@ -579,7 +598,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def embedding_lookup(
         self,
@@ -590,7 +610,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """Rows picked by index. Since 1.0.
+        """Picks rows by index. Since 1.0.
 
         Shapes:
             lookups [count]
@@ -598,7 +618,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def equal(
         self,
@@ -612,7 +633,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def exp(
         self,
@@ -625,7 +647,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def expand_dims(
         self,
@@ -636,12 +659,13 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """A dimension of size 1 is put in. Since 1.2.
+        """Inserts a dimension of size 1. Since 1.2.
 
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def fill(
         self,
@@ -651,14 +675,15 @@ class Operations:
         out_type: OutType | None = None,
         name: str = "",
     ) -> Tensor:
-        """A tensor of the given shape, every element the given value. Since 1.3.
+        """Fills a tensor of the given shape with the given value. Since 1.3.
 
         Shapes:
             shape [_]
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def floor(
         self,
@@ -673,7 +698,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def fully_connected(
         self,
@@ -686,7 +712,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """Each row of input_size elements times the weights, transposed. Since 1.0.
+        """Multiplies each row of input_size elements by the transposed weights. Since 1.0.
 
         Shapes:
             input of rank 2 to 4
@@ -695,7 +721,8 @@ class Operations:
         Returns:
             output [batch_size, num_units]
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def gather(
         self,
@@ -707,12 +734,13 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """Slices picked by index along an axis. Since 1.2.
+        """Picks slices by index along an axis. Since 1.2.
 
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def generate_proposals(
         self,
@@ -733,9 +761,9 @@ class Operations:
         out_type: OutType | None = None,
         name: str = "",
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The best boxes, from anchors at every place of a feature map and deltas for them. Height and width
-        must be greater than min_size as it is, and the centre left of and above the picture's edge; an
-        overlap of iou_threshold counts. Since 1.2.
+        """Returns the best boxes, from anchors at every position of a feature map and deltas for them. Height
+        and width must be greater than the unscaled min_size, and the centre left of and above the picture's
+        edge; an overlap of iou_threshold counts. Since 1.2.
 
         Shapes:
             scores [batches, height, width, num_anchors], NHWC unless nchw
@@ -747,7 +775,8 @@ class Operations:
             roi_out [num_output_rois, 4]
             batches_out [num_output_rois]
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def greater(
         self,
@@ -761,7 +790,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def greater_equal(
         self,
@@ -775,7 +805,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def grouped_conv_2d(
         self,
@@ -801,7 +832,8 @@ class Operations:
         Returns:
             output [batch, out_h, out_w, depth_out], NHWC unless nchw
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def hard_swish(
         self,
@@ -816,7 +848,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def hashtable_lookup(
         self,
@@ -828,7 +861,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> tuple[Tensor, Tensor]:
-        """Rows picked by key; zeros, as they are stored, and no hit, where the key is not there. Since 1.0.
+        """Picks rows by key; a missing key gives stored zeros and no hit. Since 1.0.
 
         Shapes:
             lookups [count]
@@ -838,7 +871,8 @@ class Operations:
             output
             hits
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def heatmap_max_keypoint(
         self,
@@ -851,8 +885,9 @@ class Operations:
         out_type: OutType | None = None,
         name: str = "",
     ) -> tuple[Tensor, Tensor]:
-        """The greatest place of each heatmap, in the original image, and its score. Where the greatest element
-        is there twice, or squares of elements are beyond float32, both are up to the driver. Since 1.2.
+        """The position of the maximum of each heatmap, in the original image, and its score. If the greatest
+        element occurs twice, or squares of elements exceed float32, both results are up to the driver.
+        Since 1.2.
 
         Shapes:
             heatmap [num_boxes, heatmap_size, heatmap_size, num_keypoints], NHWC unless nchw
@@ -861,7 +896,8 @@ class Operations:
             scores [num_boxes, num_keypoints]
             keypoints [num_boxes, num_keypoints, 2]
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def if_(
         self,
@@ -883,7 +919,8 @@ class Operations:
         Returns:
             results
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def instance_normalization(
         self,
@@ -902,7 +939,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def l2_normalization(
         self,
@@ -920,7 +958,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def l2_pool_2d(
         self,
@@ -940,7 +979,8 @@ class Operations:
         Returns:
             output [batch, out_h, out_w, depth], NHWC unless nchw
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def less(
         self,
@@ -954,7 +994,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def less_equal(
         self,
@@ -968,7 +1009,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def local_response_normalization(
         self,
@@ -988,7 +1030,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def log(
         self,
@@ -1001,7 +1044,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def logical_and(
         self,
@@ -1015,7 +1059,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def logical_not(
         self,
@@ -1028,7 +1073,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def logical_or(
         self,
@@ -1037,12 +1083,13 @@ class Operations:
         *,
         name: str = "",
     ) -> Tensor:
-        """Whether one of the two is true. Since 1.2.
+        """Whether at least one is true. Since 1.2.
 
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def logistic(
         self,
@@ -1059,7 +1106,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def log_softmax(
         self,
@@ -1076,7 +1124,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def lsh_projection(
         self,
@@ -1087,7 +1136,7 @@ class Operations:
         kind: LshProjection | Literal["sparse_deprecated", "dense", "sparse"],
         name: str = "",
     ) -> Tensor:
-        """Bits by locality-sensitive hashing. Since 1.0.
+        """Computes bits by locality-sensitive hashing. Since 1.0.
 
         Shapes:
             hashes [functions, bits]
@@ -1095,7 +1144,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def lstm(
         self,
@@ -1162,7 +1212,8 @@ class Operations:
             cell_state_out [batch, units]
             output [batch, output_size]
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def maximum(
         self,
@@ -1173,12 +1224,13 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """The greater element; NaN where one of the two is NaN. Since 1.2.
+        """The greater element; NaN if either is NaN. Since 1.2.
 
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def max_pool_2d(
         self,
@@ -1200,7 +1252,8 @@ class Operations:
         Returns:
             output [batch, out_h, out_w, depth], NHWC unless nchw
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def mean(
         self,
@@ -1220,7 +1273,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def minimum(
         self,
@@ -1231,12 +1285,13 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """The lesser element; NaN where one of the two is NaN. Since 1.2.
+        """The lesser element; NaN if either is NaN. Since 1.2.
 
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def mirror_pad(
         self,
@@ -1248,14 +1303,15 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """The tensor's mirror image around it. Since feature level 7.
+        """Pads a tensor with its mirror image. Since feature level 7.
 
         Shapes:
             paddings [_, 2]
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def mul(
         self,
@@ -1275,7 +1331,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def neg(
         self,
@@ -1288,7 +1345,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def not_equal(
         self,
@@ -1302,7 +1360,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def pack(
         self,
@@ -1313,12 +1372,13 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """Tensors of one shape stacked along a new axis. Since feature level 6.
+        """Stacks tensors of one shape along a new axis. Since feature level 6.
 
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def pad(
         self,
@@ -1329,7 +1389,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """Zeros around a tensor. Since 1.1.
+        """Pads a tensor with zeros. Since 1.1.
 
         Shapes:
             input of rank 1 to 4
@@ -1337,7 +1397,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def pad_v2(
         self,
@@ -1349,7 +1410,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """A value around a tensor. Since 1.2.
+        """Pads a tensor with a value. Since 1.2.
 
         Shapes:
             input of rank 1 to 4
@@ -1357,7 +1418,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def pow(
         self,
@@ -1371,7 +1433,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def prelu(
         self,
@@ -1382,12 +1445,13 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """What is below 0 times alpha, the rest as it is. Since 1.2.
+        """Multiplies elements below 0 by alpha; others are unchanged. Since 1.2.
 
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def quantize(
         self,
@@ -1398,12 +1462,13 @@ class Operations:
         out_type: OutType | None = None,
         name: str = "",
     ) -> Tensor:
-        """Real values as quantised ones, rounded and saturated, infinite ones too; NaN as 0. Since 1.2.
+        """Quantises real values, rounded and saturated, infinite ones too; NaN becomes 0. Since 1.2.
 
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def quantized_16bit_lstm(
         self,
@@ -1449,7 +1514,8 @@ class Operations:
             cell_state_out [batch, output_size]
             output [batch, output_size]
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def quantized_lstm(
         self,
@@ -1522,7 +1588,8 @@ class Operations:
             cell_state_out [batch, units]
             output [batch, output_size]
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def random_multinomial(
         self,
@@ -1540,7 +1607,8 @@ class Operations:
         Returns:
             output [batch, samples]
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def rank(
         self,
@@ -1553,7 +1621,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def reduce_all(
         self,
@@ -1571,7 +1640,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def reduce_any(
         self,
@@ -1589,7 +1659,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def reduce_max(
         self,
@@ -1601,7 +1672,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """The greatest element; NaN where there is one. Since 1.2.
+        """The greatest element; NaN if there is one. Since 1.2.
 
         Shapes:
             input of rank 1 to 4
@@ -1609,7 +1680,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def reduce_min(
         self,
@@ -1621,7 +1693,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """The least element; NaN where there is one. Since 1.2.
+        """The least element; NaN if there is one. Since 1.2.
 
         Shapes:
             input of rank 1 to 4
@@ -1629,7 +1701,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def reduce_prod(
         self,
@@ -1647,7 +1720,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def reduce_sum(
         self,
@@ -1665,7 +1739,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def relu(
         self,
@@ -1682,7 +1757,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def relu1(
         self,
@@ -1699,7 +1775,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def relu6(
         self,
@@ -1716,7 +1793,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def reshape(
         self,
@@ -1727,14 +1805,15 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """The same elements in another shape. Since 1.0.
+        """Returns the same elements in another shape. Since 1.0.
 
         Shapes:
             shape [_]
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def resize_bilinear(
         self,
@@ -1751,14 +1830,15 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """Pictures resized, each element interpolated between four. Since 1.0.
+        """Resizes pictures; each element is interpolated between four. Since 1.0.
 
         Shapes:
             input [batch, height, width, depth], NHWC unless nchw
         Returns:
             output [batch, new_h, new_w, depth], NHWC unless nchw
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def resize_nearest_neighbor(
         self,
@@ -1775,14 +1855,15 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """Pictures resized, each element that of the nearest. Since 1.2.
+        """Resizes pictures; each element is the nearest one. Since 1.2.
 
         Shapes:
             input [batch, height, width, depth], NHWC unless nchw
         Returns:
             output [batch, new_h, new_w, depth], NHWC unless nchw
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def reverse(
         self,
@@ -1793,7 +1874,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """The order along an axis turned round. Since feature level 7.
+        """Reverses the order along an axis. Since feature level 7.
 
         Shapes:
             input of rank 1 to 8
@@ -1801,7 +1882,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def rnn(
         self,
@@ -1826,7 +1908,8 @@ class Operations:
             hidden_state_out [batch, units]
             output [batch, units]
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def roi_align(
         self,
@@ -1845,7 +1928,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """Regions of interest scaled to one size, by means of interpolated points. Since 1.2.
+        """Scales regions of interest to one size, by means of interpolated points. Since 1.2.
 
         Shapes:
             input [batches, height, width, depth], NHWC unless nchw
@@ -1854,7 +1937,8 @@ class Operations:
         Returns:
             output [num_rois, out_height, out_width, depth], NHWC unless nchw
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def roi_pooling(
         self,
@@ -1871,7 +1955,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """Regions of interest scaled to one size, by the greatest elements. Since 1.2.
+        """Scales regions of interest to one size, by the greatest elements. Since 1.2.
 
         Shapes:
             input [batches, height, width, depth], NHWC unless nchw
@@ -1880,7 +1964,8 @@ class Operations:
         Returns:
             output [num_rois, out_height, out_width, depth], NHWC unless nchw
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def rsqrt(
         self,
@@ -1895,7 +1980,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def select(
         self,
@@ -1907,12 +1993,13 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """The element of the first tensor where the condition is true, else of the second. Since 1.2.
+        """The element of the first tensor if the condition is true, else of the second. Since 1.2.
 
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def sin(
         self,
@@ -1925,7 +2012,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def slice(
         self,
@@ -1937,7 +2025,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """A block of a tensor. Since 1.2.
+        """Picks a block of a tensor. Since 1.2.
 
         Shapes:
             begin [_]
@@ -1945,7 +2033,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def softmax(
         self,
@@ -1964,7 +2053,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def space_to_batch_nd(
         self,
@@ -1977,7 +2067,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """Blocks of height and width spread over the batch. Since 1.1.
+        """Moves blocks of height and width to the batch. Since 1.1.
 
         Shapes:
             input [batch, height, width, depth], NHWC unless nchw
@@ -1986,7 +2076,8 @@ class Operations:
         Returns:
             output [out_n, out_h, out_w, depth], NHWC unless nchw
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def space_to_depth(
         self,
@@ -1998,14 +2089,15 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """Blocks of height and width gathered into depth. Since 1.0.
+        """Moves blocks of height and width to depth. Since 1.0.
 
         Shapes:
             input [batch, height, width, depth], NHWC unless nchw
         Returns:
             output [batch, out_h, out_w, out_d], NHWC unless nchw
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def split(
         self,
@@ -2018,12 +2110,13 @@ class Operations:
         outputs: int | None = None,
         name: str = "",
     ) -> Any:
-        """A tensor cut into equal pieces along an axis. Since 1.2.
+        """Splits a tensor into equal pieces along an axis. Since 1.2.
 
         Returns:
             parts
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def sqrt(
         self,
@@ -2036,7 +2129,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def squeeze(
         self,
@@ -2047,7 +2141,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """Dimensions of size 1 are dropped. Since 1.1.
+        """Removes dimensions of size 1. Since 1.1.
 
         Shapes:
             input of rank 1 to 4
@@ -2055,7 +2149,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def strided_slice(
         self,
@@ -2071,8 +2166,8 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """A block of a tensor in steps; bits of the masks say which begins and ends are ignored and which axes
-        vanish. Since 1.1.
+        """Picks a block of a tensor with strides; bits of the masks select ignored begins and ends, and
+        removed axes. Since 1.1.
 
         Shapes:
             input of rank 1 to 4
@@ -2082,7 +2177,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def sub(
         self,
@@ -2102,7 +2198,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def svdf(
         self,
@@ -2128,7 +2225,8 @@ class Operations:
             state_out [batch, state_size]
             output [batch, units]
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def tanh(
         self,
@@ -2145,7 +2243,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def tile(
         self,
@@ -2156,14 +2255,15 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """A tensor repeated along its axes. Since 1.2.
+        """Repeats a tensor along its axes. Since 1.2.
 
         Shapes:
             multiples [_]
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def topk_v2(
         self,
@@ -2174,14 +2274,15 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> tuple[Tensor, Tensor]:
-        """The k greatest along the last axis, and where they were; of equal ones the last comes first, and NaN
-        counts as minus infinity. Since 1.2.
+        """Returns the k greatest elements along the last axis, and their indices; of equal ones the last is
+        first, and NaN counts as minus infinity. Since 1.2.
 
         Returns:
             values
             indices
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def transpose(
         self,
@@ -2192,7 +2293,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """Dimensions are permuted. Since 1.1.
+        """Permutes the dimensions. Since 1.1.
 
         Shapes:
             input of rank 1 to 4
@@ -2200,7 +2301,8 @@ class Operations:
         Returns:
             output
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def transpose_conv_2d(
         self,
@@ -2217,7 +2319,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """The transpose of CONV_2D: as many elements out as that takes in. Since 1.2.
+        """The transpose of CONV_2D: its output has the shape of CONV_2D's input. Since 1.2.
 
         Shapes:
             input [batch, height, width, depth_in], NHWC unless nchw
@@ -2227,7 +2329,8 @@ class Operations:
         Returns:
             output [batch, out_h, out_w, depth_out], NHWC unless nchw
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def unidirectional_sequence_lstm(
         self,
@@ -2295,7 +2398,8 @@ class Operations:
             state_out [batch, output_size]
             cell_state_out [batch, units]
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def unidirectional_sequence_rnn(
         self,
@@ -2322,7 +2426,8 @@ class Operations:
             output
             hidden_state_out
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
     def while_(
         self,
@@ -2336,11 +2441,12 @@ class Operations:
         outputs: int | None = None,
         name: str = "",
     ) -> Any:
-        """Runs the body for as long as the condition holds, on values that the body changes from turn to turn.
+        """Runs the body as long as the condition holds, on values that the body changes in each iteration.
         Since 1.3.
 
         Returns:
             results
 
-        Raises InvalidModel, which says what is wrong.
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """

@@ -1,9 +1,10 @@
-"""The Python builder: a method for every operation, read off its record.
+"""The Python builder: one method for each operation, generated from its record.
 
-b = Builder()
-x = b.input((1, 224, 224, 3))
-y = b.conv_2d(x, filter, bias, padding="same", stride=2, activation="relu6")
-model = b.finish([x], [y])
+Example:
+    b = Builder()
+    x = b.input((1, 224, 224, 3))
+    y = b.conv_2d(x, filter, bias, padding="same", stride=2, activation="relu6")
+    model = b.finish([x], [y])
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -45,14 +46,23 @@ MOST_OUTPUTS = 1 << 16  # of one operation
 
 
 class Builder(Operations, Uncopied, instead="another process gets the model that `finish` gives"):
-    """Builds a model operation by operation; every operation is checked, and its output's shape known, at once.
+    """Builds a model operation by operation. Each call checks the operation and infers the shape of its output.
 
-    Every operation is a method of its name in lower case, and takes its arguments in the definition's order or by name.
-    Arrays and numbers become constants. `padding` ("same", "valid" or ((top, bottom), (left, right))), `stride`,
-    `filter_size` and `dilation` stand for their pairs. For outputs whose quantisation no rule gives: `scale`, `zero_point`.
-    `out_type` chooses among several output types, `outputs` the number of outputs where it varies, `name` labels.
-    A list as `scale`, `zero_point` or `out_type` has an entry for each output, None where the record says it.
-    Scales are rounded to float32, as models hold them.
+    Every operation is a method with its name in lower case. It takes the arguments of the NNAPI definition, in their
+    order or by name. Arrays and numbers become constants.
+
+    Every operation also accepts:
+
+    - `padding`: "same", "valid" or ((top, bottom), (left, right)); `stride`, `filter_size` and `dilation`: one number
+      or
+      (height, width). They replace the single arguments.
+    - `scale`, `zero_point`: The quantisation of the output, if no rule determines it.
+    - `out_type`: The output type, if several are possible.
+    - `outputs`: The number of outputs, if it varies.
+    - `name`: A label.
+
+    A list as `scale`, `zero_point` or `out_type` has an entry for each output; None leaves it to the record. Scales are
+    rounded to float32, as models store them.
     """
 
     def __init__(self, name: str = "", *, _under: ModelBuilder | None = None) -> None:
@@ -66,10 +76,21 @@ class Builder(Operations, Uncopied, instead="another process gets the model that
         zero_point: int = 0,
         name: str = "",
     ) -> Tensor:
-        """Add an operand for an input of the model; None (or 0) in the shape is a dimension known only at run time.
+        """Add an input of the model.
 
-        An empty one of a tensor says that not even its rank is known before. type: a member of OperandType, its name, or
-        numpy's type for float32, float16, int32 or bool.
+        Args:
+            shape: The dimensions; None or 0 for one that is known only at run time. () for a tensor means that even the
+                rank is not known before.
+            type: A member of OperandType, its name, or numpy's type for float32, float16, int32 or bool.
+            scale: The scale of a quantised type.
+            zero_point: The zero point of a quantised type.
+            name: The name by which applications pass the input.
+
+        Returns:
+            The tensor, to pass to operations.
+
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
         where = f"input {name!r}"
         kind, scale = _type(type), _scale(scale, f"{where}: scale")
@@ -92,17 +113,30 @@ class Builder(Operations, Uncopied, instead="another process gets the model that
         channel: ChannelQuant | None = None,
         name: str = "",
     ) -> Tensor:
-        """Add a constant, a copy of the value. The type follows from an array's; quantised ones are named, with scale and
-        zero point, and hold the stored integers. No element changes its value: see `base.values.exact`.
+        """Add a constant, a copy of the value. No element changes its value: see `base.values.exact`.
+
+        Args:
+            value: A number, nested list or array. For a quantised type, the stored integers.
+            type: As in `input`. By default, the type of the array.
+            scale: The scale of a quantised type.
+            zero_point: The zero point of a quantised type.
+            channel: The scales of a TENSOR_QUANT8_SYMM_PER_CHANNEL.
+            name: A label.
+
+        Returns:
+            The tensor, to pass to operations.
+
+        Raises:
+            InvalidModel: An argument breaks its rule.
         """
         where = f"constant {name!r}"
         kind = _plain(value, where) if type is None else _type(type)
         scale, channel = _scale(scale, f"{where}: scale"), rounded_scales(channel)
         array = exact(value, dtype_of(kind), where, InvalidModel)
         if is_tensor(kind) and not array.shape:
-            array = array.reshape(1)  # a tensor without dimensions would be one of unknown rank
+            array = array.reshape(1)  # a tensor without dimensions has unknown rank
         if array.nbytes <= MAX_COPIED_CONSTANT or kind == OperandType.TENSOR_INT32:
-            array = array.copy()  # shapes and rules may look at it, whatever becomes of the caller's
+            array = array.copy()  # shapes and rules read it later, when the caller may have changed it
         index = self._model.constant(kind, array, scale, zero_point, channel=channel, name=_named(name))
         return Tensor(index, Value(kind, array.shape, scale, zero_point, channel, array, name), self)
 
@@ -110,17 +144,34 @@ class Builder(Operations, Uncopied, instead="another process gets the model that
         return repr(self._model).replace("ModelBuilder", "Builder", 1)
 
     def subgraph(self) -> "Builder":
-        """A builder for a referenced subgraph; end it with `finish_subgraph` and hand the result to `if_` or `while_`."""
+        """Return a builder for a subgraph of `if_` or `while_`. Finish it with `finish_subgraph`."""
         return Builder(_under=self._model.subgraph())
 
     def finish_subgraph(self, inputs: Tensors, outputs: Tensors) -> SubgraphFacts:
-        """Freeze a referenced subgraph."""
+        """Finish a referenced subgraph.
+
+        Args:
+            inputs: The tensors that the subgraph receives, in order; or one.
+            outputs: The tensors that it returns, in order; or one.
+        """
         given, made = self._ends(inputs, "inputs"), self._ends(outputs, "outputs")
         index = self._model.finish_subgraph([t.index for t in given], [t.index for t in made])
         return SubgraphFacts(index, tuple(t.value for t in given), tuple(t.value for t in made))
 
     def finish(self, inputs: Tensors, outputs: Tensors, *, relaxed: bool = False) -> Model:
-        """Freeze and validate the model. inputs, outputs: tensors in order; a single one may stand for itself."""
+        """Finish and validate the model.
+
+        Args:
+            inputs: The input tensors, in order; or one.
+            outputs: The output tensors, in order; or one.
+            relaxed: Whether float32 may be computed as float16.
+
+        Returns:
+            The model.
+
+        Raises:
+            InvalidModel: The model breaks a rule; the message names it.
+        """
         given, made = self._ends(inputs, "inputs"), self._ends(outputs, "outputs")
         indices = [t.index for t in given], [t.index for t in made]
         model = self._model.finish(*indices, relaxed=relaxed, extensions=self._model.extensions())
@@ -128,7 +179,7 @@ class Builder(Operations, Uncopied, instead="another process gets the model that
         return model
 
     def _ends(self, tensors: Any, what: str) -> Sequence[Tensor]:
-        """The tensors that a graph begins or ends with."""
+        """Check and return the tensors that a graph begins or ends with."""
         if isinstance(tensors, Tensor):
             tensors = [tensors]
         if not _listed(tensors):
@@ -140,16 +191,28 @@ class Builder(Operations, Uncopied, instead="another process gets the model that
                 raise InvalidModel(f"finish: {what}[{n}] belongs to another builder, must be of this one")
         return tensors
 
-    if not TYPE_CHECKING:  # type checkers know the methods that there are
+    if not TYPE_CHECKING:  # type checkers know the generated methods
 
         def __getattr__(self, name: str) -> Callable[..., Any]:
-            record = OPS.get(name.rstrip("_").upper())  # one that was registered later, or that does not exist
+            record = OPS.get(name.rstrip("_").upper())  # an operation that was registered later, or that does not exist
             if record is None:
                 raise AttributeError(f"Builder has no operation {name!r}{_known(name, str.lower)}")
             return partial(self.operation, record.name)
 
     def operation(self, type: str, *arguments: Any, **named: Any) -> Any:
-        """Add an operation by name; returns its output, or a tuple of them. InvalidModel says what is wrong with it."""
+        """Add an operation by name.
+
+        Args:
+            type: The name of the operation, such as "CONV_2D".
+            arguments: The arguments in the order of the definition.
+            named: Arguments by name.
+
+        Returns:
+            The output tensor, or a tuple of several.
+
+        Raises:
+            InvalidModel: An argument breaks its rule.
+        """
         if not isinstance(type, str) or type not in OPS:
             raise InvalidModel(f"operation is {shown(type)}{_known(type, str.upper)}")
         record = OPS[type]
@@ -175,7 +238,7 @@ class Builder(Operations, Uncopied, instead="another process gets the model that
         return results[0] if len(results) == 1 else tuple(results)
 
     def _operands(self, record: Op, form: Form, given: Mapping[str, Any]) -> list[Tensor | None]:
-        """The inputs of an operation as operands, in the form's order; None for an omitted one."""
+        """Return the input operands in the order of the signature; None for an omitted one."""
         own: int | None = None
         tensors: list[Tensor | None] = []
         last = max((n for n, a in enumerate(form) if a.name in given or a.default is REQUIRED), default=-1)
@@ -217,20 +280,20 @@ def _named(name: Any) -> str:
 
 
 def _listed(value: Any) -> bool:
-    """Whether it is a list, tuple or array of one dimension."""
+    """Whether it is a list, tuple or one-dimensional array."""
     if isinstance(value, np.ndarray):
         return value.ndim == 1
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
 def _known(name: Any, spelled: Callable[[str], str]) -> str:
-    """The end of an error for an operation that does not exist."""
+    """Return the end of the error for an unknown operation."""
     names = [spelled(known) for known in sorted(OPS)]
     return (isinstance(name, str) and meant(spelled(name), names)) or f", must be one of {', '.join(names)}"
 
 
 def _several(record: Op, argument: Arg, value: Any) -> Sequence[Any]:
-    """The operands of a variadic argument; one may stand for itself."""
+    """Return the operands of a variadic argument; a single operand counts as a list of one."""
     if isinstance(value, Tensor | np.ndarray):
         return [value]
     if not _listed(value):
@@ -251,7 +314,7 @@ def _type(type: Any) -> OperandType:
 
 
 def _own(record: Op, where: str, kind: int) -> int:
-    """A type that the operation takes as its own: the types of other operands follow from it."""
+    """Check the operation's main type, from which the types of other operands follow."""
     if kind not in record.types:
         choices = ", ".join(f"{type_name(t)} since {level}" for t, level in record.types.items())
         raise InvalidModel(f"{record.name}: {where} is {type_name(kind)}; allowed: {choices}")
@@ -263,15 +326,15 @@ def _default(argument: Arg) -> Any:
 
 
 def _seen(value: Any) -> np.dtype[Any]:
-    """The element type that numpy gives a value; object for what is no array of one."""
+    """Return the element type that numpy gives a value; object if it is not an array of one type."""
     try:
         return np.asarray(value).dtype
-    except Exception:  # ragged lists, and what only says that it is an array
+    except Exception:  # ragged lists, and objects that only pretend to be arrays
         return np.dtype(object)
 
 
 def _plain(value: Any, where: str) -> OperandType:
-    """The type of a constant of which nothing else is known."""
+    """Return the type of a constant that has no other information."""
     dtype = _seen(value)
     if dtype not in PLAIN:
         raise InvalidModel(f"{where} is {dtype}, must be one of {', '.join(map(str, PLAIN))}, or be given a type")
@@ -279,18 +342,18 @@ def _plain(value: Any, where: str) -> OperandType:
 
 
 def _likeliest(value: Any, fitting: Sequence[int]) -> int:
-    """The type of a list among several: booleans are BOOL8 where that is one."""
+    """Return the type of a list among several; BOOL8 for booleans if possible."""
     kind = PLAIN.get(_seen(value))
     return kind if kind == OperandType.TENSOR_BOOL8 and kind in fitting else fitting[0]
 
 
 def _scale(scale: Any, where: str) -> float:
-    """A scale as float32 holds it."""
+    """Round a scale to float32."""
     return float(_single(exact(scale, np.float32, where, InvalidModel), where))
 
 
 def _number(record: Op, argument: Arg, value: Any, dtype: np.dtype[Any]) -> Array:
-    """A scalar argument: a number, or the name of an enum's member."""
+    """Return a scalar argument: a number, or the value of an enum member's name."""
     where = f"{record.name}: {argument.name}"
     if isinstance(value, str):
         members: Mapping[str, IntEnum] = argument.enum.__members__ if argument.enum else {}
@@ -310,7 +373,7 @@ def _single(array: Array, where: str) -> Array:
 
 
 def _outputs(record: Op, form: Form, tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -> list[Value]:
-    """The outputs as far as they are known before binding: type and quantisation."""
+    """Return the outputs as known before binding: type and quantisation."""
     count = options["outputs"]
     if count is None:
         count = sum(1 for o in record.outputs if o.default is REQUIRED)
@@ -336,7 +399,7 @@ def _outputs(record: Op, form: Form, tensors: Sequence[Tensor | None], options: 
 
 
 def _for_outputs(record: Op, options: Mapping[str, Any], key: str, count: int) -> list[Any]:
-    """An option for each output: it has one for all, or a list of them."""
+    """Return an option for each output, from one value or a list."""
     option = options[key]
     if not isinstance(option, list | tuple):
         return [option] * count
@@ -346,7 +409,7 @@ def _for_outputs(record: Op, options: Mapping[str, Any], key: str, count: int) -
 
 
 def _ruled(output: Arg, value: Value, first: Value | None) -> tuple[float, int] | None:
-    """The scale and zero point that the record gives an output; (0, 0) for one that has none."""
+    """Return the scale and zero point that the record gives an output; (0, 0) for a type without."""
     if not value.quantised:
         return 0.0, 0
     if output.quant is not None and value.type in output.quant.fixed:
@@ -372,6 +435,6 @@ def _quantised(
 
 
 def _omitted_types(record: Op, form: Form, own: int | None, count: int) -> list[int]:
-    """The type of each input, were it omitted."""
+    """Return the type that each input has if it is omitted."""
     slots = ((next(iter(types_for(record, a, own))), end - start) for a, start, end in form.slots(count))
     return [int(kind) for kind, size in slots for _ in range(size)]

@@ -1,7 +1,7 @@
-"""Signatures and help of the builder's methods, read off the records.
+"""Signatures and help of the builder's methods, generated from the records.
 
-What differs between the forms of an operation is said by name. `padding`, `stride`, `filter_size` and `dilation` stand for
-the arguments that they are made of.
+Arguments that differ between signatures of an operation are keywords. `padding`, `stride`, `filter_size` and `dilation`
+replace the arguments that they consist of.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,10 +14,10 @@ from nnhal.base.codes import TYPE_FACTS, Activation, OperandType
 from nnhal.ops import OPS
 from nnhal.ops.schema import REQUIRED, Arg, Form, Op, Per, T
 
-HABITS: dict[str, Any] = {"activation": Activation.NONE, "stride_w": 1, "stride_h": 1}  # where nothing is said
-PAIRS = {"stride": "stride", "filter_size": "filter", "dilation": "dilation"}  # and the parts' common name
-OPTIONS = ("scale", "zero_point", "out_type", "outputs", "name")  # say what the outputs are
-FLAGS = ("keep_dims",)  # integers of some operations that say yes or no: booleans are taken for them
+HABITS: dict[str, Any] = {"activation": Activation.NONE, "stride_w": 1, "stride_h": 1}  # the defaults
+PAIRS = {"stride": "stride", "filter_size": "filter", "dilation": "dilation"}  # and the common name of their components
+OPTIONS = ("scale", "zero_point", "out_type", "outputs", "name")  # they describe the outputs
+FLAGS = ("keep_dims",)  # integers of some operations that are flags: they accept booleans
 _PADDING = ("scheme", "pad_left", "pad_right", "pad_top", "pad_bottom")
 _TOGETHER = {f"{part}_{axis}": short for short, part in PAIRS.items() for axis in "wh"}
 _TOGETHER |= dict.fromkeys(_PADDING, "padding")
@@ -25,23 +25,23 @@ _TYPED = {"padding": "Pads", "stride": "Pair", "filter_size": "Pair", "dilation"
 
 
 class _Text(str):
-    """Shown as it is where Python shows annotations and defaults."""
+    """Text that Python shows unquoted as an annotation or default."""
 
     __slots__ = ()
     __repr__ = str.__str__
 
 
-UNSAID = _Text("...")  # a default that depends on the form
+UNSAID = _Text("...")  # a default that depends on the signature
 
 
 def method_name(record: Op) -> str:
-    """The builder's method for an operation."""
+    """Return the name of the builder's method for an operation."""
     name = record.name.lower()
     return f"{name}_" if iskeyword(name) else name
 
 
 def signature(record: Op) -> Signature:
-    """How the method of an operation is called; annotations are in words of `frontends.tensor`."""
+    """Return the signature of an operation's method; annotations use the names of `frontends.tensor`."""
     arguments = {a.name: [form_argument(form, a.name) for form in record.forms] for a in _merged(record)}
     leading = _leading(record)
     parameters: dict[str, Parameter] = {}
@@ -66,24 +66,30 @@ def signature(record: Op) -> Signature:
 
 
 def describe(record: Op) -> str:
-    """The help of a method."""
+    """Return the help of a method."""
     doc = wrap(f"{' '.join(record.doc.split()).rstrip('.')}. Since {record.since}.", 100)
     inputs = [f"{name} {text}" for name, text in _shapes(record) if text]
     outputs = [f"{o.name} {_dims(o)}".strip() for o in record.outputs]
     lines = [*doc, ""]
     if inputs:
         lines += ["Shapes:", *(f"    {text}" for text in inputs)]
-    lines += ["Returns:", *(f"    {text}" for text in outputs), "", "Raises InvalidModel, which says what is wrong."]
+    lines += [
+        "Returns:",
+        *(f"    {text}" for text in outputs),
+        "",
+        "Raises:",
+        "    InvalidModel: An argument breaks its rule.",
+    ]
     return "\n".join(lines)
 
 
 def form_argument(form: Form, name: str) -> Arg | None:
-    """The argument of a form by its name."""
+    """Return the argument of a signature by name."""
     return next((a for a in form if a.name == name), None)
 
 
 def _merged(record: Op) -> Iterator[Arg]:
-    """The arguments of all forms by name, each once; those of a later form before what it shares."""
+    """Yield the arguments of all signatures by name, each once; those of a later signature before the shared ones."""
     names: list[str] = []
     for form in record.forms:
         for place, argument in enumerate(form):
@@ -95,7 +101,7 @@ def _merged(record: Op) -> Iterator[Arg]:
 
 
 def _leading(record: Op) -> set[str]:
-    """The names that have one place in all forms that reach so far."""
+    """Return the names with the same place in all signatures that are long enough."""
     names: set[str] = set()
     for place in range(max(map(len, record.forms))):
         here = {form[place].name for form in record.forms if place < len(form)}
@@ -106,7 +112,7 @@ def _leading(record: Op) -> set[str]:
 
 
 def _default(record: Op, name: str, found: list[Arg | None]) -> Any:
-    """The default of a parameter; empty for one that every call has to give."""
+    """Return the default of a parameter; empty for a required one."""
     if name in HABITS:
         value = HABITS[name]
         return value.name.lower() if isinstance(value, Activation) else value
@@ -121,7 +127,7 @@ def _default(record: Op, name: str, found: list[Arg | None]) -> Any:
 
 
 def _type(argument: Arg) -> str:
-    """The type of an argument as a type checker reads it."""
+    """Return the type of an argument for type checkers."""
     if argument.enum is not None:
         members = ", ".join(f'"{m.lower()}"' for m in argument.enum.__members__)
         return f"{argument.enum.__name__} | Literal[{members}]"
@@ -138,7 +144,7 @@ def _type(argument: Arg) -> str:
 
 
 def _kinds(argument: Arg) -> Iterator[int]:
-    """The types that an argument may have, without the operation's own."""
+    """Yield the types that an argument may have, except the operation's main type."""
     tables = argument.spec.table.values() if isinstance(argument.spec, Per) else [argument.spec]
     for table in tables:
         if isinstance(table, Mapping):
@@ -146,7 +152,7 @@ def _kinds(argument: Arg) -> Iterator[int]:
 
 
 def _varies(record: Op) -> bool:
-    """Whether the number of outputs is the caller's choice."""
+    """Whether the caller chooses the number of outputs."""
     return any(o.many is not None or o.default is not REQUIRED for o in record.outputs)
 
 
@@ -158,7 +164,7 @@ def _returns(record: Op) -> str:
 
 
 def _options(record: Op) -> Iterator[Parameter]:
-    """What describes the outputs."""
+    """Yield the parameters that describe the outputs."""
 
     def option(name: str, type: str, default: Any = None) -> Parameter:
         return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=_Text(type))
@@ -189,5 +195,5 @@ def _dims(argument: Arg) -> str:
 
 
 def records() -> list[Op]:
-    """The records that have a method each, in the order of their names."""
+    """Return the records with a method, in the order of their names."""
     return [record for _, record in sorted(OPS.items()) if record.since and not record.code >> 16]

@@ -1,4 +1,4 @@
-"""Where a model's bytes come from: a file, bytes, or a member of a bundle; and what a file is that is no model."""
+"""Reads a model's bytes from a file, bytes, or a member of a bundle, and identifies files of other formats."""
 
 import codecs
 import io
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | Readable
 IDENTIFIER = b"TFL3"
-UNNAMED = "model"  # what stands for the name of bytes
-MOST_LEVELS = 4  # of bundles in bundles
-HEAD = 4096  # bytes by which a format is known
+UNNAMED = "model"  # the label of bytes
+MOST_LEVELS = 4  # of nested bundles
+HEAD = 4096  # bytes that identify a format
 BEGINNINGS = {
     b"\x89PNG\r\n\x1a\n": "a PNG picture", b"\xff\xd8\xff": "a JPEG picture", b"GIF8": "a GIF picture",
     b"BM": "a BMP picture", b"II*\0": "a TIFF picture", b"MM\0*": "a TIFF picture",
@@ -48,18 +48,18 @@ IN_ARCHIVES = {
 IR, ONNX = re.compile(rb"<net\s"), re.compile(rb"\x08[\x01-\x14][\x12\x1a\x22\x2a\x32\x3a\x42]")
 MODEL, AN_ONNX_MODEL = "a .tflite or .onnx file", "an ONNX model"
 HINT = {
-    "a TensorFlow": "tf.lite.TFLiteConverter makes one of it", "the graph of a T": "tf.lite.TFLiteConverter makes one of it",
-    "an HDF5": "tf.lite.TFLiteConverter makes one of it", "a Keras": "tf.lite.TFLiteConverter makes one of it",
-    "a PyTorch": "torch.onnx.export or ai-edge-torch makes one of it",
-    "an ONNX Runtime": "the .onnx file that it was made of is one",
+    "a TensorFlow": "tf.lite.TFLiteConverter converts it", "the graph of a T": "tf.lite.TFLiteConverter converts it",
+    "an HDF5": "tf.lite.TFLiteConverter converts it", "a Keras": "tf.lite.TFLiteConverter converts it",
+    "a PyTorch": "torch.onnx.export or ai-edge-torch converts it",
+    "an ONNX Runtime": "use the .onnx file that it was made from",
 }  # fmt: skip
 
 
 def opened(source: Source) -> tuple[str, Memory]:
-    """A label for messages, and the bytes of one `.tflite` or `.onnx` file as a sealed memory.
+    """Return a label for messages, and the bytes of one `.tflite` or `.onnx` file as a sealed memory.
 
-    source: bytes, what is read as an open file is, from where it stands, a path, or `bundle:member`. BadFile says what
-    anything else is, and what a bundle holds.
+    source: bytes, a readable binary file from its current position, a path, or `bundle:member`. BadFile identifies
+    other formats, and lists the contents of a bundle.
     """
     if isinstance(source, bytearray | memoryview):
         source = bytes(source)
@@ -77,7 +77,7 @@ def opened(source: Source) -> tuple[str, Memory]:
         known = os.path.isfile(os.path.join(path, "saved_model.pb"))
         raise wrong(path, "a TensorFlow SavedModel folder" if known else "a folder")
     if not os.path.isfile(path):
-        raise BadFile(f"{path}: is no file, must be {MODEL}")
+        raise BadFile(f"{path}: is not a file, must be {MODEL}")
     memory, name = _file(path), path
     for member in members:
         archive = bundle(memory.bytes(), name)
@@ -91,7 +91,7 @@ def opened(source: Source) -> tuple[str, Memory]:
 
 
 def split(label: str) -> tuple[str, list[str]]:
-    """The path of a file, and the members that are named behind it: `bundle.task:inner.task:model.tflite`."""
+    """Split a label into the path of a file and its members: `bundle.task:inner.task:model.tflite`."""
     path, members = label, list[str]()
     while not os.path.exists(path) and ":" in path and len(members) < MOST_LEVELS:
         path, _, member = path.rpartition(":")
@@ -105,7 +105,7 @@ def there(label: str) -> bool:
 
 
 def bundle(data: Array, label: str) -> "Archive | None":
-    """The members of a file that is a zip file, None for any other. Bytes may stand before its first member."""
+    """Return the members of a zip file, None for another file. Other bytes may precede its first member."""
     begins = data[: len(MAGIC)].tobytes() == MAGIC
     behind = END in data[-MOST_BEHIND:].tobytes() and data[4:8].tobytes() != IDENTIFIER and not known(data)
     if not begins and not behind:
@@ -116,14 +116,14 @@ def bundle(data: Array, label: str) -> "Archive | None":
 
 
 def listed(archive: Mapping[str, bytes]) -> str:
-    """What is in a bundle."""
+    """List the contents of a bundle."""
     names = list(archive)
     more = f" and {len(names) - 20} more" if len(names) > 20 else ""
-    return (", ".join(map(short, names[:20])) or "none: it is empty") + more
+    return (", ".join(map(short, names[:20])) or "nothing: it is empty") + more
 
 
 def wrong(label: str, what: str) -> BadFile:
-    """The error for a file of another format."""
+    """Return the error for a file of another format."""
     hint = next((f"; {text}" for start, text in HINT.items() if what.startswith(start)), "")
     return BadFile(f"{label}: is {what}, must be {MODEL}{hint}")
 
@@ -138,7 +138,7 @@ def _file(path: str) -> Memory:
 
 
 def _stream(stream: Any, label: str) -> Memory:
-    """What is left of an open file, or of what is read like one."""
+    """Read the rest of an open file, or of a similar object."""
     if isinstance(stream, io.TextIOBase) or not callable(getattr(stream, "read", None)):
         raise InvalidArgument(f"{label}: is {shown(stream)}, must be open for bytes (mode 'rb')")
     store = Store("nnhal-model")
@@ -151,22 +151,22 @@ def _stream(stream: Any, label: str) -> Memory:
             store.add_stream(stream)
     except NnhalError:
         raise
-    except Exception as error:  # of whatever it is that is read
+    except Exception as error:  # any error of the object that is read
         raise BadFile(f"{label}: cannot be read: {clipped(told(error), 200)}; must be {MODEL}") from error
     if not store.size and _position(stream):
-        raise BadFile(f"{label}: has been read or written to its end, must stand at its begin: seek(0)")
+        raise BadFile(f"{label}: is at its end, must be at its beginning: seek(0)")
     return store.seal()
 
 
 def _position(stream: Any) -> int:
     try:
         return int(stream.tell())
-    except Exception:  # it has none
+    except Exception:  # it has no position
         return 0
 
 
 def _checked(label: str, memory: Memory) -> tuple[str, Memory]:
-    """The same; BadFile where it is known to be something else."""
+    """Return both; BadFile for a known other format."""
     data = memory.bytes()
     if data[4:8].tobytes() == IDENTIFIER or is_onnx(data):
         return label, memory
@@ -188,16 +188,16 @@ def _bundled(label: str, archive: "Archive") -> BadFile:
     if not models:
         return BadFile(f"{label}: is a zip file of {listed(archive)}, must be {MODEL} or hold one")
     ways = " or ".join(f"{label}:{short(name)}" for name in models[:8])
-    return BadFile(f"{label}: is a bundle of {listed(archive)}; one of its models must be named: {ways}")
+    return BadFile(f"{label}: is a bundle of {listed(archive)}; name one of its models: {ways}")
 
 
 def is_onnx(data: Array) -> bool:
-    """Whether bytes begin as the model of an `.onnx` file does: with its version, and one of the fields behind it."""
+    """Whether bytes begin like an `.onnx` file: with its version, and one of the next fields."""
     return data[4:8].tobytes() != IDENTIFIER and known(data) == AN_ONNX_MODEL
 
 
 def known(data: Array) -> str:
-    """What bytes are that begin no `.tflite` file, "" where that is not known."""
+    """Return the format of bytes that do not begin a `.tflite` file, "" if unknown."""
     head = data[:HEAD].tobytes()
     if not head:
         return "empty"
@@ -220,9 +220,9 @@ def known(data: Array) -> str:
 
 
 def _text(head: bytes) -> str:
-    """Which text it is, "" for none."""
+    """Return the kind of text, "" if it is not text."""
     try:
-        codecs.getincrementaldecoder("utf-8")().decode(head, final=len(head) < HEAD)  # the last letter may be cut
+        codecs.getincrementaldecoder("utf-8")().decode(head, final=len(head) < HEAD)  # the last character may be cut
     except UnicodeDecodeError:
         return ""
     if len(head) < 16 or any(byte < 9 or 13 < byte < 32 for byte in head):

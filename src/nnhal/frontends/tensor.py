@@ -1,4 +1,4 @@
-"""What methods of the builder take and give."""
+"""The arguments and results of the builder's methods."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
@@ -13,7 +13,11 @@ from nnhal.base.records import Record
 
 
 class Tensor(Record, frozen=True):
-    """An operand of a model under construction. owner: the builder that made it."""
+    """An operand of a model under construction. Pass it to the methods of its builder.
+
+    Attributes:
+        owner: The builder that created it.
+    """
 
     index: int
     value: Value
@@ -21,7 +25,7 @@ class Tensor(Record, frozen=True):
 
     @property
     def shape(self) -> Shape | None:
-        """Its shape as far as it is known."""
+        """Its shape as far as it is known; None if even the rank is unknown."""
         return self.value.shape
 
     def __repr__(self) -> str:
@@ -38,6 +42,6 @@ Pair: TypeAlias = int | tuple[int, int]  # (height, width), or one for both
 Pads: TypeAlias = Literal["same", "valid"] | tuple[tuple[int, int], tuple[int, int]]  # ((top, bottom), (left, right))
 OutType: TypeAlias = (
     str | int | Sequence[str | int | None]
-)  # by name or as a member of OperandType; a list: one an output
+)  # by name or as a member of OperandType; a list has an entry for each output
 Scale: TypeAlias = float | Sequence[float | None]
 ZeroPoint: TypeAlias = int | Sequence[int | None]

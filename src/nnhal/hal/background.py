@@ -1,7 +1,7 @@
-"""Executions in the background: with a callback, or with fences to wait for and one to tell the end.
+"""Executions in the background: with a callback, or with fences.
 
-These are the defaults that every driver has; a driver whose engine queues work by itself overrides the methods of
-`Prepared` that call them.
+These are the defaults of every driver. A driver whose engine has queues overrides the methods of `Prepared` that call
+them.
 """
 
 import os
@@ -34,24 +34,25 @@ from nnhal.hal.request import Control, Request, Run, Runs, Timing, plausible
 from nnhal.ops.schema import show
 
 _log = logger("execution")
-Notify = Callable[[NnhalError | None, Timing | None], None]  # the error or None, and what was measured
+Notify = Callable[[NnhalError | None, Timing | None], None]  # the error or None, and the measured times
 
 
 class ExecutionInfo(NamedTuple):
-    """Timing of a fenced execution: since it was launched, and since the last fence that it waited for was signalled."""
+    """The times of a fenced execution: since its launch, and since the last fence that it waited for was signalled."""
 
     launched: Timing
     fenced: Timing
 
 
 class Untold(MissedDeadline):
-    """The process of an execution that has ended does not tell what it came to; it may be asked again."""
+    """An isolated driver does not report the outcome of an ended execution in time. The caller may try again."""
 
 
 class FencedExecution:
-    """A fenced execution: its fence, and, once that is signalled, what became of it.
+    """A launched fenced execution: its fence, and its outcome once that is signalled.
 
-    fence: None where the execution had ended before the call returned.
+    Attributes:
+        fence: Signalled at the end; None if the execution had ended before the call returned.
     """
 
     def __init__(self, fence: Fence | None) -> None:
@@ -63,7 +64,7 @@ class FencedExecution:
         self._info = ExecutionInfo(Timing(), Timing())
 
     def get_execution_info(self) -> ExecutionInfo:
-        """Timings of both kinds; raises what the execution raised, and OperationFailed before it has ended."""
+        """Return both times; raise the execution's error, or OperationFailed before its end."""
         if not self._done.is_set():
             raise OperationFailed("execution info: the execution has not ended, must be asked for after its fence")
         if self._error is not None:
@@ -71,15 +72,15 @@ class FencedExecution:
         return self._info
 
     def info_until(self, _: int | None) -> ExecutionInfo:
-        """As `get_execution_info`, with a point of the monotonic clock past which nobody waits for another process to tell.
+        """Like `get_execution_info`, with the monotonic time up to which to wait for another process's report.
 
-        Untold where that did not answer; None for no such point.
+        Untold if there is none by then; None for no limit.
         """
         return self.get_execution_info()
 
     @property
     def error(self) -> NnhalError | None:
-        """What it has ended with, if that is an error; not to be raised."""
+        """Return the error that it ended with, if any. Do not raise this object."""
         return self._error
 
     @property
@@ -88,7 +89,7 @@ class FencedExecution:
         return self._error is not None
 
     def finish(self, error: NnhalError | None, info: ExecutionInfo | None) -> None:
-        """What the executing side says at the end, before it signals. The error keeps nothing that the execution had."""
+        """Set the outcome, before the executing side signals. The stored error refers to nothing of the execution."""
         self._error, self._info = error, info or self._info
         if error is not None:
             let_frames_go(error)
@@ -99,10 +100,10 @@ class FencedExecution:
             try:
                 call()
             except Exception:
-                _log.exception("what should follow a fenced execution failed")
+                _log.exception("the callback after a fenced execution failed")
 
     def when_ended(self, call: Callable[[], object]) -> None:
-        """Call this when the execution has ended, at once where it has."""
+        """Call this when the execution has ended, at once if it has."""
         with self._lock:
             if not self._done.is_set():
                 self._then.append(call)
@@ -111,27 +112,27 @@ class FencedExecution:
 
 
 def another(error: NnhalError) -> NnhalError:
-    """The same error to be raised once: one that is kept would hold the frames of all that it was ever raised in."""
+    """Return a copy of an error to raise once: a stored one would collect the frames of all that raise it."""
     try:
         raised = again(error)
-    except Exception:  # of a driver's own class
+    except Exception:  # of a driver's class
         return error
     raised.__cause__, raised.__context__ = error.__cause__, error.__context__
     return raised.with_traceback(error.__traceback__)
 
 
 def asynchronous() -> bool:
-    """Whether every execution is launched and waited for with a callback (`NNHAL_SYNC_EXEC=0`)."""
+    """Whether every execution is launched and awaited with a callback (`NNHAL_SYNC_EXEC=0`)."""
     return os.environ.get("NNHAL_SYNC_EXEC", "1") == "0"
 
 
 def run_in_background(prepared: Runs, request: Request, control: Control, notify: Notify) -> None:
-    """Execute on another thread and notify exactly once."""
+    """Execute in another thread and notify exactly once."""
     notify_of(partial(run_resolved, prepared), request, control, notify)
 
 
 def notify_of(run: Run, request: Request, control: Control, notify: Notify) -> None:
-    """As `run_in_background`, with any way to run."""
+    """Like `run_in_background`, with any function that runs."""
 
     def work() -> None:
         error: NnhalError | None = None
@@ -149,14 +150,14 @@ def notify_of(run: Run, request: Request, control: Control, notify: Notify) -> N
     start(work)
 
 
-Work = Callable[[], Gate | None]  # returns a gate to be opened when it is done
+Work = Callable[[], Gate | None]  # returns a gate to open when it is done
 
 
 class _Worker:
-    """A thread that does one piece of work after the other, and ends when there was none for some time.
+    """A thread that does one piece of work after another, and ends after some idle time.
 
-    given: what it is to do next, if anything. Whoever puts it there, in one step, has the worker; its own end is put there
-    too. That it is among those which are idle says only that it is worth trying: an interrupt may come after any call.
+    given: its next work, if any. The thread that sets it, atomically, owns the worker; the worker's end is set there
+    too. The list of idle workers is only a hint, because an interrupt may come after any call.
     """
 
     __slots__ = ("given", "wake")
@@ -171,7 +172,7 @@ class _Worker:
         looks = 0  # without work
         while True:
             work: Any = self.given.pop("work", None)
-            if work is not None:  # there is none where a gate was opened twice
+            if work is not None:  # there is none if a gate was opened twice
                 try:
                     done = work()
                 except BaseException:
@@ -179,7 +180,7 @@ class _Worker:
                 _idle.append(self)
                 looks = 0
             del work
-            # One look after the other: who gave it work may have been interrupted before he opened the gate.
+            # Periodic: the thread that gave the work may have been interrupted before it opened the gate.
             passed, done = self.wake.wait(_LOOK, done), None
             looks += not passed
             if looks >= _LOOKS and self.given.setdefault("work", _END) is _END:
@@ -188,15 +189,15 @@ class _Worker:
                 return
 
 
-_LOOK, _LOOKS = 0.25, 20  # seconds between looks of an idle worker, and after how many it ends
+_LOOK, _LOOKS = 0.25, 20  # seconds between checks of an idle worker, and after how many it ends
 _END = object()  # in place of work
 _idle: "deque[_Worker]" = deque()
 
 
 def hand_over(work: Work) -> Gate | None:
-    """Have work done on another thread, one that is idle where there is any, as soon as the gate that comes back is opened.
+    """Run work in another thread, preferably an idle one, as soon as the returned gate is opened.
 
-    None where it has begun already. ResourceExhausted where no thread is to be had.
+    None if it has begun already. ResourceExhausted without a free thread.
     """
     work = trace.carried(work, "in the background")
     try:
@@ -213,7 +214,7 @@ def hand_over(work: Work) -> Gate | None:
 
 
 def start(work: Work) -> None:
-    """Do work on another thread; ResourceExhausted where there is none to be had."""
+    """Run work in another thread; ResourceExhausted without a free one."""
     gate = hand_over(work)
     if gate is not None:
         gate.open()
@@ -223,7 +224,7 @@ os.register_at_fork(after_in_child=_idle.clear)
 
 
 def check_fenced(request: Request, wait_for: Sequence[Fence]) -> None:
-    """InvalidArgument where a fence is in error already, or an output's shape is not fully specified."""
+    """Raise InvalidArgument if a fence is in error, or an output's shape is not fully specified."""
     for place, fence in enumerate(wait_for):
         if fence.status() not in (None, ErrorStatus.NONE):
             raise InvalidArgument(f"fence {place} to wait for is in error already, must be pending or signalled")
@@ -239,9 +240,9 @@ def check_fenced(request: Request, wait_for: Sequence[Fence]) -> None:
             what = (
                 "nothing"
                 if room is None
-                else "room in bytes"
+                else "only a size in bytes"
                 if room.dtype != argument.dtype
-                else f"room of {show(room.shape)}"
+                else f"a buffer of shape {show(room.shape)}"
             )
             raise InvalidArgument(
                 f"output {place} has shape {show(argument.shape)} and {what}, must have one that is fully specified in a "
@@ -250,9 +251,9 @@ def check_fenced(request: Request, wait_for: Sequence[Fence]) -> None:
 
 
 def once_signalled(fences: Sequence[Fence], then: Callable[[], object]) -> Fence:
-    """A fence that is signalled when all of these are and what is to be done then was; in error where any of it failed.
+    """Return a fence that is signalled once all these are signalled and `then` has run; in error if any of it failed.
 
-    Nothing is done where nobody holds that fence any more.
+    `then` is not called if no holder of the returned fence is left.
     """
     joined, signal = fence_pair()
     own = [fence.duplicate() for fence in fences]
@@ -285,7 +286,7 @@ def run_after(
     after: int | None,
     ended: Callable[[bool], object] = lambda _: None,
 ) -> FencedExecution:
-    """As `run_fenced`, with any way to run that takes buffers. ended: told at the end whether it failed."""
+    """Like `run_fenced`, with any function that runs. ended: called at the end with whether it failed."""
     check_fenced(request, wait_for)
     fence, signal = fence_pair()
     execution = FencedExecution(fence)
@@ -310,7 +311,7 @@ class _Work(NamedTuple):
         error, info = self._outcome()
         self.execution.finish(error, info)
         self.signal.set(ErrorStatus.NONE if error is None else error.status)
-        del self, error  # the frames of a traceback know this one, as that which called them
+        del self, error  # the frames of a traceback refer to this one, their caller
 
     def _outcome(self) -> tuple[NnhalError | None, ExecutionInfo | None]:
         try:
@@ -319,7 +320,7 @@ class _Work(NamedTuple):
             return as_error(raised, "fenced execution"), None
 
     def _wait(self, fence: Fence) -> None:
-        """Wait for a success of the fence, for as long as the execution is wanted."""
+        """Wait for a fence's success, as long as the execution is wanted."""
         while fence.status() is None:
             self.control.check()
             with suppress(MissedDeadline):
@@ -338,7 +339,7 @@ class _Work(NamedTuple):
         if self.request.small:
             raise InvalidArgument("fenced execution: an output is larger than its memory")
         end = time.monotonic_ns()
-        if not self.request.output_buffers:  # else it was looked at before they got contents
+        if not self.request.output_buffers:  # buffers were checked before they had contents
             control.check()
         if not self.control.measure:
             return ExecutionInfo(Timing(), Timing())

@@ -1,4 +1,4 @@
-"""A request that names memories by number, checked against its model, as arrays over them."""
+"""Requests from other processes: memories by number, checked against the model and converted to arrays."""
 
 import math
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ Where = tuple[int, int, int, tuple[int, ...]]  # pool, offset, length, dimension
 
 
 class BoundRequest(Record, frozen=True):
-    """A request that may run, any number of times, each time as a `Request`.
+    """A checked request that may run any number of times, each time as a `Request`.
 
-    unaligned: inputs lie at odd addresses, which engines do not take.
+    unaligned: inputs at odd addresses, which engines reject.
     """
 
     signature: Signature
@@ -34,13 +34,13 @@ class BoundRequest(Record, frozen=True):
     unaligned: bool
 
     def given(self) -> Sequence[Array | None]:
-        """The inputs for one execution; those at odd addresses as copies."""
+        """Return the inputs of one execution; those at odd addresses as copies."""
         if not self.unaligned:
             return self.inputs
         return [x if x is None or x.flags.aligned else x.copy() for x in self.inputs]
 
     def request(self) -> Request:
-        """A request of its own for one execution."""
+        """Return a new request for one execution."""
         given = self.given() if self.unaligned else self.inputs
         return self.signature.make(self.signature, given, self.outputs, self.input_buffers, self.output_buffers)
 
@@ -52,7 +52,7 @@ def bind_request(
     pools: Sequence[Place],
     signature: Signature | None = None,
 ) -> BoundRequest:
-    """Check every argument before anything looks at its bytes. InvalidRequest names argument and rule."""
+    """Check every argument before its bytes are read. InvalidRequest names the argument and the rule."""
     main = model.main
     for kind, given, wanted in (("input", inputs, main.inputs), ("output", outputs, main.outputs)):
         if len(given) != len(wanted):
@@ -83,7 +83,7 @@ def _argument(
     buffers: dict[int, Buffer],
     place: int,
 ) -> Array | None:
-    """One argument as an array; None where it has no value, lies in a buffer, or the driver provides the memory."""
+    """Return an argument as an array; None without value, in a buffer, or if the driver provides the memory."""
     if at is None:
         if output:
             raise InvalidRequest(f"{label} has no value, must have memory")
@@ -103,19 +103,19 @@ def _argument(
         raise InvalidRequest(f"{label}: pool {pool} is for reading only, must be writable")
     spans.append((id(memory), offset, offset + length, label if output else ""))
     shape = _shape(model, index, dims, label, output)
-    if output and not length and 0 in dims:  # room for no element: each dimension is as it is said to be
+    if output and not length and 0 in dims:  # an output without elements has exactly the given shape
         shape = tuple(dims)
     dtype = dtype_of(model.main.operands[index].type)
     size = -1 if shape is None else math.prod(shape) * dtype.itemsize
     if output and length != size:
-        return memory.view(offset, length)  # room in bytes: too little is OUTPUT_INSUFFICIENT_SIZE
+        return memory.view(offset, length)  # a size in bytes: too small a one is OUTPUT_INSUFFICIENT_SIZE
     if length != size:
         raise InvalidRequest(f"{label} has {length} bytes, must be {size} for {show(shape)} of {dtype}")
     return memory.view(offset, length, dtype, shape)
 
 
 def _shape(model: Model, index: int, dims: tuple[int, ...], label: str, output: bool) -> tuple[int, ...] | None:
-    """The shape of an argument, None for an output where it is not known before the execution."""
+    """Return the shape of an argument; None for an output of unknown shape."""
     value = validate(model).subgraphs[0].values[index]
     declared = value.shape if value is not None else shape_of(model.main.operands[index])
     given = tuple(d or None for d in dims) if output else tuple(dims)
@@ -130,7 +130,7 @@ def _shape(model: Model, index: int, dims: tuple[int, ...], label: str, output: 
 
 
 def _constants(model: Model, pools: Sequence[Place]) -> list[tuple[int, int, int, str]]:
-    """Where constants of the model lie in memories of the request, which may not be written as long as they are read."""
+    """Return the places of the model's constants in memories of the request: they may not be written while they are read."""
     if model.emptied:
         return []
     shared = {place for place, memory in enumerate(model.pools) if any(memory is other for other in pools)}
@@ -144,7 +144,7 @@ def _constants(model: Model, pools: Sequence[Place]) -> list[tuple[int, int, int
 
 def _no_overlap(spans: list[tuple[int, int, int, str]]) -> None:
     spans.sort(key=lambda span: (span[0], span[1]))
-    end: tuple[int, int, str] = (0, 0, "")  # the furthest end so far in this memory, and whose it is
+    end: tuple[int, int, str] = (0, 0, "")  # the furthest end so far in this memory, and the label of its argument
     written = (0, 0, "")  # likewise of outputs
     for memory, start, stop, label in spans:
         if start == stop:
@@ -161,5 +161,5 @@ def _no_overlap(spans: list[tuple[int, int, int, str]]) -> None:
 
 
 def flat_bytes(array: Array) -> Array:
-    """The bytes of an array in row-major order."""
+    """Return the array's bytes in row-major order."""
     return np.ascontiguousarray(array).ravel().view(np.uint8)

@@ -1,4 +1,4 @@
-"""A driver's own store for what it does not want to make twice: kernels, packed weights. The way of caching without the HAL.
+"""A driver's key-value store for expensive results, such as kernels and packed weights. nnhal's addition to the HAL.
 
     blobs = blobs_of(device)
     packed = blobs.get(key)
@@ -6,8 +6,8 @@
         packed = pack(weights)
         blobs.put(key, packed)
 
-Values last beyond the process and belong to this state of the driver alone: another version, code, or processor (where the
-device says that it matters) finds none of them. A driver of any level may use it, in process or isolated.
+Values outlive the process. They are visible to this state of the driver only: another version, other code, or another
+CPU (if the device declares that it matters) does not find them. Drivers of any HAL version may use it, isolated or not.
 
     0   8  magic          8  32  key of the hashes          40  blobs, one after the other
 
@@ -15,9 +15,9 @@ device says that it matters) finds none of them. A driver of any level may use i
    16  32  keyed hash of the driver's identity, key and value
    48      key, value
 
-The file is a `StateFile`: a blob is one write to its end, so processes need no lock. The file is
-read and never mapped, so a process survives when another one cuts it off. A value is copied
-before it is judged, and the driver gets the bytes that were judged.
+The file is a `StateFile`: a blob is one write to its end, so processes need no lock. The file is read and never mapped,
+so a process survives if another one truncates it. A value is copied before it is verified, and the driver gets the
+verified bytes.
 """
 
 import os
@@ -37,7 +37,7 @@ from nnhal.hal.cache.state import HEAD, StateFile, state_file
 from nnhal.hal.device import Device, written_by
 
 MAGIC, MARK = b"NNHALbl\n", b"blob"
-MOST = 64 << 20  # bytes of the file; beyond, the older half is forgotten when a process opens it alone
+MOST = 64 << 20  # bytes of the file; beyond, the only process that opens the file drops the older half
 MOST_KEY, MOST_VALUE = 1024, 16 << 20  # bytes
 _LOOK = 1 << 16  # bytes that are searched at a time for the next mark
 _BLOB = struct.Struct("<4sIQ32s")
@@ -45,26 +45,26 @@ _log = logger("driver")
 
 
 class BlobCache:
-    """Values by keys, for one driver. Any number of threads and processes at a time. Without a file it keeps nothing."""
+    """The store of one driver, for any number of threads and processes at a time. Without a file it stores nothing."""
 
     def __init__(self, file: StateFile | None, identity: bytes, again: Callable[[], StateFile] | None = None) -> None:
-        """identity: whose values. again: opens the file when this one was removed; None in a process that opens none."""
+        """identity: of the values' writer. again: opens the file if it was removed; None in a process that opens none."""
         self._identity, self._again = identity, again
         self._lock = threading.Lock()
         self._begin(file)
 
     def _begin(self, file: StateFile | None) -> None:
         self._file = file
-        self._seen = HEAD.size  # up to where `_places` is of the file
+        self._seen = HEAD.size  # the end of the part of the file that `_places` covers
         self._places: dict[bytes, list[int]] = {}  # of blobs by key, the last one last
 
     @property
     def keeps(self) -> bool:
-        """Whether there is a file to keep anything in."""
+        """Whether it has a file."""
         return self._file is not None
 
     def get(self, key: bytes) -> bytes | None:
-        """The value put last for a key, by this process or another; None where there is none that is whole."""
+        """Return the last value of a key, from this or another process; None without a valid one."""
         key = _checked(key)
         with self._lock:
             if self._file is None:
@@ -80,9 +80,9 @@ class BlobCache:
         return None
 
     def put(self, key: bytes, value: Section) -> bool:
-        """Keep a value; whether that could be done. It cannot where it is too large, or the file full until the next start.
+        """Store a value; return whether that succeeded. It fails if the file is full until the next start.
 
-        key: 1 to 1,024 bytes. value: 16 MiB at most. Raises InvalidArgument for what is neither.
+        key: 1 to 1,024 bytes. value: at most 16 MiB. InvalidArgument for anything else.
         """
         key = _checked(key)
         try:
@@ -113,9 +113,9 @@ class BlobCache:
         return made.digest()
 
     def _look(self, file: StateFile) -> None:
-        """Find what was written since."""
+        """Index the blobs that were written since the last call."""
         size = file.size
-        if size < self._seen:  # cut off
+        if size < self._seen:  # truncated
             self._begin(file)
         self._seen = max(self._seen, size - MOST)
         read = partial(_bytes_at, file.fd)
@@ -123,7 +123,8 @@ class BlobCache:
             place, self._seen = found
             (length,) = struct.unpack("<I", read(place + 4, 4))
             key = read(place + _BLOB.size, length)
-            if self._value(file, key, place) is None:  # of another identity, or what stands half and hides what follows
+            # Of another identity, or an incomplete blob that hides the following ones
+            if self._value(file, key, place) is None:
                 self._seen = place + 1
             else:
                 self._places.setdefault(key, []).append(place)
@@ -144,9 +145,9 @@ def _bytes_at(fd: int, at: int, size: int) -> bytes:
 
 
 def blobs_of(device: object) -> BlobCache:
-    """The store of a driver. It keeps nothing where the user's folder of state cannot be had; the log says why.
+    """Return the store of a driver. Without a state folder it stores nothing, and the log has the reason.
 
-    device: the Device, or the object of a driver that is written against the HAL.
+    device: the Device, or the object of a driver that implements the HAL.
     """
     if not isinstance(device, Device):
         from nnhal.hal.hidl.adapters import adapt
@@ -163,11 +164,11 @@ def blobs_of(device: object) -> BlobCache:
         return BlobCache(None, identity)
 
 
-_only: list[StateFile] = []  # of a process that opens no files any more
+_only: list[StateFile] = []  # of a process that opens no more files
 
 
 def open_ahead(driver: str) -> None:
-    """Open the files of the one driver of this process, which will be confined. Without them it keeps nothing."""
+    """Open the files of this process's driver before the process enters its sandbox. Without them, nothing is stored."""
     tokens.open_ahead(driver)
     with suppress(OSError):
         _only.append(opened(state_file(driver, "blobs")))
@@ -180,7 +181,7 @@ def _checked(key: bytes) -> bytes:
 
 
 def _next(read: Callable[[int, int], bytes], at: int, end: int) -> tuple[int, int] | None:
-    """Place and end of the next blob that can be one, by bytes at a place; what stands half is passed over."""
+    """Return the place and end of the next possible blob; incomplete ones are skipped. read: the bytes at a place."""
     while at + _BLOB.size <= end:
         head = read(at, _BLOB.size)
         if not head.startswith(MARK):
@@ -198,12 +199,12 @@ def _next(read: Callable[[int, int], bytes], at: int, end: int) -> tuple[int, in
 
 
 def opened(name: str) -> StateFile:
-    """A file in the user's folder of state. A process that has it alone drops the older half of a full one."""
+    """Open a state file. The only process that has a full one open drops its older half."""
     return StateFile.open(name, MAGIC, MOST * 3 // 4, _newer)
 
 
 def _newer(data: bytes) -> bytes:
-    """The last blobs that fit into half a file."""
+    """Return the last blobs that fit into half a file."""
     kept, at = list[bytes](), 0
     while (found := _next(lambda place, size: data[place : place + size], at, len(data))) is not None:
         kept.append(data[found[0] : found[1]])

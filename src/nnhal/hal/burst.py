@@ -1,7 +1,7 @@
-"""Bursts: a series of executions of one prepared model, one at a time, that keep resources in between.
+"""Bursts: executions of one prepared model, one at a time, that keep resources in between.
 
-In process a burst tells the driver when it begins and ends; over the wire it also carries the executions
-(`nnhal.ipc.client.burst`). Both are the same class to the runtime.
+In this process, a burst informs the driver of its begin and end. Between processes it also transports the executions
+(`nnhal.ipc.client.burst`). The runtime uses both through the same class.
 """
 
 from abc import ABC, abstractmethod
@@ -14,7 +14,7 @@ from nnhal.hal.request import Control, Request, Runs, Timing
 
 
 class Bursts(Runs, Protocol):
-    """What is told when a burst of it begins and ends."""
+    """Receives the begin and end of bursts."""
 
     def burst_opened(self) -> None:
         """As `Prepared.burst_opened`."""
@@ -26,8 +26,11 @@ class Bursts(Runs, Protocol):
 class Burst(ABC):
     """A series of executions; a context manager.
 
-    of: the prepared model, where it is known. ended: it is of no use any more, though nobody closed it. plain: why
-    executions were plain calls, and how often. way: what it is, for people.
+    Attributes:
+        of: The prepared model, if known.
+        ended: Whether it cannot be used any more, although it was not closed.
+        plain: Why executions were plain calls, and how many.
+        way: A description for people.
     """
 
     of: Runs | None = None
@@ -37,13 +40,18 @@ class Burst(ABC):
 
     @abstractmethod
     def run(self, request: Request, control: Control) -> Timing | None:
-        """As `Prepared.run`; BadState while another execution of this burst runs, Closed after `close`."""
+        """Execute as `Prepared.run` does.
+
+        Raises:
+            BadState: Another execution of this burst runs.
+            Closed: The burst was closed.
+        """
 
     def free_memory(self, memory: Memory) -> None:
-        """The application will not use this memory in the burst again: what is cached of it can go."""
+        """Release what is cached for a memory that the burst will not use again."""
 
     def close(self) -> None:
-        """End the burst; does nothing the second time."""
+        """End the burst; a second call has no effect."""
 
     def __enter__(self) -> "Burst":
         return self
@@ -53,20 +61,20 @@ class Burst(ABC):
 
 
 class BurstExecutor(ABC):
-    """An executor of a driver's own for bursts from another process, with a cache of what it derives from memories.
+    """A driver's executor for bursts from another process, with a cache of what it derives from memories.
 
-    Memories are named by slots. A slot is added once, before the first execution that names it, and stays the same memory
+    Slots identify memories. A slot is added once, before the first execution that uses it, and remains the same memory
     until it is removed.
     """
 
     @abstractmethod
     def add(self, slot: int, memory: Memory) -> None:
-        """A memory that executions will name by this slot: time to map or register it with the device."""
+        """Add a memory that executions will use: map it, or register it with the device."""
 
     @abstractmethod
     def remove(self, slot: int) -> None:
-        """The client will not use the slot again."""
+        """Remove a slot that the client will not use again."""
 
     @abstractmethod
     def execute(self, request: Request, slots: Sequence[int], control: Control) -> Timing | None:
-        """As `Prepared.run`; slots: the memories that the request's arrays lie in."""
+        """Execute as `Prepared.run` does. slots: of the memories that the request's arrays lie in."""

@@ -1,4 +1,4 @@
-"""`Control.on_cancel`: an engine that cannot poll is told when its execution should end."""
+"""`Control.on_cancel`: calls an engine that cannot poll when its execution should end."""
 
 import os
 import threading
@@ -16,30 +16,30 @@ from nnhal.base.errors import ResourceExhausted
 from nnhal.base.time import SLICE
 
 _numbers = count()
-_IDLE = 1.0  # seconds without a block after which the thread ends that looks after them
+_IDLE = 1.0  # seconds without a block after which the watching thread ends
 
 
 class Bounds(Protocol):
-    """What is asked of a `Control`."""
+    """The part of a `Control` that is used here."""
 
     @property
     def bounded(self) -> bool:
-        """As of `Control`."""
+        """As in `Control`."""
 
     def patience(self) -> float | None:
-        """As of `Control`."""
+        """As in `Control`."""
 
     def check(self) -> None:
-        """As of `Control`."""
+        """As in `Control`."""
 
 
 class OnCancel:
-    """A context manager; inside it `call` is called once, from another thread, when the execution should end."""
+    """A context manager; inside it, `call` is called once, from another thread, when the execution should end."""
 
     def __init__(self, control: Bounds, call: Callable[[], object]) -> None:
         self._control, self._call = control, call
         self._over, self._lock = False, threading.Lock()
-        self.number = next(_numbers)  # not its id, which another has after it
+        self.number = next(_numbers)  # not its id, which another object may get later
 
     def __enter__(self) -> "OnCancel":
         if self._control.bounded:
@@ -47,14 +47,14 @@ class OnCancel:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """From here on nothing is called; where it is being called, that is waited for."""
+        """End the block: `call` is not called any more; a running call is waited for."""
         self._over = True
         _watch.leave(self)
         with self._lock:
             pass
 
     def due(self) -> float:
-        """Seconds until it is to be looked at again."""
+        """Return the seconds until the next check."""
         patience = self._control.patience()
         return SLICE if patience is None else min(patience, SLICE)
 
@@ -67,7 +67,7 @@ class OnCancel:
         return False
 
     def tell(self) -> None:
-        """Call, unless the block has ended."""
+        """Make the call, unless the block has ended."""
         with self._lock:
             if not self._over:
                 self._over = True  # once
@@ -75,10 +75,10 @@ class OnCancel:
 
 
 class _Watch:
-    """One thread for the blocks of all executions, which is woken by none that it looks at soon enough anyway.
+    """One thread that watches the blocks of all executions. A block wakes it only if its next check would come too late.
 
-    It holds no block: one whose beginning was interrupted is gone, and nothing is called for it. An interrupt may come
-    anywhere in `enter` and `leave`: a lock is held in a `with` alone, and what wakes the thread is written in C.
+    It holds blocks weakly: a block whose beginning was interrupted disappears. An interrupt may come anywhere in
+    `enter` and `leave`, so locks are held in `with` only, and the wake-up is written in C.
     """
 
     def __init__(self) -> None:
@@ -86,16 +86,14 @@ class _Watch:
         os.register_at_fork(after_in_child=self.begin)
 
     def begin(self) -> None:
-        """As at first: a process that was forked has no thread of its parent's."""
+        """Set the initial state: a forked child does not have the thread."""
         self._lock, self._wake = threading.Lock(), SimpleQueue[None]()
         self._inside: dict[int, ref[OnCancel]] = {}
-        self._watcher: object = (
-            None  # what tells the thread that looks from any other that was begun; None where none does
-        )
-        self._next = inf  # when it looks again, on the monotonic clock; infinite while it works that out
+        self._watcher: object = None  # identifies the current thread; None without one
+        self._next = inf  # its next check, on the monotonic clock; infinite while it computes that
 
     def enter(self, block: OnCancel) -> None:
-        """Look after a block; ResourceExhausted where there is no thread for it."""
+        """Watch a block; ResourceExhausted without a free thread."""
         self._inside[block.number] = ref(block)
         with self._lock:
             if self._watcher is None:
@@ -109,21 +107,21 @@ class _Watch:
             self._wake.put(None)
 
     def leave(self, block: OnCancel) -> None:
-        """Look after it no more."""
+        """Stop watching a block."""
         self._inside.pop(block.number, None)
 
     def _work(self, own: object) -> None:
-        with self._lock:  # not before who began it has noted that, or was interrupted
+        with self._lock:  # after the starting thread has noted it, or was interrupted
             self._watcher = own
         try:
             self._keep_looking(own)
-        except BaseException:  # no memory: who comes next begins again
+        except BaseException:  # no memory: the next block starts another thread
             with self._lock:
                 self._watcher = None if self._watcher is own else self._watcher
             raise
 
     def _keep_looking(self, own: object) -> None:
-        last = time.monotonic()  # that there was a block
+        last = time.monotonic()  # with a block
         while True:
             self._next = inf
             wait = self._look()
@@ -141,7 +139,7 @@ class _Watch:
                 self._wake.get(timeout=wait)
 
     def _look(self) -> float:
-        """Tell those that should end; seconds until the next look."""
+        """Call for the blocks that should end; return the seconds until the next check."""
         wait = SLICE
         for number, found in list(self._inside.items()):
             block = found()
@@ -155,7 +153,7 @@ class _Watch:
 
 
 def _tell(block: OnCancel) -> None:
-    """On a thread of its own: what one engine takes to stop keeps no other waiting."""
+    """Call in another thread, because stopping one engine must not delay others."""
     try:
         threading.Thread(target=block.tell, name="nnhal-cancel", daemon=True).start()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Where a driver knows several ways to compute an operation: which they are, what was proved of them, which runs."""
+"""Kernel variants of an operation: which a driver has, which were verified, and which one runs."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -8,17 +8,17 @@ D = TypeVar("D")
 
 
 class Proved(NamedTuple):
-    """What the proof of an operation found: the form that runs, None where none may, and why not a faster one."""
+    """The result of verifying an operation: the variant that runs, None if none may, and why not a faster one."""
 
     form: str | None
     why: str = ""
 
 
 class FormChoice(NamedTuple):
-    """What a device knows of an operation and its own type.
+    """The variants of an operation for one main type.
 
-    known: its forms, the fastest first, the exact one last; one "" where it has no choice. found: what was proved, None for
-    nothing yet. form: which runs, None for none.
+    known: the variants, the fastest first, the reference variant last; one "" without a choice. found: the result of
+    the verification; None if there was none. form: the variant that runs; None for none.
     """
 
     operation: str
@@ -29,17 +29,17 @@ class FormChoice(NamedTuple):
 
 
 class Proofs(ABC, Generic[D]):
-    """What can be proved of a device `D`."""
+    """The variants of a device `D` that can be verified."""
 
     @property
     @abstractmethod
     def identity(self) -> bytes:
-        """Of its driver, engine and this processor: `proofs.identity_here`."""
+        """The identity of its driver, engine and this CPU: `proofs.identity_here`."""
 
     @abstractmethod
     def choices(self) -> Sequence[FormChoice]:
-        """All that it can run."""
+        """Return all variants that it can run."""
 
     @abstractmethod
     def in_form(self, operation: str, type: int, form: str) -> D:
-        """The device, with this form of an operation whatever was proved."""
+        """Return the device with this variant of an operation, regardless of verification."""

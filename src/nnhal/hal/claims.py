@@ -1,4 +1,4 @@
-"""What a device says of a model, asked and looked at: verdicts, groups of operations, what it worked out on the way."""
+"""Asks a device about a model and verifies the answer: verdicts, groups, and reusable work."""
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -29,20 +29,20 @@ from nnhal.model.layouts import LaidOut, laid_out
 
 
 class Claims:
-    """What a device said of one model, looked at and in plain types, and what it worked out, until that is let go of."""
+    """A device's verified answer about a model in plain types, and its reusable work until that is released."""
 
     def __init__(
         self, model: Model, verdicts: Sequence[Verdict], groups: Sequence[OperationGroup] = (), worked_out: Any = None
     ) -> None:
         self.model, self.verdicts, self.groups = model, list(verdicts), tuple(groups)
         self._kept = [] if worked_out is None else [worked_out]
-        self._laid = False  # whether `model` is not the one that the rest is about, but that one laid out
+        self._laid = False  # whether `model` is laid out, unlike the one that the rest is about
 
     def of_original(self, laid: LaidOut, count: int) -> "Claims":
-        """Claims about a model that was laid out, as those about the original, of so many operations.
+        """Convert claims about a laid-out model to claims about the original, of so many operations.
 
-        An inserted TRANSPOSE counts for those that it serves: where it is refused, no group has them either. What was worked
-        out is for the whole model only: a part of it is laid out by itself.
+        An inserted TRANSPOSE counts for the operations that it serves: if it is rejected, no group has them either.
+        Reusable work serves the whole model only, because a part is laid out separately.
         """
         refused, groups = self.refused(), list[OperationGroup]()
         lost = {n for place, served in laid.served().items() if place in refused for n in served}
@@ -56,12 +56,12 @@ class Claims:
         return found
 
     def refused(self) -> dict[int, str]:
-        """Why the device does not take the model whole: reasons by the places of operations that no group has either."""
+        """Return why the device rejects the model as a whole: reasons by operation, without those in a group."""
         grouped = {place for group in self.groups for place in group.operations}
         return {n: v.reason for n, v in enumerate(self.verdicts) if not v.ok and n not in grouped}
 
     def hints(self, hints: Hints, operations: Sequence[int] | None = None) -> Hints:
-        """The hints for preparing the part of the model that is `cut` to these operations, None for the model itself."""
+        """Return the hints for preparing the part that is `cut` to these operations, or with None the whole model."""
         if not self._kept or (self._laid and operations is not None and len(operations) < len(self.verdicts)):
             return hints
         places: Sequence[int] = range(len(self.model.main.operations))
@@ -70,15 +70,15 @@ class Claims:
         return replace(hints, worked_out=WorkedOut(self.model, tuple(places), self._kept))
 
     def let_go(self) -> None:
-        """Let go of what the device worked out, also where hints that were given to it still refer to it."""
+        """Release the device's reusable work, even if the driver still holds its hints."""
         self._kept.clear()
 
 
 def considered_by(device: Device, model: Model, hints: Hints, *, as_is: bool = False) -> Claims:
-    """What the device says of the model; ContractBroken where it is anything else than `Considered` can be.
+    """Ask a device about a model; ContractBroken if the answer is invalid.
 
-    The device is told of no more threads than can run at once, and asked about the model in the layout that it prefers,
-    unless that is done (`as_is`).
+    The device receives a number of threads that can run at once, and the model in its preferred layout, unless the
+    model has it already (`as_is`).
     """
     laid = laid_out(model, None if as_is else layout_of(device))
     query, count = _query(device), len(laid.model.main.operations)
@@ -93,19 +93,21 @@ def considered_by(device: Device, model: Model, hints: Hints, *, as_is: bool = F
 
 
 def _query(device: Device) -> str:
-    """The method that the author of the device wrote."""
+    """Return the method that the driver's author wrote."""
     written = (name for kind in type(device).__mro__ for name in ("consider", "supports") if name in vars(kind))
     return f"{next(written)}()"
 
 
 def verdicts_by(device: Device, model: Model, *, as_is: bool = False) -> list[Verdict]:
-    """What the device says of each operation by itself; as `considered_by`."""
+    """Return the verdicts on the operations alone; as `considered_by`."""
     return considered_by(device, model, Hints(), as_is=as_is).verdicts
 
 
 def _joined(groups: Sequence[OperationGroup], group: OperationGroup) -> list[OperationGroup]:
-    """The groups with one more. Where an operation is in several, as it is there once for each order in which what it makes
-    is read, they come together only, at the highest of their prices.
+    """Return the groups with one more.
+
+    An operation may be in several groups of a laid-out model, one for each order in which its output is read. Such
+    groups are merged, at the highest of their prices.
     """
     sharing = [each for each in groups if not set(group.operations).isdisjoint(each.operations)]
     others = [each for each in groups if each not in sharing]
@@ -118,7 +120,7 @@ def _joined(groups: Sequence[OperationGroup], group: OperationGroup) -> list[Ope
 
 
 def _of_original(laid: LaidOut, verdicts: Sequence[Verdict], count: int) -> list[Verdict]:
-    """Verdicts of the operations before they were laid out: an inserted TRANSPOSE counts for those that it serves."""
+    """Return verdicts on the original operations: an inserted TRANSPOSE counts for those that it serves."""
     found = [YES] * count
     for place, n in enumerate(laid.serves):
         if place not in laid.inserted and (not verdicts[place].ok or found[n] is YES):
@@ -132,7 +134,7 @@ def _of_original(laid: LaidOut, verdicts: Sequence[Verdict], count: int) -> list
 
 
 def _verdicts(given: Any, count: int, query: str) -> list[Verdict]:
-    """A verdict for each of so many operations; a bool is taken for one."""
+    """Return a verdict for each of so many operations; a bool counts as one."""
     if not isinstance(given, Iterable):
         raise ContractBroken(f"{query} gave {shown(given)}, must be {count} verdicts, one an operation")
     verdicts = [_verdict(answer, place, query) for place, answer in enumerate(islice(given, count + 1))]
@@ -150,7 +152,7 @@ def _verdict(answer: Any, place: int, query: str) -> Verdict:
 
 
 def _groups(given: Any, count: int, query: str) -> list[OperationGroup]:
-    """Groups of so many operations, each of which is in one at most."""
+    """Return groups over so many operations; each operation is in one group at most."""
     if not isinstance(given, Iterable):
         raise ContractBroken(f"{query} gave groups {shown(given)}, must be several of OperationGroup")
     found: list[OperationGroup] = []
@@ -177,13 +179,13 @@ def _groups(given: Any, count: int, query: str) -> list[OperationGroup]:
 
 
 def _places(given: Any, count: int, where: str) -> tuple[int, ...]:
-    """Places of operations in order, each once."""
+    """Return the numbers of operations in order, without duplicates."""
     if not isinstance(given, Iterable):
         raise ContractBroken(f"{where} with operations {shown(given)}, must be places of operations")
     places = list(islice(given, count + 1))
     for place in places:
         if not isinstance(place, int) or isinstance(place, bool) or not 0 <= place < count:
-            raise ContractBroken(f"{where} with operation {shown(place)}, must be one of the {count} that there are")
+            raise ContractBroken(f"{where} with operation {shown(place)}, must be 0 to {count - 1}")
     if not places or len(set(places)) < len(places):
         what = "an operation twice" if places else "no operation"
         raise ContractBroken(f"{where} with {what}, must be at least one, each once")

@@ -1,16 +1,16 @@
-"""The identity of a driver's code: what this process loaded, not what lies on disk when something is kept.
+"""The identity of a driver's code as this process loaded it, not as it is on disk when an entry is written.
 
-A cache entry is right for one state of a driver's code. The identity of a device is a digest of
+A cache entry is valid for one state of a driver's code. The identity of a device is a digest of
 
 - the unit of each class of the device: its package, or its module with the modules and files beside it that it names,
-- the class, and the arguments that the application made it with,
+- the class, and the arguments that the application created it with,
 - environment variables that the code names,
-- nnhal's own code, on whose kit a driver may be.
+- nnhal's code, which the driver may use.
 
-A unit has files that the code names: a module by its name, a library or data file by its file name in the text of the code.
-Modules of a driver under development are known by the bytes that the loader ran (`DriverUnit.ran`). Any other file is read
-when the identity is first asked for; it counts as loaded when it did not change since this process, or the load, began.
-Where the code cannot be known, the identity says why and is equal to no other.
+A unit has the files that its code names: modules, and libraries or data files by their file names. Modules of a driver
+under development are identified by the bytes that the loader ran (`DriverUnit.ran`). Any other file is read when the
+identity is first needed. It counts as loaded if it has not changed since this process, or the load, began. If the code
+is not known, the identity has the reason and is equal to no other.
 """
 
 import os
@@ -28,31 +28,31 @@ from weakref import WeakKeyDictionary
 
 from nnhal.base.digests import blake2b
 
-BEGUN_NS = time.time_ns()  # before this process loaded anything that is kept by the digest of its file
-_NO_SETTINGS = frozenset(("_", "NNHAL_CACHE_DIR", "NNHAL_STATE_DIR"))  # variables that say nothing of numbers
+BEGUN_NS = time.time_ns()  # before this process loaded a file that is identified by its digest
+_NO_SETTINGS = frozenset(("_", "NNHAL_CACHE_DIR", "NNHAL_STATE_DIR"))  # variables without influence on numbers
 MOST_FILES = 2048  # of one unit
-LARGEST = 4 << 20  # bytes of a file that is read; a larger one is known by inode, size and times
+LARGEST = 4 << 20  # bytes of a file that is read; a larger one is identified by inode, size and times
 LONGEST_TEXT = 65536  # characters of the arguments of a device
-_ANYWHERE = "site-packages", "dist-packages"  # where what lies beside a module is of others
+_ANYWHERE = "site-packages", "dist-packages"  # folders in which neighbours of a module belong to other packages
 _WORDS = re.compile(rb"[\w\x80-\xff]+"), re.compile(rb"[\w\x80-\xff.+-]+")  # names in code, names of files
 _WHOLE_PATH = re.compile(rb"""["'](/[^"'\s]+)["']""")
 _VIRTUAL = "/proc/", "/sys/", "/dev/"
 
 
 class CodeIdentity(NamedTuple):
-    """What a driver's code is. digest: 32 bytes. unknown: why it is not known, "" where it is; then no two are equal."""
+    """The identity of a driver's code. digest: 32 bytes. unknown: why it is not known, or ""; then no two are equal."""
 
     digest: bytes
     unknown: str = ""
 
     @classmethod
     def unlike_any(cls, why: str) -> "CodeIdentity":
-        """That of code which cannot be known."""
+        """Return the identity of unknown code."""
         return cls(os.urandom(32), why)
 
 
 class MadeWith(NamedTuple):
-    """What an object was made with: its arguments as text, or why they cannot be written down. unit: of its factory."""
+    """The arguments of an object's creation as text, or why that is impossible. unit: of its factory."""
 
     text: str = ""
     unknown: str = ""
@@ -60,7 +60,7 @@ class MadeWith(NamedTuple):
 
     @classmethod
     def of(cls, values: object) -> "MadeWith":
-        """The arguments of a call, or the attributes of an object."""
+        """Return the arguments of a call, or the attributes of an object."""
         try:
             text = _written(values)
         except TypeError as error:
@@ -69,7 +69,7 @@ class MadeWith(NamedTuple):
         return cls(text) if len(text) <= LONGEST_TEXT else cls(unknown=too_long)
 
     def by(self, factory: object) -> "MadeWith":
-        """The same for what a driver's factory made without arguments: its code decides on arguments of the object."""
+        """Return the same for the result of a driver's factory without arguments, whose code determines the object's."""
         found = _namespace_of(factory)
         unit = None if found is None else _unit_of(found)
         if unit is not None:
@@ -77,33 +77,33 @@ class MadeWith(NamedTuple):
         return MadeWith(self.text, "", unit)
 
 
-MADE_OTHERWISE = MadeWith(unknown="its class has a __new__ of its own, must be made by __init__ for it to be kept")
+MADE_OTHERWISE = MadeWith(unknown="its class overrides __new__, must use __init__ to be cached")
 
 
 class _CodeFile(NamedTuple):
-    """One file of a unit. signature: when it was read; None for a module that the loader ran."""
+    """A file of a unit. signature: when it was read; None for a module that the loader ran."""
 
     digest: bytes
     signature: tuple[int, ...] | None
 
 
 class Unit:
-    """Code that is loaded from one place. folder: of the files that it names. first: those that begin to name others."""
+    """Code that is loaded from one place. folder: of the files that it names. first: the files to begin with."""
 
     def __init__(self, folder: str, first: Iterable[str], since_ns: int, *, beside: bool = True) -> None:
-        """since_ns: what changed later may not be what was loaded. beside: whether files in the folder are the unit's."""
+        """since_ns: later changes may not have been loaded. beside: whether files in the folder belong to the unit."""
         self.folder, self._first, self._since, self._beside = folder, list(first), since_ns, beside
-        # That it was loaded in, where that is known, and what its own code had made of that when it had loaded.
+        # The environment when it was loaded, if known, with the changes that its code had made by the end of the load.
         self.environment: dict[str, str] | None = None
         self._left: dict[str, str] | None = None
-        self._ran: dict[str, bytes] = {}  # the text of what the loader ran, until the unit is settled
+        self._ran: dict[str, bytes] = {}  # the text that the loader ran, until the unit is settled
         self._files: dict[str, _CodeFile] = {}
         self._words: frozenset[str] = frozenset()
         self._digest = b""
         self.unknown = ""
 
     def ran(self, path: str, source: bytes) -> None:
-        """Note what a loader is about to run."""
+        """Note a text that a loader is about to run."""
         if not self._digest:
             self._ran[path] = source
             return
@@ -116,7 +116,7 @@ class Unit:
             self._files[path] = _CodeFile(digest, None)
 
     def settle(self) -> None:
-        """Read what the unit names. To be called when it has loaded."""
+        """Read the files that the unit names, once it has loaded."""
         if self._digest:
             return
         if self.environment is not None:
@@ -140,15 +140,15 @@ class Unit:
         self._digest, self._ran = _digest(repr(parts).encode()), {}
 
     def _read(self, path: str, found: dict[str, _CodeFile]) -> bytes | None:
-        """Read one file into `found`; the text of a module."""
+        """Read a file into `found`, and return the text of a module."""
         before = _signature(path)
-        if before and not os.path.isfile(path):  # such as a pipe, which was read to its end
-            self.unknown = self.unknown or f"{self._name(path)} is no file that can be read again"
+        if before and not os.path.isfile(path):  # such as a pipe, which would be read to its end
+            self.unknown = self.unknown or f"{self._name(path)} is not a file that can be read again"
             return None
         large = bool(before) and before[1] > LARGEST
         try:
             data = repr(before).encode() if large else Path(path).read_bytes()
-        except OSError:  # what cannot be read here the driver cannot read either
+        except OSError:  # the driver cannot read it either
             data = b""
         if before and (before[-1] > self._since or _signature(path) != before):
             self.unknown = self.unknown or _changed(self._name(path))
@@ -159,7 +159,7 @@ class Unit:
         return path.removeprefix(self.folder).lstrip("/") if path.startswith(self.folder) else path
 
     def state(self) -> tuple[bytes, str]:
-        """The digest of what it loaded, and of the environment that it names; why that is not known, "" where it is."""
+        """Return the digest of the loaded code and its environment variables, and why it is unknown, or ""."""
         self.settle()
         if not self.unknown:
             seen = ((path, file.signature) for path, file in self._files.items() if file.signature is not None)
@@ -172,7 +172,7 @@ class Unit:
         return _digest(self._digest + repr((before, now)).encode()), unknown
 
     def _of_environment(self, values: Mapping[str, str] | None) -> dict[str, str]:
-        """What the code names of an environment, None for that of this moment."""
+        """Return the variables that the code names, by default from the current environment."""
         known = os.environ if values is None else values
         return {name: known[name] for name in sorted(self._words.intersection(known))}
 
@@ -181,14 +181,14 @@ _units: dict[str, Unit] = {}  # by the top name of a driver's modules, or by the
 
 
 def driver_unit(name: str, folder: str) -> Unit:
-    """The unit of a driver under development whose modules are loaded below a name, from now on."""
+    """Return a new unit for a driver under development, whose modules are loaded below a name."""
     unit = _units[name] = Unit(folder, (), time.time_ns(), beside=not is_of_others(folder))
     unit.environment = dict(os.environ)
     return unit
 
 
 def is_of_others(folder: str) -> bool:
-    """Whether packages are installed into a folder: what lies beside a module there is not the module's own."""
+    """Whether a folder has installed packages: neighbours of a module there do not belong to it."""
     return os.path.basename(folder) in _ANYWHERE
 
 
@@ -198,7 +198,7 @@ def forget_unit(name: str) -> None:
 
 
 def code_of(kind: type, made: MadeWith) -> CodeIdentity:
-    """The identity of the code of a class, and of what an object of it was made with."""
+    """Return the identity of a class's code, and of the arguments of its object."""
     own = code_of_nnhal()
     known = _of_class(kind)
     units = {id(unit): unit for unit in (*known.units, made.unit) if unit is not None}
@@ -214,7 +214,7 @@ def code_of(kind: type, made: MadeWith) -> CodeIdentity:
 
 
 def code_of_functions(functions: Sequence[Callable[..., Any]]) -> CodeIdentity:
-    """The identity of the code of functions that an application registered, such as kernels of an extension."""
+    """Return the identity of functions that an application registered, such as kernels of an extension."""
     parts = [code_of_nnhal().digest]
     for function in functions:
         namespace = function.__globals__ if isinstance(function, FunctionType) else None
@@ -238,7 +238,7 @@ def code_of_functions(functions: Sequence[Callable[..., Any]]) -> CodeIdentity:
 
 
 class _OfClass(NamedTuple):
-    """What a class adds to the identity. own: whether it is nnhal's."""
+    """A class's contribution to the identity. own: whether it is part of nnhal."""
 
     facts: bytes
     units: tuple[Unit, ...]
@@ -280,13 +280,13 @@ def _asked(kind: type) -> _OfClass:
 
 
 def _module_in(name: str) -> str:
-    """The name of a module without that which a driver's modules have in this process alone."""
+    """Return a module's name without the prefix that a driver's modules have in this process only."""
     top, _, rest = name.partition(".")
     return rest if top in _units else name
 
 
 def _namespace_of(what: object) -> Mapping[str, Any] | None:
-    """The globals of the module that a class or function is of."""
+    """Return the globals of the module of a class or function."""
     if isinstance(what, FunctionType):
         return what.__globals__
     if not isinstance(what, type):
@@ -303,12 +303,12 @@ def _functions(kind: type) -> Iterator[FunctionType]:
 
 
 def _methods(kind: type) -> Iterator[FunctionType]:
-    """Its functions but those that are generated, such as the `__init__` of a dataclass."""
+    """Yield a class's functions, except for generated ones such as a dataclass's `__init__`."""
     return (each for each in _functions(kind) if not each.__name__.startswith("__"))
 
 
 def _captured(function: FunctionType, kind: type) -> dict[str, object]:
-    """Values of the function that a class is in, but for the class itself and its bases."""
+    """Return the values that a class captures from its enclosing function, without the class and its bases."""
     found = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):  # it is empty
@@ -317,7 +317,7 @@ def _captured(function: FunctionType, kind: type) -> dict[str, object]:
 
 
 def _plain_attributes(kind: type) -> list[str]:
-    """Values in the class that the function which it is in, or the application, may have put there."""
+    """Return class attributes that the enclosing function or the application may have set."""
     found = []
     for name, value in vars(kind).items():
         with suppress(TypeError):
@@ -326,7 +326,7 @@ def _plain_attributes(kind: type) -> list[str]:
 
 
 def _unit_of(namespace: Mapping[str, Any]) -> Unit | None:
-    """The unit of a module by its globals; None where it has no file."""
+    """Return the unit of a module by its globals; None without a file."""
     top = str(namespace.get("__name__", "")).partition(".")[0]
     if top in _units:
         return _units[top]
@@ -338,7 +338,7 @@ def _unit_of(namespace: Mapping[str, Any]) -> Unit | None:
     file = os.path.abspath(file)
     package = str(namespace.get("__package__") or "")
     folder, first = os.path.dirname(file), [file]
-    if not os.path.exists(file):  # in an archive, where it lies in any file
+    if not os.path.exists(file):  # in an archive
         archive = next((str(above) for above in Path(file).parents if above.exists()), "")
         return _kept_unit(archive, lambda: Unit(os.path.dirname(archive), [archive], BEGUN_NS, beside=False))
     for _ in package.split(".") if package else ():
@@ -357,7 +357,7 @@ def _kept_unit(path: str, make: Callable[[], Unit]) -> Unit:
 def _named(
     folder: str, words: set[str], listings: dict[str, list[os.DirEntry[str]]], above: frozenset[str] = frozenset()
 ) -> Iterator[str]:
-    """Files below a folder that the words name: by file name, or by the name of a module. above: folders that it is in."""
+    """Yield files below a folder that the words name, by file or module name. above: its parents, against cycles."""
     real = os.path.realpath(folder)
     if real in above:
         return
@@ -384,14 +384,14 @@ def _words_of(source: bytes) -> set[str]:
 
 
 def _whole_paths(source: bytes) -> Iterator[str]:
-    """Files that are named by their whole path."""
+    """Yield files that are named by their whole path."""
     for path in map(os.fsdecode, _WHOLE_PATH.findall(source)):
         if not path.startswith(_VIRTUAL) and os.path.isfile(path):
             yield path
 
 
 def _written(value: object) -> str:
-    """A value as text, of which no other value of the same kind has the same. TypeError names what cannot be written."""
+    """Return a value as text that is unique among its kind. TypeError names what has no text."""
     if value is None or type(value) in (bool, int, float, complex, str, bytes):
         return repr(value)
     if isinstance(value, Enum):
@@ -408,7 +408,7 @@ def _written(value: object) -> str:
 
 
 def _signature(path: str) -> tuple[int, ...]:
-    """What is different where a file is; empty where there is none."""
+    """Return a file's identifying attributes; empty without a file."""
     try:
         status = os.stat(path)
     except OSError:
@@ -428,10 +428,10 @@ def _digest(data: bytes) -> bytes:
 
 
 def code_of_nnhal() -> CodeIdentity:
-    """The identity of nnhal's own code, by size and time of change of its files, once for a process."""
+    """Return the identity of the code of nnhal, by size and modification time of its files, once for each process."""
     try:
         return _code_of_nnhal()
-    except OSError as error:  # of this moment
+    except OSError as error:  # a current problem: try again next time
         return CodeIdentity.unlike_any(f"nnhal's own code cannot be read: {error.strerror}")
 
 

@@ -1,6 +1,7 @@
-"""What a driver is. The runtime sees these classes only, whether the driver is in this process or in another.
+"""The driver interface. The runtime sees only these classes, whether the driver runs in this process or is isolated.
 
-A driver author writes a `Device` with `supports` and `prepare`, and a `Prepared` with `run`; all else has a default.
+A driver author writes a `Device` with `supports` and `prepare`, and a `Prepared` with `run`. Everything else has a
+default.
 """
 
 import weakref
@@ -48,11 +49,11 @@ if TYPE_CHECKING:
 
 _log = logger("compilation")
 T = TypeVar("T")
-MOST_THREADS = 1024  # that an engine may be asked to use
+MOST_THREADS = 1024  # the most that an application may request
 MOST_AT_ONCE = 4096  # executions
 NUMERICS = "numerics"  # an option of devices that declare more than "fast"
 FAST, EXACT = "fast", "exact"  # its values
-NUMERICS_PREFIX = "numerics:"  # before them, where they travel among the relaxations
+NUMERICS_PREFIX = "numerics:"  # marks them among the relaxations that another process receives
 RELAXATIONS = {
     "clipped_nan": "a NaN that an activation clips may be either of its bounds",
     "float16": "between operations float16 may be float32: not rounded, and not infinite beyond 65504",
@@ -63,7 +64,12 @@ RELAXATIONS = {
 
 
 class Verdict(NamedTuple):
-    """Whether a device can run an operation of a model, and why (not)."""
+    """Whether a device supports an operation, and why (not).
+
+    Attributes:
+        ok: Whether the device supports the operation.
+        reason: One line for the user.
+    """
 
     ok: bool
     reason: str = ""
@@ -73,14 +79,27 @@ YES = Verdict(True)
 
 
 class Performance(NamedTuple):
-    """Stated performance against the CPU reference, which is 1.0; less is faster, or needs less power."""
+    """Declared performance relative to the CPU reference, which is 1.0; smaller is better.
+
+    Attributes:
+        exec_time: Relative execution time.
+        power_usage: Relative power usage.
+    """
 
     exec_time: float = 1.0
     power_usage: float = 1.0
 
 
 class Capabilities(Record, frozen=True):
-    """Stated performance by operand type; types that are not listed are unsupported as far as performance goes."""
+    """Declared performance by operand type, as in the HAL's `Capabilities`.
+
+    Attributes:
+        operands: By operand type. A type that is missing has no declared performance.
+        relaxed_scalar: For FLOAT32 computed as float16.
+        relaxed_tensor: For TENSOR_FLOAT32 computed as float16.
+        if_performance: For IF.
+        while_performance: For WHILE.
+    """
 
     operands: Mapping[int, Performance] = field(default_factory=dict)
     relaxed_scalar: Performance = Performance()
@@ -90,12 +109,22 @@ class Capabilities(Record, frozen=True):
 
     @classmethod
     def uniform(cls, exec_time: float, power_usage: float = 1.0) -> "Capabilities":
-        """The same performance for everything."""
+        """Declare the same performance for everything.
+
+        Args:
+            exec_time: Relative execution time; the CPU reference is 1.0.
+            power_usage: Relative power usage.
+        """
         each = Performance(exec_time, power_usage)
         return cls(dict.fromkeys(OperandType, each), each, each, each, each)
 
     def of(self, type: int, *, relaxed: bool = False) -> Performance | None:
-        """Performance for an operand type, float32 ones relaxed where asked; None where none is stated."""
+        """Return the performance for an operand type, or None if none is declared.
+
+        Args:
+            type: The code of the operand type.
+            relaxed: Whether float32 is computed as float16.
+        """
         if relaxed and type == OperandType.TENSOR_FLOAT32:
             return self.relaxed_tensor
         if relaxed and type == OperandType.FLOAT32:
@@ -104,13 +133,19 @@ class Capabilities(Record, frozen=True):
 
 
 class Hints(Record, frozen=True):
-    """What the application wants of a compilation.
+    """The application's requests for a compilation.
 
-    threads: how many the engine may use, at most `MOST_THREADS`, 0 for its own choice; a device is given no more than this
-    process has CPUs. deadline: monotonic nanoseconds, None for no limit. options: the device's own, as given in
-    `driver_options`. worked_out: for `Device.prepare` only, what `consider` worked out of a model that this one is, or was
-    cut from; None where there is no such thing, which may be at any time. cache: files that `Device.prepare` may save to,
-    empty, and `Device.prepare_from_cache` is to read; None where nothing is kept, as for any device that asks for no files.
+    Attributes:
+        preference: The execution preference.
+        priority: The priority of the executions.
+        threads: The most threads that the engine may use, up to `MOST_THREADS`; 0 leaves the choice to the driver.
+            nnhal never passes more than this process has CPUs.
+        deadline: Monotonic nanoseconds; None for no limit.
+        options: The device's `driver_options`.
+        worked_out: For `Device.prepare` only: what `consider` gave as `Considered.worked_out` for this model, or for
+            one that contains it. May be None at any time.
+        cache: Files that `Device.prepare` may fill, or that `Device.prepare_from_cache` reads; None without a cache,
+            and for a device with `number_of_cache_files` of 0.
     """
 
     preference: Preference = Preference.FAST_SINGLE_ANSWER
@@ -123,10 +158,12 @@ class Hints(Record, frozen=True):
 
 
 class OperationGroup(Record, frozen=True):
-    """Operations that a device runs as one, where enough of them stand in one step.
+    """Operations that a device runs as one, if enough of them are in one partition.
 
-    operations: their places in the main subgraph; each is in one group of a device at most. performance: what it states for
-    them as one, against the CPU reference's for all of them. at_least: how many are enough, 0 for all.
+    Attributes:
+        operations: Their numbers in the main subgraph. An operation is in one group of a device at most.
+        performance: The declared performance of the group, relative to the CPU reference for all its operations.
+        at_least: How many operations are enough; 0 for all.
     """
 
     operations: Sequence[int]
@@ -135,10 +172,14 @@ class OperationGroup(Record, frozen=True):
 
 
 class Considered(Record, frozen=True):
-    """What a device says of a model. verdicts: one for each operation of the main subgraph, of that operation by itself.
+    """A device's answer about a model.
 
-    groups: what it runs as one; an operation whose verdict is no is taken within its group only. worked_out: anything that
-    helps to prepare the model or a part of it, for `Hints.worked_out`; the last reference to it goes when that is over.
+    Attributes:
+        verdicts: One for each operation of the main subgraph, for the operation alone.
+        groups: Operations that the device runs as one. An operation with a negative verdict is supported only within
+            its group.
+        worked_out: Any object that helps to prepare the model or a part of it. nnhal passes it as `Hints.worked_out`,
+            and drops it when the compilation has ended.
     """
 
     verdicts: Sequence[Verdict]
@@ -147,50 +188,57 @@ class Considered(Record, frozen=True):
 
 
 def _as_verdicts(given: Any) -> Any:
-    """What a driver's `supports` gave, with a Verdict for each bool; `considered_by` judges all else."""
+    """Convert a bool in the driver's answer to a Verdict. `considered_by` checks everything else."""
     return (
         [Verdict(each) if isinstance(each, bool) else each for each in given] if isinstance(given, Sequence) else given
     )
 
 
 class WorkedOut:
-    """What a device worked out of a model when it considered it, as its `prepare` gets it.
+    """Reusable work of a device's `consider`, as its `prepare` receives it.
 
-    model: what it considered. operations: the places in it of those that are to be prepared, in order. given: what the
-    device gave; None once the compilation has ended, so it is to be asked for once.
+    Attributes:
+        model: The model that was considered.
+        operations: The numbers of the operations to prepare, in order.
+        given: The driver's object; None once the compilation has ended, so read it once.
     """
 
     __slots__ = ("_kept", "model", "operations")
 
     def __init__(self, model: Model, operations: tuple[int, ...], kept: Sequence[Any]) -> None:
-        """kept: holds what the device gave, until it is emptied."""
+        """kept: holds the driver's object, until it is emptied."""
         self.model, self.operations, self._kept = model, operations, kept
 
     @property
     def given(self) -> Any:
-        """The very object."""
+        """The driver's object itself."""
         return next(iter(self._kept), None)
 
     @property
     def whole(self) -> bool:
-        """Whether the model that is to be prepared is the one that was considered, not a part of it."""
+        """Whether the model to prepare is the considered one, not a part of it."""
         return len(self.operations) == len(self.model.main.operations)
 
 
 class Prepared(ABC):
-    """A model that a device has prepared. `run` may be called by several threads at once.
+    """A model that a device has prepared. Several threads may call `run` at once.
 
-    model: what was prepared, or the outline of what was restored; set by who asked for it, so a driver keeps what it needs
-    for itself. timely: whether `run` returns at its deadline whatever the engine does,
-    as it does where the engine is in another process. one_at_a_time: no two executions of it run at once, who comes
-    meanwhile waits in order of arrival; where it has `execute` or `execute_fenced` of its own, those see to that themselves.
-    weights_consumed: it asks for the model's constants no more once it is prepared, so whoever holds them only for it may
-    let them go: asking is ContractBroken then. profiles: whether `run` tells `control.profile` of its operations.
-    changeable: the options of its device's that `reconfigure` can change.
-    writes_later: whether it may write to its cache files after it was prepared; to be said by a device that has a
-    `prepare_from_cache` of its own elsewhere, and known of all others.
-    trimmable: it has memory that only executions need, which `trim` gives back; what `one_at_a_time` says of drivers with
-    ways to execute of their own holds here too. All methods but `run` have defaults that any driver can keep.
+    Every method but `run` has a default that works for any driver.
+
+    Attributes:
+        model: The prepared model, or the outline of a restored one. nnhal sets it; a driver keeps what it needs itself.
+        timely: Whether `run` returns at its deadline, whatever the engine does, for example because the engine runs in
+            another process.
+        one_at_a_time: Whether executions must not overlap: later ones wait in order of arrival. A driver's `execute` or
+            `execute_fenced` has to ensure this itself.
+        weights_consumed: Whether the driver no longer reads the model's constants after `prepare`. nnhal may then
+            release them; reading one is `ContractBroken`.
+        profiles: Whether `run` reports operation times to `control.profile`.
+        changeable: The options that `reconfigure` can change.
+        writes_later: Whether the driver may write to its cache files after `prepare` returned. A device that overrides
+            `prepare_from_cache` has to set it; nnhal knows it for all others.
+        trimmable: Whether `trim` can release memory that only executions need. A driver's `execute` or `execute_fenced`
+            must not run at the same time as `trim`.
     """
 
     model: Model
@@ -204,16 +252,33 @@ class Prepared(ABC):
 
     @abstractmethod
     def run(self, request: Request, control: Control) -> Timing | None:
-        """Execute: read `request.inputs`, give each output once with `request.write`, or fill `request.outputs[i]` in place.
+        """Execute the model.
 
-        Everything has to be written when it returns. Raises an NnhalError whose status says what failed. Returns what was
-        measured, if `control.measure` asks for it. Who calls it does so by `request.execute(prepared.run, control)`.
+        Read `request.inputs`. Give each output once with `request.write`, or fill `request.outputs[i]` in place, before
+        you return. Call `control.check()` between operations, so that deadlines and cancellation take effect. A caller
+        runs `request.execute(prepared.run, control)`.
+
+        Args:
+            request: The inputs and outputs.
+            control: The deadline, cancellation, and what to measure.
+
+        Returns:
+            The measured times, if `control.measure` requests them, else None.
+
+        Raises:
+            NnhalError: The execution failed; the status has the kind of failure.
         """
 
     def request(
         self, inputs: Sequence[Array | None], rooms: Sequence[Array | None] | None = None, **buffers: Any
     ) -> Request:
-        """A request for one execution; arguments as of `Request`."""
+        """Create a request for one execution.
+
+        Args:
+            inputs: An array for each input; None if it is omitted or lies in a buffer.
+            rooms: The output arrays; None for all, or for one, lets the request allocate.
+            buffers: As in `Request`.
+        """
         signature: Signature | None = self.__dict__.get("signature")
         if signature is None:
             where = self.__dict__.get("_where", "driver")
@@ -221,77 +286,125 @@ class Prepared(ABC):
         return signature.make(signature, inputs, rooms, **buffers)
 
     def execute(self, request: Request, control: Control, notify: Notify) -> None:
-        """Execute in the background; `notify` is called exactly once, also on failure. Errors of launching are raised."""
+        """Execute in the background.
+
+        Args:
+            request: As in `run`.
+            control: As in `run`.
+            notify: Called exactly once at the end, also after a failure.
+
+        Raises:
+            NnhalError: The execution cannot be launched.
+        """
         run_in_background(self, request, control, notify)
 
     def execute_fenced(
         self, request: Request, control: Control, wait_for: Sequence[Fence] = (), after: int | None = None
     ) -> FencedExecution:
-        """Execute when every fence in `wait_for` is signalled; the result's fence tells the end.
+        """Execute when every fence in `wait_for` is signalled.
 
-        after: nanoseconds that the execution may take once the fences are signalled, None for no limit. Outputs need
-        fully specified shapes (InvalidArgument); a fence that is in error already is InvalidArgument.
+        Args:
+            request: As in `run`. Its outputs have fully specified shapes.
+            control: As in `run`.
+            wait_for: The fences.
+            after: Nanoseconds that the execution may take once the fences are signalled; None for no limit.
+
+        Returns:
+            The launched execution. Its fence signals the end.
+
+        Raises:
+            InvalidArgument: An output's shape is unknown, or a fence is in error.
         """
         return run_fenced(self, request, control, wait_for, after)
 
     def burst(self) -> Burst:
-        """A series of executions, one at a time, that keep what they need in between."""
+        """Open a burst: a series of executions, one at a time, that keep their resources in between."""
         return LocalBurst(self)
 
     def burst_executor(self) -> BurstExecutor | None:
-        """A new executor of the driver's own for one burst from another process; None for the one that calls `run`."""
+        """Return a new executor for a burst from another process, or None to have `run` called."""
         return None
 
     def burst_opened(self) -> None:
-        """A burst begins: time to take up a state of high performance."""
+        """Prepare for a burst that begins, for example by raising the clock frequency."""
 
     def burst_closed(self) -> None:
-        """A burst ended."""
+        """Note that a burst has ended."""
 
     def memory(self) -> MemoryUse:
-        """What it holds by now, as far as it knows. May be asked at any time, also while executions run."""
+        """Return the memory that the model holds now, as far as the driver knows.
+
+        nnhal may call it at any time, also during executions.
+
+        Returns:
+            The memory use, in bytes.
+        """
         return MemoryUse()
 
     def reconfigure(self, options: Mapping[str, Any]) -> None:
-        """From now on these are the options, all of them, as in `Hints.options`; one that is missing has its default.
+        """Replace the options. nnhal calls it while no execution runs.
 
-        Called while no execution runs, with changes of what `changeable` names only. Raises an NnhalError where that
-        fails, InvalidArgument for a value that cannot be; then all is as before.
+        Args:
+            options: All options, as in `Hints.options`; a missing one has its default. Only those in `changeable`
+                differ from before.
+
+        Raises:
+            InvalidArgument: A value is invalid. All options are as before.
+            NnhalError: The change failed. All options are as before.
         """
         raise ContractBroken("reconfigure() is missing, must be there where `changeable` names options")
 
     def trim(self, *, pressed: bool) -> None:
-        """Give memory back that only executions need: there were none for some seconds, or memory is short (`pressed`).
+        """Release memory that only executions need.
 
-        Called where `trimmable`, while no execution runs; those that come meanwhile wait, 2 s at most. The next one has
-        the same results; it may take longer, by a few milliseconds, and by more only where it is `pressed`. `memory` may be
-        asked meanwhile.
+        nnhal calls it if `trimmable` is set, when there was no execution for some seconds, or when memory is short. No
+        execution runs meanwhile; new ones wait, at most 2 s. `memory` may be called at the same time. The next
+        execution has the same results, and may take a few milliseconds longer.
+
+        Args:
+            pressed: Whether memory is short. The next execution may then take longer than a few milliseconds.
         """
 
     def save(self, files: CacheContent) -> bool:
-        """Fill the sections of the cache files, to be restored from; whether there is anything to save.
+        """Fill the sections of the cache files, from which `Device.restore` restores the model.
 
-        Called once, right after it was prepared, where the application wants compilations kept and the device has files.
+        nnhal calls it once, right after `prepare`, if the application has a cache and the device has cache files.
+
+        Args:
+            files: The sections to fill.
+
+        Returns:
+            Whether there is anything to cache.
         """
         return False
 
     def close(self) -> None:
-        """Give resources back. Called once, after the last run has ended."""
+        """Release all resources. nnhal calls it once, after the last execution has ended."""
 
 
 class Device(ABC):
-    """A device and its driver. Answers to queries may not change while it lives.
+    """A device and its driver. Its attributes must not change while it lives.
 
-    one_at_a_time: as of `Prepared`, for all models that it has prepared together. at_once: how many executions it runs at
-    once without loss, as where its engine is no part of this processor; 0 for as many as the cores allow (`hal.queue`).
-    preferred_layout: "nhwc" or "nchw" where
-    operations on pictures are to have that layout in all models that it is asked about and prepares, None for any.
-    processor_matters: whether what it keeps in cache files is for this kind of processor alone. asked_again: whether its
-    answers depend on more than name, version, level, options and code, such as what it was made with: then none is kept.
-    numerics: "fast", and "exact" where `consider` and `prepare` obey the option `numerics`. Where that is "exact", each
-    result of 8 bits is the reference's under the same option, bit for bit; the device refuses all other operations.
-    timely: whether preparing ends at its deadline whatever the driver does. proofs: where it knows several forms of an
-    operation, what of them is to be proved on this processor, and what was (`hal.proofs`).
+    Attributes:
+        name: The name by which users choose the device.
+        version: The version of the driver; another version makes its measurements and cache entries invalid.
+        type: The HAL's `DeviceType`.
+        level: The HAL version or feature level that the driver implements.
+        extensions: The names of the vendor extensions that it supports.
+        relaxations: Deviations from the definition that its results may have: keys of `RELAXATIONS`.
+        numerics: "fast", and "exact" if `consider` and `prepare` obey the option `numerics`. With "exact", each 8-bit
+            result is bit-identical with the reference, and the device rejects all other operations.
+        one_at_a_time: As in `Prepared`, for all models of the device together.
+        at_once: How many executions it runs at once without loss of speed, for example on other hardware than this CPU;
+            0 for as many as the cores allow (`hal.queue`).
+        preferred_layout: "nhwc" or "nchw" if image operations should have that layout in all models that it receives;
+            None for any.
+        processor_matters: Whether its cache entries are valid for this type of CPU only.
+        asked_again: Whether its answers depend on more than name, version, level, options and code. nnhal then caches
+            none of them.
+        timely: Whether `prepare` returns at its deadline, whatever the driver does.
+        proofs: For a device with several kernel variants of an operation: what to verify on this CPU, and the results
+            (`hal.proofs`).
     """
 
     name: str = "unnamed"
@@ -299,7 +412,7 @@ class Device(ABC):
     type: DeviceType = DeviceType.OTHER
     level: Level = FL8
     extensions: Sequence[str] = ()
-    relaxations: Sequence[str] = ()  # what of `RELAXATIONS` its results may do
+    relaxations: Sequence[str] = ()  # keys of `RELAXATIONS` that apply to its results
     numerics: Sequence[str] = (FAST,)
     one_at_a_time: bool = False
     at_once: int = 0
@@ -310,7 +423,7 @@ class Device(ABC):
     proofs: "Proofs[Device] | None" = None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "Self":
-        """Note what the device is made with: other arguments may compile other things."""
+        """Note the arguments: devices with other arguments may compile other things."""
         if (args or kwargs) and cls.__init__ is object.__init__:
             raise TypeError(f"{cls.__name__}() takes no arguments")
         device = super().__new__(cls)
@@ -319,55 +432,93 @@ class Device(ABC):
 
     @property
     def code_identity(self) -> CodeIdentity:
-        """What the driver's code is, as this process loaded it, with the arguments that the device was made with."""
+        """The identity of the driver's code as loaded here, and of the arguments that the device was created with."""
         return code_of(type(self), vars(self).get("_made_with", MADE_OTHERWISE))
 
     def capabilities(self) -> Capabilities:
-        """Stated performance; that of the CPU by default."""
+        """Return the declared performance; that of the CPU reference by default."""
         return Capabilities.uniform(1.0)
 
     @abstractmethod
     def supports(self, model: Model) -> Sequence[Verdict | bool]:
-        """One verdict, or a bool, for each operation of the main subgraph; "ok" means that it also prepares and runs."""
+        """Decide which operations of a model the device supports.
+
+        Args:
+            model: The model. Its constants may be readable (`Model.readable`).
+
+        Returns:
+            A `Verdict` or a bool for each operation of the main subgraph. A supported operation must also prepare and
+            run.
+        """
 
     def consider(self, model: Model, hints: Hints) -> Considered:
-        """What the device says of a model that is to be compiled with these hints: the verdicts of `supports` by default.
+        """Decide which operations of a model the device supports, with these hints. The default calls `supports`.
 
-        To be overridden where verdicts depend on the hints, operations are claimed in groups, or something is worked out
-        that `prepare` can use. Raises InvalidArgument where the hints are at fault, which is an error to the application.
+        Override it if verdicts depend on the hints, if operations form groups, or if `prepare` can reuse work.
+
+        Args:
+            model: The model.
+            hints: The hints of the compilation.
+
+        Returns:
+            The verdicts, groups and reusable work.
+
+        Raises:
+            InvalidArgument: The hints are invalid. The application receives this error.
         """
         try:
             return Considered(_as_verdicts(self.supports(model)))
         except InvalidModel:
             raise
-        except InvalidArgument as error:  # it was told of nothing but the model
+        except InvalidArgument as error:  # `supports` receives the model only, so the hints cannot be the cause
             raise InvalidModel(str(error)) from error
 
     @abstractmethod
     def prepare(self, model: Model, hints: Hints) -> Prepared:
-        """Compile a model all of whose operations have a good verdict; a new object each time.
+        """Compile a model whose operations all have a positive verdict.
 
-        Raises an NnhalError where that fails: InvalidArgument where the hints are at fault, which is an error to the
-        application; after any other, UnsupportedModel among them, the runtime may place the model elsewhere.
+        Args:
+            model: The model.
+            hints: The hints of the compilation.
+
+        Returns:
+            A new object for each call.
+
+        Raises:
+            InvalidArgument: The hints are invalid. The application receives this error.
+            NnhalError: The compilation failed. nnhal may place the model on another device.
         """
 
     def number_of_cache_files(self) -> CacheFiles:
-        """How many files one compilation is kept in, up to 32 of each kind; none by default, and nothing is kept."""
+        """Return how many files a cache entry has, up to 32 of each kind. By default none, and nothing is cached."""
         return CacheFiles()
 
     def restore(self, files: CacheContent, token: bytes, hints: Hints) -> Prepared:
-        """What `Prepared.save` of a model had filled these with, ready to run. They are what was written, byte for byte.
+        """Restore a model from the sections that `Prepared.save` filled. Their contents are verified, byte for byte.
 
-        hints: as given to `prepare` then. Raises an NnhalError where it cannot: the model is prepared anew.
+        Args:
+            files: The sections.
+            token: The 32 bytes that identify the compilation.
+            hints: The hints that `prepare` received.
+
+        Raises:
+            NnhalError: The model cannot be restored. nnhal compiles it again.
         """
         raise OperationFailed("restore() is missing, must be there where save() is")
 
     def prepare_from_cache(self, outline: Model, hints: Hints) -> Prepared:
-        """Prepare what `hints.cache` holds. outline: inputs, outputs and pools of the model, with no operations.
+        """Prepare the contents of `hints.cache`.
 
-        By default the files are read, held to the driver's private record of what it wrote, and given to `restore`. A driver
-        that has its own here, and saves in `prepare`, sees to its own integrity: it copies the files into memory before it
-        looks at them, and keeps a keyed hash of what it wrote. Raises an NnhalError, with the reason, for a miss.
+        By default, nnhal reads the files, compares them with the driver's private record, and calls `restore`. A driver
+        that overrides this method and saves in `prepare` is responsible for integrity: it copies the files into memory
+        before it parses them, and compares a keyed hash.
+
+        Args:
+            outline: The model's inputs, outputs and pools, without operations.
+            hints: The hints of the compilation.
+
+        Raises:
+            NnhalError: The entry cannot be used; the message has the reason.
         """
         assert hints.cache is not None
         from nnhal.hal.cache.keeper import recall
@@ -377,26 +528,37 @@ class Device(ABC):
 
     @property
     def cached_as(self) -> "Device":
-        """Whose cache files its are: its own, or those of the device that it stands for."""
+        """The device that owns the cache files: itself, or the device that it wraps."""
         return self
 
     def told(self, hints: Hints) -> Hints:
-        """What the driver is told of hints; of what is different here, it compiles different things."""
+        """Return the effective hints. Compilations differ if these differ.
+
+        Args:
+            hints: The hints that the application gave.
+        """
         return hints
 
     def status(self) -> DeviceStatus:
-        """What the device is busy with, as far as it tells."""
+        """Return whether the device is available, busy or offline, as far as it knows."""
         return DeviceStatus.AVAILABLE
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
-        """Memory of the driver's own for inputs and outputs of models that this device has prepared.
+        """Allocate driver memory for inputs and outputs of models that this device has prepared.
 
-        By default an array in the driver's process. Raises an NnhalError where the driver refuses.
+        By default, the buffer is an array in the driver's process.
+
+        Args:
+            desc: The shape of the buffer.
+            roles: The inputs and outputs that it is for.
+
+        Raises:
+            NnhalError: The driver refuses. nnhal then uses shared memory.
         """
         return HostBuffer(desc, roles)
 
     def close(self) -> None:
-        """Give resources back."""
+        """Release all resources."""
 
 
 # ------------------------------------------------------------------------------------------------------ what it answers
@@ -404,12 +566,12 @@ class Device(ABC):
 # Drivers are asked by these functions alone, in this process and in their own: each looks at the answer, gives it in plain
 # types, and raises nothing but NnhalErrors that name the device, whatever the driver does.
 
-MOST = 4096  # extensions, or types with a stated performance
+MOST = 4096  # extensions, or types with declared performance
 LONGEST = 256  # characters of a name
 
 
 class Identity(NamedTuple):
-    """What a device says that it is."""
+    """The attributes of a device, verified."""
 
     name: str
     version: str
@@ -422,9 +584,9 @@ class Identity(NamedTuple):
 
 
 def identity_of(device: Device) -> Identity:
-    """What the device says that it is, asked once: it may not change. InvalidArgument names what cannot be.
+    """Return the verified attributes of a device; InvalidArgument names an invalid one.
 
-    It is asked again where an extension was registered since.
+    They are read once, and again after an extension was registered.
     """
     registered = len(EXTENSIONS)
     then, found = vars(device).get("_identity", (None, None))
@@ -447,12 +609,24 @@ def identity_of(device: Device) -> Identity:
 
 
 def can_be_exact(device: Device) -> bool:
-    """Whether a device declares that its numerics can be exact."""
+    """Return whether a device declares exact numerics.
+
+    Args:
+        device: The device.
+    """
     return EXACT in identity_of(device).numerics
 
 
 def wants_exact(options: Mapping[str, Any], name: str) -> bool:
-    """Whether a driver's options ask for exact numerics. InvalidArgument for any other value."""
+    """Return whether a driver's options request exact numerics.
+
+    Args:
+        options: The options.
+        name: The name of the device, for messages.
+
+    Raises:
+        InvalidArgument: The option has another value than "fast" or "exact".
+    """
     found = options.get(NUMERICS, FAST)
     if found not in (FAST, EXACT):
         raise InvalidArgument(f"{name}: option {NUMERICS} is {shown(found)}, must be {FAST} or {EXACT}")
@@ -460,7 +634,11 @@ def wants_exact(options: Mapping[str, Any], name: str) -> bool:
 
 
 def where_of(device: Device) -> str:
-    """The device in messages."""
+    """Return the name of the device in messages.
+
+    Args:
+        device: The device.
+    """
     return f"device {identity_of(device).name}"
 
 
@@ -483,7 +661,7 @@ def _layout(value: Any, what: str) -> Layout | None:
 
 
 def _text(value: Any, what: str) -> str:
-    """A name as a plain str; it is shown in one line, and travels."""
+    """Return a name as a plain str that fits in one line and can be sent to other processes."""
     text = str.__str__(value) if isinstance(value, str) else ""
     if not text.isprintable() or not 0 < len(text) <= LONGEST:
         raise InvalidArgument(f"{what} is {shown(value)}, must be a str of 1 to {LONGEST} printable characters")
@@ -499,19 +677,33 @@ def _texts(values: Any, what: str) -> tuple[str, ...]:
 
 
 def layer_of(device: Device) -> str:
-    """The layer of a trace that calls of a device are in."""
+    """Return the layer of a trace that holds the device's calls.
+
+    Args:
+        device: The device.
+    """
     return "ipc" if device.timely is True else "driver"
 
 
 def layout_of(device: Device) -> Layout | None:
-    """The layout that models for the device get: operations can say theirs since 1.2."""
+    """Return the layout for models of this device. HAL 1.2 and later can express one.
+
+    Args:
+        device: The device.
+    """
     own = identity_of(device)
     return own.preferred_layout if own.level >= V1_2 else None
 
 
 def capabilities_by(device: Device) -> Capabilities:
-    """What the device states of its performance. ContractBroken where that is no Capabilities, InvalidArgument names the
-    figure that cannot be.
+    """Return the performance that a device declares, verified.
+
+    Args:
+        device: The device.
+
+    Raises:
+        ContractBroken: The answer is not a `Capabilities`.
+        InvalidArgument: A figure is not a positive number; the message names it.
     """
     with answering(where_of(device), "capabilities()"):
         stated = device.capabilities()
@@ -521,7 +713,14 @@ def capabilities_by(device: Device) -> Capabilities:
 
 
 def checked_capabilities(stated: Capabilities) -> Capabilities:
-    """The same in plain types; InvalidArgument where a figure is no positive number."""
+    """Return the performance in plain types.
+
+    Args:
+        stated: The declared performance.
+
+    Raises:
+        InvalidArgument: A figure is not a positive number.
+    """
     table: Any = stated.operands
     entries = list(islice(table.items(), MOST + 1)) if isinstance(table, Mapping) else None
     if entries is None or len(entries) > MOST:
@@ -539,7 +738,15 @@ def checked_capabilities(stated: Capabilities) -> Capabilities:
 
 
 def checked_performance(performance: Any, what: str) -> Performance:
-    """The same in plain types; InvalidArgument where a figure is no positive number. what: whose it is."""
+    """Return one figure pair in plain types.
+
+    Args:
+        performance: The declared figures.
+        what: Their name in messages.
+
+    Raises:
+        InvalidArgument: A figure is not a positive number.
+    """
     if not isinstance(performance, Performance):
         raise InvalidArgument(f"performance of {what} is {shown(performance)}, must be a Performance")
     for value in performance:
@@ -549,7 +756,7 @@ def checked_performance(performance: Any, what: str) -> Performance:
 
 
 def status_by(device: Device) -> DeviceStatus:
-    """What the device says that it is busy with; ContractBroken where that is no status."""
+    """Return the device's status; ContractBroken if the answer is not a `DeviceStatus`."""
     with answering(where_of(device), "status()"):
         status = device.status()
         if not isinstance(status, DeviceStatus):
@@ -560,11 +767,20 @@ def status_by(device: Device) -> DeviceStatus:
 def prepared_by(
     device: Device, model: Model, hints: Hints, *, as_is: bool = False, client: QueueClient = OWN
 ) -> Prepared:
-    """What the device prepares, with its model noted; ContractBroken where that is none, or one that it gave before.
+    """Prepare a model on a device, and verify the answer.
 
-    It is given the model in the layout that it prefers, unless that is done (`as_is`); inputs and outputs keep theirs.
-    What it wants kept in the hints' cache is written there; where that fails, they are left empty. client: in whose
-    name it is prepared, and executed.
+    The device receives the model in its preferred layout; inputs and outputs keep theirs. nnhal writes the driver's
+    cache sections to the hints' cache files. If that fails, the files stay empty.
+
+    Args:
+        device: The device.
+        model: The model.
+        hints: The hints.
+        as_is: Whether the model has the preferred layout already.
+        client: The client in whose name the model is prepared and executed.
+
+    Raises:
+        ContractBroken: The answer is not a new `Prepared`.
     """
     try:
         return _prepared_by(device, laid_out(model, None if as_is else layout_of(device)).model, hints, client)
@@ -583,14 +799,14 @@ def _prepared_by(device: Device, model: Model, hints: Hints, client: QueueClient
         try:
             _save(device, prepared, hints.cache, model, where)
         except BaseException:  # interrupted
-            hints.cache.settled.set()  # its end may wait for who waits for that
+            hints.cache.settled.set()  # its end may be waiting for this event
             prepared.close()
             raise
-    return _watched(prepared, where)  # after it was saved, which is no execution
+    return _watched(prepared, where)  # after `save`, which counts as no execution
 
 
 def restored_by(device: Device, outline: Model, hints: Hints, *, client: QueueClient = OWN) -> Prepared:
-    """What the device prepares from `hints.cache`, as `prepared_by`. Any NnhalError is a miss, and says why."""
+    """Restore a model from `hints.cache`, as `prepared_by` prepares one. Any NnhalError is a cache miss."""
     assert hints.cache is not None
     try:
         return _restored_by(device, outline, hints, client)
@@ -607,7 +823,7 @@ def _restored_by(device: Device, outline: Model, hints: Hints, client: QueueClie
 
 
 def _in_its_turn(device: Device, where: str, hints: Hints, client: QueueClient, prepare: Callable[[], T]) -> T:
-    """What it gives to prepare, in a queue of what the device prepares; elsewhere that is where its driver is."""
+    """Call `prepare` in the device's queue. For an isolated driver, its own process queues the call."""
     if device.timely:
         return prepare()
     queue: RunQueue = vars(device).setdefault("_prepare_queue", RunQueue(f"{where}: prepare", places(0), strict=False))
@@ -615,7 +831,7 @@ def _in_its_turn(device: Device, where: str, hints: Hints, client: QueueClient, 
 
 
 def cache_files_by(device: Device) -> CacheFiles:
-    """How many files of each kind the device keeps a compilation in; none below level 1.2."""
+    """Return how many cache files of each kind a device uses; none below HAL 1.2."""
     if identity_of(device).level < V1_2:
         return CacheFiles()
     with answering(where_of(device), "number_of_cache_files()"):
@@ -629,12 +845,12 @@ def cache_files_by(device: Device) -> CacheFiles:
 
 
 def code_by(device: Device) -> CodeIdentity:
-    """The identity of the code that compiles for a device."""
+    """Return the identity of the code that compiles for a device."""
     return device.cached_as.code_identity
 
 
 def written_by(device: Device) -> tuple[str, bytes]:
-    """The name of a device's record of what it wrote to cache files, and its identity there."""
+    """Return the name of the driver's record of its cache files, and the device's identity there."""
     from nnhal.hal.cache.keeper import identity
 
     device = device.cached_as
@@ -652,7 +868,7 @@ def _save(device: Device, prepared: Prepared, cache: Cache, model: Model, where:
     content = CacheContent.empty(CacheFiles(len(cache.model_files), len(cache.data_files)), model.pools)
     try:
         with answering(where, "save()"):
-            if _member(bool, prepared.save(content), "what save() gave"):
+            if _member(bool, prepared.save(content), "the result of save()"):
                 keep(content, cache, *written_by(device))
     except (NnhalError, OSError) as error:
         raise_own(error)
@@ -663,7 +879,7 @@ def _save(device: Device, prepared: Prepared, cache: Cache, model: Model, where:
 def _taken(
     device: Device, prepared: Any, query: str, model: Model, where: str, hints: Hints, client: QueueClient
 ) -> Prepared:
-    """A prepared model of a device, looked at and queued as it is to be."""
+    """Verify a prepared model, and queue its executions."""
     if not isinstance(prepared, Prepared):
         raise ContractBroken(f"{query} gave {shown(prepared)}, must give a Prepared")
     _given_once(prepared, f"{query} gave a Prepared")
@@ -680,7 +896,7 @@ def _taken(
 
 
 def _watched(prepared: Prepared, where: str) -> Prepared:
-    """The same, trimmed from now on where it can be."""
+    """Trim the model from now on, if it can be trimmed."""
     try:
         trimmable = _member(bool, prepared.trimmable, "trimmable of a Prepared")
     except InvalidArgument as error:
@@ -693,14 +909,16 @@ def _watched(prepared: Prepared, where: str) -> Prepared:
 
 
 def _unfit(prepared: Prepared, where: str, why: object) -> ContractBroken:
-    """What is raised, none of the application's errors, where what a driver says of a model that it prepared cannot be."""
+    """Return the error for an invalid attribute of a prepared model. It is not the application's fault."""
     let_go(where, "close() of a prepared model", prepared.close)
     return ContractBroken(str(why))
 
 
 class _Way:
-    """What executions of a prepared model pass before they run. turns: with changes of its options; None where nothing
-    changes, or elsewhere. queues: each with the places that it takes there and the pace of the model, the innermost first.
+    """The queues and locks that a prepared model's executions pass before they run.
+
+    turns: serialises them with changes of options; None if nothing changes, or if another process does so. queues: with
+    the places that an execution takes and the model's predicted time, the innermost first.
     """
 
     def __init__(self, device: Device, prepared: Prepared, where: str, hints: Hints, client: QueueClient) -> None:
@@ -709,7 +927,7 @@ class _Way:
         main = prepared.model.main
         closed = all(fixed(shape_of(main.operands[i])) is not None for i in main.inputs)
         self._pace: Pace | ShapedPaces = Pace() if closed else ShapedPaces()
-        here = not prepared.timely  # elsewhere the engine's own process sees to it
+        here = not prepared.timely  # an isolated engine's own process does it
         if here and hints.preference == Preference.SUSTAINED_SPEED:
             cores = usable_cores()
             self._pass(sustained(), hints.threads or cores)
@@ -727,13 +945,13 @@ class _Way:
         self.queues.append((queue, units, inner.around() if inner is not None else self._pace))
 
     def of(self, run: Act[T]) -> Act[T]:
-        """What executes, in its turn."""
+        """Wrap a function that executes, so that it waits in the queues."""
         for queue, units, pace in self.queues:
             run = queue.queued(run, self._client, self._priority, units, pace)
         return run if self.turns is None else self.turns.side_by_side(run)
 
     def change(self, change: Act[T]) -> Act[T]:
-        """What changes options, when nothing of the model runs. What executions took before says nothing any more."""
+        """Wrap a function that changes options: it runs alone, and resets the predicted time."""
 
         def forgetting(options: Any, control: Control) -> T:
             try:
@@ -761,7 +979,7 @@ def _number(value: Any, what: str) -> int:
 
 
 class Traits(NamedTuple):
-    """What a prepared model says of itself, asked once. As of `Prepared`."""
+    """The attributes of a prepared model, read once. As in `Prepared`."""
 
     weights_consumed: bool
     changeable: tuple[str, ...]
@@ -772,47 +990,47 @@ def _traits(device: Device, prepared: Prepared, hints: Hints) -> Traits:
     consumed = _member(bool, prepared.weights_consumed, "weights_consumed of a Prepared")
     later = _member(bool, prepared.writes_later, "writes_later of a Prepared")
     if hints.cache is not None and not later:
-        own = device.cached_as  # which may have duplicated the files, where it reads them itself
+        own = device.cached_as  # a device that overrides it may have duplicated the files
         reads = not own.timely and type(own).prepare_from_cache is not Device.prepare_from_cache
         later = reads or hints.cache.later.is_set()
     return Traits(consumed, _texts(prepared.changeable, "changeable of a Prepared"), later)
 
 
 def traits_of(prepared: Prepared) -> Traits:
-    """What a model that `prepared_by` gave said of itself then."""
+    """Return the attributes that a model from `prepared_by` had then."""
     traits: Traits = vars(prepared)["_traits"]
     return traits
 
 
 def queued_as(prepared: Prepared, run: Act[T]) -> Act[T]:
-    """Another way to execute a model that `prepared_by` gave, in its turn as its `run` is."""
+    """Queue another function that executes a model from `prepared_by`, as its `run` is queued."""
     way: _Way | None = vars(prepared).get("_way")
     return run if way is None else way.of(run)
 
 
 def queues_of(prepared: Prepared) -> list[RunQueue]:
-    """The queues that executions of a prepared model go through."""
+    """Return the queues of a prepared model's executions."""
     way: _Way | None = vars(prepared).get("_way")
     return [] if way is None else [queue for queue, _, _ in way.queues]
 
 
 def guard_of(prepared: Prepared) -> "Guard | None":
-    """What keeps executions and trims of a prepared model apart; None where it has nothing to give back, or not here."""
+    """Return what keeps executions and trims apart; None if there is nothing to trim in this process."""
     guard: Guard | None = vars(prepared).get("_guard")
     return guard
 
 
 def let_weights_go(prepared: Prepared, model: Model, where: str) -> bool:
-    """Empty the caller's own copy of what the device `where` has prepared of its constants, if it needs them no more."""
+    """Release the caller's copy of the constants, if the driver `where` no longer needs them."""
     if not traits_of(prepared).weights_consumed:
         return False
-    why = f"{where}: asked for constants of a model that it had prepared, must not: it said weights_consumed"
+    why = f"{where}: read constants after prepare(), must not: it declares weights_consumed"
     let_constants_go(model, why)
     return True
 
 
 def memory_by(prepared: Prepared, where: str) -> MemoryUse:
-    """What a prepared model of the device `where` holds; ContractBroken for figures that cannot be."""
+    """Return the memory use of a prepared model; ContractBroken for impossible figures."""
     with answering(where, "memory()"):
         use = prepared.memory()
         if not isinstance(use, MemoryUse):
@@ -824,9 +1042,9 @@ def memory_by(prepared: Prepared, where: str) -> MemoryUse:
 
 
 def reconfigured_by(prepared: Prepared, where: str, options: Mapping[str, Any], control: Control = UNLIMITED) -> None:
-    """Have a prepared model of the device `where` take other options, once no execution of it runs and before the next does.
+    """Change the options of a prepared model while none of its executions runs.
 
-    options: all that are to be in force. control: of the wait for executions.
+    options: all options from now on. control: limits the wait for executions.
     """
 
     def reconfigure(options: Mapping[str, Any], _: Control) -> None:
@@ -842,13 +1060,13 @@ def reconfigured_by(prepared: Prepared, where: str, options: Mapping[str, Any], 
 
 
 def within_the_machine(hints: Hints) -> Hints:
-    """No more threads than can run at once: the others would only take memory."""
+    """Limit the threads to those that can run at once: more would only use memory."""
     most = usable_cores()
     return hints if hints.threads <= most else replace(hints, threads=most)
 
 
 def allocated_by(device: Device, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
-    """What the device allocates; ContractBroken where that is no buffer for these roles, or one that it gave before."""
+    """Allocate a device buffer; ContractBroken if the answer is not a new buffer for these roles."""
     with answering(where_of(device), "allocate()"):
         buffer = device.allocate(desc, roles)
         if not isinstance(buffer, Buffer):
@@ -861,7 +1079,7 @@ def allocated_by(device: Device, desc: BufferDesc, roles: Sequence[BufferRole]) 
 
 
 def burst_by(prepared: Prepared, where: str) -> Burst:
-    """A burst of a prepared model of the device `where`; ContractBroken where that is none, or one that it gave before."""
+    """Open a burst of a prepared model; ContractBroken if the answer is not a new Burst."""
     with answering(where, "burst()"):
         burst = prepared.burst()
         if not isinstance(burst, Burst):
@@ -871,8 +1089,9 @@ def burst_by(prepared: Prepared, where: str) -> Burst:
 
 
 def executor_by(prepared: Prepared, where: str) -> BurstExecutor | None:
-    """The executor for a burst from another process, None for plain runs; ContractBroken where it is neither, or one that
-    it gave before.
+    """Return the executor for a burst from another process, or None for plain runs.
+
+    Raises ContractBroken if the answer is neither, or an executor that was returned before.
     """
     with answering(where, "burst_executor()"):
         executor = prepared.burst_executor()
@@ -885,13 +1104,13 @@ def executor_by(prepared: Prepared, where: str) -> BurstExecutor | None:
 
 
 def _executing(prepared: Prepared, executor: BurstExecutor) -> Callable[..., Timing | None]:
-    """Its `execute`, as the model's `run` is done: beside no trim, and in its turn."""
+    """Wrap the executor's `execute`, so that it waits in the queues and never overlaps a trim."""
     own = executor.execute
     held: Callable[[], Callable[..., Timing | None] | None] = weakref.WeakMethod(own) if ismethod(own) else lambda: own
 
     def execute(given: tuple[Request, Sequence[int]], control: Control) -> Timing | None:
         call = held()
-        assert call is not None  # it is called through its owner
+        assert call is not None  # its owner is alive: it is called through it
         return call(*given, control)
 
     act, guard = queued_as(prepared, standing_before(own, execute)), guard_of(prepared)
@@ -911,7 +1130,7 @@ def fenced_by(
     wait_for: Sequence[Fence],
     after: int | None = None,
 ) -> FencedExecution:
-    """A fenced execution that was launched; ContractBroken where that is none; then nothing is taken any more."""
+    """Launch a fenced execution. If the answer is invalid, raise ContractBroken and abandon the request."""
     try:
         with answering(where, "execute_fenced()"):
             launched = prepared.execute_fenced(request, control, wait_for, after)
@@ -926,8 +1145,9 @@ def fenced_by(
 
 
 def info_by(execution: FencedExecution, where: str, until: int | None = None) -> ExecutionInfo:
-    """What became of a fenced execution: its times, as far as they can be true; raises what it raised. until: as of
-    `FencedExecution.info_until`.
+    """Return the verified times of a fenced execution, or raise its error.
+
+    until: as in `FencedExecution.info_until`.
     """
     with answering(where, "get_execution_info()"):
         info = execution.info_until(until)
@@ -943,9 +1163,16 @@ def _given_once(item: object, what: str) -> None:
 
 
 def each_operation(model: Model, judge: Callable[[Model, Operation], Verdict | bool | str]) -> list[Verdict]:
-    """Verdicts made operation by operation; `judge` returns a Verdict, a bool, or the reason why not ("" for yes).
+    """Decide operation by operation.
 
-    Operations whose constants lie in memory that cannot be mapped here are refused without asking.
+    Operations with constants in memory that this process cannot map are rejected without a call of `judge`.
+
+    Args:
+        model: The model.
+        judge: Returns a `Verdict`, a bool, or the reason of a rejection ("" if supported).
+
+    Returns:
+        A verdict for each operation of the main subgraph.
     """
     verdicts = []
     for operation in model.main.operations:
@@ -957,7 +1184,7 @@ def each_operation(model: Model, judge: Callable[[Model, Operation], Verdict | b
 
 
 def hidden_constant(model: Model, operation: Operation) -> str:
-    """Why a driver that reads constants cannot take an operation: one lies in opaque memory of a device; "" for none."""
+    """Return why a driver cannot read an operation's constants: one lies in opaque device memory; "" if it can."""
     for index in operation.inputs:
         operand = model.main.operands[index]
         if not model.readable(operand):

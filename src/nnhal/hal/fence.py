@@ -1,10 +1,10 @@
-"""Fences: who holds one can wait for an execution to end, and nothing else.
+"""Fences: their holders can wait for an execution to end, and do nothing else.
 
-A fence is the read end of a pipe whose write end only the executing side holds. The end of the execution is one byte, its
-ErrorStatus; a hang-up without it is DEAD_OBJECT. nnhal looks at the byte without taking it out, so every holder of a
-duplicate sees it; a holder that takes it out by other means makes it DEAD_OBJECT, never a success. (The one way to forge
-it that the kernel leaves open: a process of the same user may open the pipe anew under /proc.) Descriptors of the kernel's
-`sync_file` are fences too.
+A fence is the read end of a pipe whose write end only the executing side holds. One byte, the ErrorStatus, signals the
+end of the execution; a hang-up without it is DEAD_OBJECT. nnhal reads the byte without consuming it, so every holder of
+a duplicate sees it. A holder that consumes it by other means turns the fence to DEAD_OBJECT, never to a success. One
+way to forge it remains: a process of the same user may open the pipe again under /proc. Kernel `sync_file` descriptors
+are fences too.
 """
 
 import ctypes
@@ -30,16 +30,16 @@ _SYNC_IOC_FILE_INFO = 0xC0383E04  # _IOWR('>', 4, struct sync_file_info)
 _SYNC_FILE_INFO = struct.Struct("32siIIIQ")  # name, status, flags, number of fences, padding, their address
 _SPLICE_F_NONBLOCK = 2
 _PIPE = os.O_CLOEXEC | os.O_NONBLOCK
-_LONGEST = 2_000_000  # seconds, 23 days: poll takes no more
+_LONGEST = 2_000_000  # seconds, 23 days: the limit of poll
 
 
 class Fence(Uncopied, instead="its descriptor can be sent over a socket"):
-    """One fence; owns its descriptor. `fileno` makes it a thing to select or poll on: readable means signalled."""
+    """A fence, which owns its descriptor. You can select or poll on it (`fileno`): readable means signalled."""
 
     def __init__(self, fd: int = -1, told: "list[ErrorStatus] | None" = None, kind: str = "") -> None:
-        """Take over a descriptor; InvalidArgument where it is neither a pipe's read end nor a sync_file.
+        """Take over a descriptor; InvalidArgument if it is neither a pipe's read end nor a sync_file.
 
-        told: where whoever signals it notes the status, if that is in this process. kind: of one that comes later.
+        told: where a signaller in this process notes the status. kind: for a descriptor that comes later.
         """
         self._kind = kind or _kind_of(fd)
         self._told: list[ErrorStatus] = [] if told is None else told
@@ -49,7 +49,7 @@ class Fence(Uncopied, instead="its descriptor can be sent over a socket"):
             self._own.fds.append(fd)
 
     def owner(self) -> Owner:
-        """The owner of its descriptor, which is open while that is held, also when the fence is closed."""
+        """The owner of its descriptor, which stays open while it is held, also after `close`."""
         own = self._own
         if own is None or not own.fds:
             raise Closed("fence: used after close")
@@ -57,7 +57,13 @@ class Fence(Uncopied, instead="its descriptor can be sent over a socket"):
 
     @classmethod
     def taken(cls, take: Callable[[], int]) -> "Fence":
-        """As of the descriptor that `take`, written in C, gives; an interrupt comes before that or after."""
+        """Create a fence from the descriptor that `take` returns.
+
+        `take` is written in C, so an interrupt comes before or after it.
+
+        Args:
+            take: Returns the descriptor.
+        """
         fence = cls(kind="pipe")
         assert fence._own is not None
         fence._own.fds.extend(islice(iter(take, -1), 1))
@@ -65,11 +71,11 @@ class Fence(Uncopied, instead="its descriptor can be sent over a socket"):
         return fence
 
     def fileno(self) -> int:
-        """The descriptor; it stays the fence's."""
+        """Return the descriptor, which the fence still owns."""
         return self.owner().fds[0]
 
     def duplicate(self) -> "Fence":
-        """Another fence for the same execution, with a descriptor of its own."""
+        """Return another fence for the same execution, with a duplicate of the descriptor."""
         own, fence = self.owner(), Fence(told=self._told, kind=self._kind)
         assert fence._own is not None
         try:
@@ -79,13 +85,13 @@ class Fence(Uncopied, instead="its descriptor can be sent over a socket"):
         return fence
 
     def status(self) -> ErrorStatus | None:
-        """NONE for a success, another status for a failure, None while it is pending."""
+        """Return the status: NONE after a success, another status after a failure, None while pending."""
         if self._status is None:
             self._look(0)
         return self._status
 
     def _look(self, milliseconds: int) -> bool:
-        """Wait until it is signalled, for so long, and note what it says; whether it was."""
+        """Wait until it is signalled or the time is over, note the status, and return whether it was signalled."""
         own = self.owner()
         events = _events(own.fds[0], milliseconds)
         if self._told and events:
@@ -98,7 +104,16 @@ class Fence(Uncopied, instead="its descriptor can be sent over a socket"):
         return bool(events)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait at most `timeout` seconds for a success; raises MissedDeadline, DeadObject or what the status stands for."""
+        """Wait for a success.
+
+        Args:
+            timeout: The most seconds to wait; None for no limit.
+
+        Raises:
+            MissedDeadline: It was not signalled in time.
+            DeadObject: The executing process died.
+            NnhalError: The execution failed; the error is that of the status.
+        """
         most = limit(timeout, "timeout")
         left = -1 if most is None or most > _LONGEST else math.ceil(most * 1000)
         if self._status is None and not self._look(left):
@@ -110,13 +125,13 @@ class Fence(Uncopied, instead="its descriptor can be sent over a socket"):
             raise error_of(status or ErrorStatus.GENERAL_FAILURE, "fence: the execution it stands for failed")
 
     def __await__(self) -> Generator[Any, None, None]:
-        """As `wait`, without blocking the event loop."""
+        """Wait as `wait` does, without blocking the event loop."""
         if self.status() is None:
             yield from _readable_soon(self).__await__()
         self.wait(0)
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         self._own = None
 
     def __repr__(self) -> str:
@@ -125,7 +140,7 @@ class Fence(Uncopied, instead="its descriptor can be sent over a socket"):
 
 
 def listed(fences: Any) -> list[Fence]:
-    """Fences to wait for; InvalidArgument for anything else."""
+    """Return fences to wait for as a list; InvalidArgument for anything else."""
     found: list[Any] = list(fences) if isinstance(fences, Sequence | Set) else [None]
     if not all(isinstance(fence, Fence) for fence in found):
         raise InvalidArgument(f"wait_for is {shown(fences)}, must be a list of fences")
@@ -133,15 +148,19 @@ def listed(fences: Any) -> list[Fence]:
 
 
 class Signal:
-    """The other end of a fence: `set` once; dropping it without is the hang-up that holders see as DEAD_OBJECT."""
+    """The signalling end of a fence. Garbage collection without `set` signals DEAD_OBJECT."""
 
     def __init__(self, tell: "list[ErrorStatus]") -> None:
-        """tell: where fences of this process look for the status before they look at their descriptor."""
+        """tell: where fences of this process look for the status before they read their descriptor."""
         self._tell = tell
         self._own, self._once = Owner(), [None]
 
     def set(self, status: ErrorStatus = ErrorStatus.NONE) -> None:
-        """Signal; later calls do nothing, from whatever thread."""
+        """Signal the fence. Only the first call has an effect, from whichever thread.
+
+        Args:
+            status: NONE for a success.
+        """
         if not isinstance(status, ErrorStatus):
             raise InvalidArgument(f"fence: status is {shown(status)}, must be an ErrorStatus")
         try:
@@ -150,15 +169,25 @@ class Signal:
             return
         try:
             self._tell.append(status)
-            if status != ErrorStatus.DEAD_OBJECT:  # which is no byte: the hang-up says it
+            if status != ErrorStatus.DEAD_OBJECT:  # has no byte: the hang-up signals it
                 os.write(self._own.fds[0], bytes((status,)))
-        except BrokenPipeError:  # nobody waits any more
+        except BrokenPipeError:  # no holder is left
             pass
         finally:
             self._own.close()
 
     def outlasts(self, fences: Sequence[Fence]) -> bool:
-        """Wait until all of these are signalled, raising as `Fence.wait`; False where nobody waits for this one any more."""
+        """Wait until all these fences are signalled.
+
+        Args:
+            fences: The fences to wait for.
+
+        Returns:
+            False if no holder of this fence is left.
+
+        Raises:
+            NnhalError: As from `Fence.wait`.
+        """
         for fence in fences:
             poll, own = select.poll(), fence.owner()
             poll.register(own.fds[0], select.POLLIN)
@@ -170,7 +199,7 @@ class Signal:
 
 
 def fence_pair() -> tuple[Fence, Signal]:
-    """A pending fence and the one thing that can signal it."""
+    """Create a pending fence, and the only object that can signal it."""
     told: list[ErrorStatus] = []
     fence, signal = Fence(told=told, kind="pipe"), Signal(told)
     assert fence._own is not None
@@ -190,12 +219,13 @@ def _kind_of(fd: int) -> str:
     if stat.S_ISFIFO(mode) and access == os.O_RDONLY:
         return "pipe"
     try:
-        if stat.S_IFMT(mode):  # a sync_file has none, and others may know the number of the question otherwise
+        # A sync_file has no file type; other files may use the number of this ioctl for something else
+        if stat.S_IFMT(mode):
             raise OSError
         _status_of_sync_file(fd)
     except OSError:
         raise InvalidArgument(
-            f"fence: descriptor {fd} is no fence, must be the read end of a pipe or a sync_file"
+            f"fence: descriptor {fd} is not a fence, must be the read end of a pipe or a sync_file"
         ) from None
     return "sync_file"
 
@@ -207,7 +237,7 @@ def _events(fd: int, milliseconds: int) -> int:
 
 
 async def _readable_soon(fence: Fence) -> None:
-    import asyncio  # takes longer to import than all of this file's others
+    import asyncio  # its import takes longer than all other imports of this file
 
     loop = asyncio.get_running_loop()
     there = asyncio.Event()
@@ -222,12 +252,12 @@ async def _readable_soon(fence: Fence) -> None:
 
 @functools.cache
 def _libc() -> ctypes.CDLL:
-    """Its calls give the interpreter up: even a look waits while a stranger writes to his pipe, for as long as he likes."""
+    """Return libc. Its calls release the interpreter: even a poll waits while another process writes to its pipe."""
     return ctypes.CDLL(None, use_errno=True)
 
 
 def _status_in_pipe(fd: int) -> ErrorStatus:
-    """The status byte, left in the pipe; DEAD_OBJECT where another holder took it out."""
+    """Read the status byte and leave it in the pipe; DEAD_OBJECT if another holder consumed it."""
     ends = Owner()
     try:
         ends.fds.extend(chain.from_iterable(map(os.pipe2, (_PIPE,))))
@@ -244,5 +274,5 @@ def _status_of_sync_file(fd: int) -> ErrorStatus:
 
 
 def status_in_info(info: bytes) -> ErrorStatus:
-    """The status that the kernel's struct sync_file_info tells: 1 signalled, 0 active, below 0 an error."""
+    """Return the status in the kernel's struct sync_file_info: 1 signalled, 0 active, below 0 an error."""
     return ErrorStatus.NONE if _SYNC_FILE_INFO.unpack(info)[1] >= 0 else ErrorStatus.GENERAL_FAILURE

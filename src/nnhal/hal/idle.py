@@ -1,8 +1,8 @@
-"""Prepared models that nobody executes give memory back: after some quiet seconds, or when memory is short.
+"""Idle prepared models release memory: after some seconds without an execution, or when memory is short.
 
-Each model that has something to give stands behind a `Guard`, which knows whether executions are inside, and has those wait
-that come while it is trimmed. One thread looks after all models of a process; it ends with the last of them. Where the
-driver is in a process of its own, all of this is there.
+Each trimmable model has a `Guard`, which knows whether executions are inside, and makes new ones wait during a trim.
+One thread watches all models of a process, and ends with the last of them. For an isolated driver, all of this is in
+its process.
 """
 
 import ctypes
@@ -27,13 +27,13 @@ from nnhal.hal.request import Act, Control, standing_before
 T = TypeVar("T")
 VARIABLE = "NNHAL_IDLE_SECONDS"
 SECONDS = 5.0  # without an execution, after which a model is trimmed
-LONGEST = 2.0  # seconds that a trim may take, for those who wait for its end
-_LOOK, _OFTEN = 1.0, 0.02  # seconds between looks, at most and at least
+LONGEST = 2.0  # the most seconds that executions wait for a trim
+_LOOK, _OFTEN = 1.0, 0.02  # the most and least seconds between checks
 _log = logger("driver")
 
 
 def quiet_seconds() -> float:
-    """After how many seconds without an execution a model is trimmed; 0 for never, also where memory is short."""
+    """Return the seconds without an execution after which a model is trimmed; 0 for never, also if memory is short."""
     text = os.environ.get(VARIABLE, "")
     with suppress(ValueError):
         seconds = float(text)
@@ -45,8 +45,9 @@ def quiet_seconds() -> float:
 
 
 class Guard:
-    """Who is in a prepared model: executions, side by side, or its trim. An interrupt may leave one too many inside: then
-    it is trimmed no more.
+    """Separates a model's executions, which run side by side, from its trim.
+
+    An interrupt may leave one execution too many inside: then the model is not trimmed any more.
     """
 
     __slots__ = (
@@ -55,21 +56,21 @@ class Guard:
     )
 
     def __init__(self, prepared: Any, where: str) -> None:
-        """prepared: as of `Prepared`. where: whose it is, for messages."""
+        """prepared: as in `Prepared`. where: the device, for messages."""
         self._prepared, self._where = weakref.ref(prepared), where
         self._inside: deque[None] = deque()  # appends and pops are atomic
         self._uses = 0
         self._trimming = self._stuck = False
         self._pid = os.getpid()
-        self.over = False  # it is trimmed no more
+        self.over = False  # it is not trimmed any more
         self._later: Callable[[], object] | None = None
         self._done, self._lock = threading.Event(), threading.Lock()
         self.quiet = _Quiet()
 
     def through(self, call: Act[T]) -> Act[T]:
-        """The same function, beside no trim.
+        """Wrap a function, so that it never runs during a trim.
 
-        A method is held weakly: what comes of it becomes an attribute of its own object.
+        A method is held weakly, because the result becomes an attribute of the method's object.
         """
         owner = weakref.ref(call.__self__) if ismethod(call) else None
         function: Callable[..., T] = call.__func__ if ismethod(call) else call
@@ -79,7 +80,8 @@ class Guard:
             enter(None)
             try:
                 self._uses += 1
-                if self._trimming:  # looked at after it went in; the trim looks who is inside after it has said so
+                # Checked after entering; the trim checks for executions after it has announced itself
+                if self._trimming:
                     self._wait(control)
                 return function(what, control) if owner is None else function(owner(), what, control)
             finally:
@@ -88,13 +90,13 @@ class Guard:
         return standing_before(call, guarded)
 
     def closing(self, close: Callable[[], object]) -> Callable[[], None]:
-        """`close` after a trim; where that does not come back, it is left to when it does."""
+        """Return `close` after a trim; if the trim hangs, its thread closes when it returns."""
         held: Callable[[], Callable[[], object] | None] = (
             weakref.WeakMethod(close) if ismethod(close) else lambda: close
         )
 
         def closed() -> None:
-            if os.getpid() != self._pid:  # a child, in which nobody opens the locks that were shut when it was forked
+            if os.getpid() != self._pid:  # a forked child, in which locks that were held stay held
                 held()()  # type: ignore[misc]
                 return
             with self._lock:
@@ -113,7 +115,7 @@ class Guard:
         return closed
 
     def _wait(self, control: Control) -> None:
-        """Until the trim has ended, within the limits of an execution. ContractBroken where it does not in time."""
+        """Wait for the end of the trim, within the limits of an execution. ContractBroken if it takes too long."""
         end = time.monotonic() + LONGEST * (not self._stuck)
         while self._trimming:
             left = end - time.monotonic()
@@ -128,11 +130,11 @@ class Guard:
             control.check()
 
     def uses(self) -> tuple[int, bool]:
-        """How many executions have begun, and whether one is inside."""
+        """Return how many executions have begun, and whether one is inside."""
         return self._uses, bool(self._inside)
 
     def trim(self, *, pressed: bool) -> bool:
-        """Trim it, unless an execution is inside or comes first; whether that was done. Raises what the driver does."""
+        """Trim the model, unless an execution is inside or comes first; return whether it did. Raises the driver's error."""
         prepared = self._prepared()
         with self._lock:
             if self.over or self._trimming or prepared is None:
@@ -155,53 +157,53 @@ class Guard:
 
 
 class _Quiet:
-    """Since when nobody executes a model, as the thread has seen it, and after which execution it was trimmed."""
+    """How long a model has been idle, as the thread has seen it, and after which execution it was trimmed."""
 
     __slots__ = ("pressed", "since", "trimmed", "uses")
 
     def __init__(self) -> None:
         self.uses, self.since = 0, time.monotonic()
-        self.trimmed, self.pressed = 0, -1  # what was never executed has much to give only where memory is short
+        self.trimmed, self.pressed = 0, -1  # a model that was never executed releases little, except if memory is short
 
     def due(self, uses: int, seconds: float, *, pressed: bool) -> bool:
-        """Whether to trim a model with so many executions, none of which is inside."""
+        """Whether to trim a model that has had so many executions, with none inside."""
         if uses != self.uses:
             self.uses, self.since = uses, time.monotonic()
-            return False  # to trim what is at work, again and again, would take more than it gives
+            return False  # trimming a busy model again and again would cost more than it gains
         if pressed:
             return self.pressed != uses
         return max(self.trimmed, self.pressed) != uses and time.monotonic() - self.since >= seconds
 
     def done(self, *, pressed: bool) -> None:
-        """It was trimmed."""
+        """Note that it was trimmed."""
         self.trimmed = self.uses
         if pressed:
             self.pressed = self.uses
 
 
 class _Keeper:
-    """The thread that trims, for as long as there are models to look after."""
+    """The thread that trims; it lives as long as there are models to watch."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._guards: weakref.WeakSet[Guard] = weakref.WeakSet()
-        self._turn: object = None  # of the thread that looks after them; another's is over
-        self._woken: SimpleQueue[None] = SimpleQueue()  # finalizers may put into it, wherever they come
+        self._turn: object = None  # identifies the current thread; another one ends
+        self._woken: SimpleQueue[None] = SimpleQueue()  # finalizers may put into it at any point
         self._trimming_since = math.inf
 
     def add(self, guard: Guard) -> None:
-        """Look after one more."""
+        """Watch one more model."""
         with self._lock:
             self._guards.add(guard)
         self.relieve()
 
     def wake(self) -> None:
-        """Have the thread see at once what is over."""
+        """Have the thread notice closed models at once."""
         if self._turn is not None:
             self._woken.put(None)
 
     def relieve(self) -> None:
-        """See that there is a thread, and one that does not hang in a trim."""
+        """Start another thread unless there is one that does not hang in a trim."""
         seconds = quiet_seconds()
         with self._lock:
             hangs = time.monotonic() - self._trimming_since > LONGEST
@@ -215,7 +217,7 @@ class _Keeper:
             except RuntimeError as error:
                 self._turn = None
                 _log.info("idle models keep their memory: no thread to look after them: %s", error)
-            except BaseException:  # interrupted: the next model has another thread
+            except BaseException:  # interrupted: the next model starts another thread
                 self._turn = None
                 raise
 
@@ -238,7 +240,7 @@ class _Keeper:
             del guards
 
     def _look_at(self, guards: list[Guard], turn: object, seconds: float, *, pressed: bool) -> bool:
-        """Trim those whose time has come; whether there were any."""
+        """Trim the models that are due; return whether there were any."""
         trimmed = False
         while guards:
             guard = guards.pop()
@@ -248,7 +250,7 @@ class _Keeper:
             self._trimming_since = time.monotonic()
             late = threading.Timer(LONGEST * 1.01, self.relieve)
             late.name, late.daemon = "nnhal-idle", True
-            with suppress(RuntimeError):  # no thread to be had: who waits for the trim sees to it
+            with suppress(RuntimeError):  # without a free thread, the execution that waits for the trim starts one
                 late.start()
             try:
                 done = guard.trim(pressed=pressed)
@@ -268,13 +270,13 @@ class _Keeper:
 
 
 def _give_back() -> None:
-    """Have the allocator give to the system what is free."""
-    with suppress(AttributeError):  # it is glibc's
+    """Have the allocator return free memory to the system."""
+    with suppress(AttributeError):  # a function of glibc
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def watch(prepared: Any, where: str) -> None:
-    """Have a prepared model trimmed when nobody executes it, from now until it is closed. where: whose it is."""
+    """Watch a prepared model until it is closed. where: its device, for messages."""
     guard = Guard(prepared, where)
     own = vars(prepared)
     own.update(_guard=guard, run=guard.through(prepared.run), close=guard.closing(prepared.close))
@@ -282,8 +284,9 @@ def watch(prepared: Any, where: str) -> None:
 
 
 def trimmed(prepared: Any, *, pressed: bool) -> bool:
-    """Trim a prepared model now; whether that was done. Raises what the driver does, named. InvalidArgument where it has
-    nothing to give back, or is in another process.
+    """Trim a prepared model now; return whether it was trimmed.
+
+    Raises the driver's error with its name. InvalidArgument if the model is not trimmable, or is in another process.
     """
     guard: Guard | None = vars(prepared).get("_guard")
     if guard is None:
@@ -292,7 +295,7 @@ def trimmed(prepared: Any, *, pressed: bool) -> bool:
 
 
 def _begin_anew() -> None:
-    """A forked child has no thread, and its models are closed."""
+    """Reset a forked child: it has no thread, and its models are closed."""
     global _keeper  # noqa: PLW0603
     _keeper = _Keeper()
 

@@ -1,10 +1,10 @@
-"""Cache files that a driver writes when `prepare` or `restore` has returned: in stages, or when it first runs.
+"""Cache files that a driver writes after `prepare` or `restore` returned: in stages, or on its first execution.
 
-    prepare(), restore():       later = Later(self, hints.cache)      # where there is a cache
-    when there is more to keep: later.save(content); later.close()
+    prepare(), restore():          later = Later(self, hints.cache)      # if there is a cache
+    when there is more to cache:   later.save(content); later.close()
 
-The driver has the files by descriptors of its own, and locks them while it writes. A start that would restore from them then
-takes that for a miss and does not wait. The entry is there from the end of `prepare` on; it is a miss until it is written.
+The driver duplicates the descriptors of the files, and locks them while it writes. A concurrent start treats that as a
+cache miss and does not wait. The entry exists from the end of `prepare` on; it is a miss until it is written.
 """
 
 import os
@@ -17,15 +17,15 @@ from nnhal.hal.cache.keeper import keep
 from nnhal.hal.cache.locks import written_alone
 from nnhal.hal.device import Device, code_by, written_by
 
-PATIENCE = 600  # seconds until `prepare` or `restore` has returned and what it gave is saved
+PATIENCE = 600  # seconds until `prepare` or `restore` has returned and its result is saved
 _log = logger("driver")
 
 
 class Later:
-    """The files of one compilation, until `close` or its end."""
+    """The cache files of one compilation, until `close` or garbage collection."""
 
     def __init__(self, device: Device, cache: Cache) -> None:
-        """cache: that of the hints, while `prepare` or `restore` runs. OSError where no descriptor is to be had."""
+        """cache: of the hints, during `prepare` or `restore`. OSError if there is no free descriptor."""
         self._unknown = code_by(device).unknown
         self._by, self._owner, self._settled = written_by(device), Owner(), cache.settled
         for fd in cache.files:
@@ -36,13 +36,13 @@ class Later:
         cache.later.set()
 
     def empty(self) -> CacheContent:
-        """Content to fill and `save`."""
+        """Return empty content to fill and `save`."""
         return CacheContent.empty(CacheFiles(len(self._cache.model_files), len(self._cache.data_files)))
 
     def save(self, content: CacheContent) -> bool:
-        """Put this in the place of what was saved before; whether that could be done. The log says why not.
+        """Replace the saved content; return whether that succeeded. The log has the reason of a failure.
 
-        Waits until `prepare` or `restore` has returned and what it gave is saved, so not to be called in there.
+        It waits until `prepare` or `restore` has returned and its result is saved, so do not call it in there.
         """
         if self._unknown:
             _log.warning("%s: what it compiled later is not kept: %s", self._by[0], self._unknown)
@@ -59,5 +59,5 @@ class Later:
         return True
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._owner.close()

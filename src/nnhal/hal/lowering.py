@@ -1,4 +1,4 @@
-"""What a driver of a lower level may be given: which operations, in what form, and why not the others."""
+"""Models for drivers of a lower HAL version: which operations they receive, in what representation, and why not others."""
 
 import warnings
 from collections import deque
@@ -21,12 +21,12 @@ _log = logger("driver")
 
 
 def refusals(model: Model, level: Level) -> list[str]:
-    """For each operation of the main subgraph, why a driver of this level is not asked about it; "" where it is."""
+    """Return for each operation of the main subgraph why a driver of this level cannot receive it; "" if it can."""
     return with_neighbours(model, _refusals(model, 0, level, {}), level)
 
 
 def _refusals(model: Model, graph: int, level: Level, known: dict[int, str]) -> list[str]:
-    """For each operation of a subgraph, 0 for the main one, what the level lacks of it and of what it refers to."""
+    """Return what the level lacks for each operation of a subgraph (0: the main one), including its subgraphs."""
     subgraph = model.referenced[graph - 1] if graph else model.main
     reasons = []
     for operation, a in zip(subgraph.operations, validate(model).subgraphs[graph].operations, strict=True):
@@ -44,7 +44,7 @@ def _refusals(model: Model, graph: int, level: Level, known: dict[int, str]) -> 
 
 
 def _inside(model: Model, graph: int, level: Level, known: dict[int, str]) -> str:
-    """What the level lacks of a referenced subgraph; "" for nothing."""
+    """Return what the level lacks for a referenced subgraph; "" for nothing."""
     if graph not in known:
         refused = ((n, why) for n, why in enumerate(_refusals(model, graph, level, known)) if why)
         n, why = next(refused, (0, ""))
@@ -62,9 +62,9 @@ def _late_types(operands: Sequence[Operand], level: Level) -> str:
 
 
 def with_neighbours(model: Model, reasons: Sequence[str], level: Level) -> list[str]:
-    """Below 1.2 also refuse what has inputs or outputs of unknown shape, for which those drivers have no answer.
+    """Below 1.2, also reject operations with inputs or outputs of unknown shape, which those drivers cannot handle.
 
-    An operand of unknown shape inside the model is one as soon as an operation that shares it runs elsewhere.
+    An operand of unknown shape becomes an input or output as soon as an operation that shares it runs elsewhere.
     """
     found = list(reasons)
     if level >= V1_2:
@@ -91,7 +91,7 @@ def with_neighbours(model: Model, reasons: Sequence[str], level: Level) -> list[
 
 
 def _may_be_left_out(model: Model) -> set[int]:
-    """Inputs declared as [0] that are only read as optional arguments: the request says that they have no value."""
+    """Return inputs declared as [0] that are only read as optional arguments: the request marks them as omitted."""
     binding, main = validate(model).subgraphs[0], model.main
     optional: set[int] = set()
     needed = set(main.outputs)
@@ -114,9 +114,9 @@ def _why(index: int, shape: Shape | None, level: Level) -> str:
 
 
 def lowered(model: Model, level: Level) -> Model:
-    """The model for a driver of this level: late defaults left out, every shape that is known filled in.
+    """Return the model for a driver of this level: late defaults are left out, and known shapes are filled in.
 
-    InvalidModel where the level lacks something, or shapes are unknown that it needs.
+    InvalidModel if the level lacks something, or needs a shape that is unknown.
     """
     if level >= V1_3:
         return convert_to(model, level)
@@ -131,9 +131,9 @@ def lowered(model: Model, level: Level) -> Model:
 
 
 def ask_about(model: Model, level: Level, ask: Callable[[Model], Sequence[Verdict]]) -> list[Verdict]:
-    """Verdicts of a driver of a level: `ask` gets the part of the model that the level can express, in its form.
+    """Ask a driver of a level for verdicts: `ask` receives the part of the model that the level can express.
 
-    OperationFailed where it does not give one verdict for each operation of the part.
+    OperationFailed if the number of verdicts is wrong.
     """
     reasons = refusals(model, level)
     asked = [n for n, reason in enumerate(reasons) if not reason]
@@ -160,7 +160,7 @@ def _filled(model: Model) -> Model:
 
 
 def stated_at(capabilities: Capabilities, level: Level) -> Capabilities:
-    """Capabilities as the runtime knows them from a driver of this level; what the level's form cannot hold is gone."""
+    """Return the capabilities that a driver of this level can report."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LossWarning)
         form = convert_capabilities(capabilities, level)

@@ -1,4 +1,4 @@
-"""Memory domains: memory of a driver's own, allocated for the roles it will play, as the runtime sees it."""
+"""Memory domains: driver memory that is allocated for its roles."""
 
 import itertools
 from abc import ABC, abstractmethod
@@ -17,13 +17,21 @@ from nnhal.ops.schema import show
 
 
 class BufferDesc(NamedTuple):
-    """What a buffer must be: dimensions, 0 for one that is not said; () where even the rank is not."""
+    """The requirements of a buffer.
+
+    Attributes:
+        dimensions: Its dimensions; 0 for one that is open; () if even the rank is open.
+    """
 
     dimensions: tuple[int, ...] = ()
 
 
 class BufferRole(Record, frozen=True, eq=False):
-    """One use of a buffer: input or output `index` of a prepared model. frequency: how often, above 0 to 1."""
+    """One use of a buffer: input or output `index` of a prepared model.
+
+    Attributes:
+        frequency: The relative frequency of this use, above 0 up to 1.
+    """
 
     prepared: Of
     index: int
@@ -35,7 +43,10 @@ class BufferRole(Record, frozen=True, eq=False):
 
 
 class BufferFacts(NamedTuple):
-    """What all roles together say of a buffer; a dimension of 0 changes from use to use, as does the rank of None."""
+    """The description of a buffer that all its roles agree on.
+
+    A dimension of 0 changes from use to use; with dimensions of None, the rank does.
+    """
 
     type: int
     dimensions: tuple[int, ...] | None
@@ -45,14 +56,14 @@ class BufferFacts(NamedTuple):
 
     @property
     def stored(self) -> str:
-        """How elements are stored, for messages."""
+        """The element storage, for messages."""
         if self.channel is not None:
             return f"{type_name(self.type)} scales {list(self.channel.scales)} along axis {self.channel.axis}"
         return f"{type_name(self.type)} scale {self.scale:g} zero point {self.zero_point}"
 
     @property
     def fixed(self) -> tuple[int, ...] | None:
-        """The dimensions, None where any may change."""
+        """The dimensions; None if one may change."""
         return self.dimensions if self.dimensions is not None and 0 not in self.dimensions else None
 
 
@@ -60,7 +71,11 @@ _tokens = itertools.count(1)
 
 
 class Buffer(ABC):
-    """A buffer of a driver. token: names it in this process; 0 is never one."""
+    """A driver's buffer.
+
+    Attributes:
+        token: Identifies it in this process; never 0.
+    """
 
     def __init__(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> None:
         self.facts = merge(desc, roles)
@@ -71,12 +86,12 @@ class Buffer(ABC):
         self.play(roles)
 
     def play(self, roles: Sequence[BufferRole]) -> None:
-        """May be used in these roles too."""
+        """Allow these roles too."""
         self.roles += tuple(roles)
         self._uses.update((id(r.prepared), r.index, r.output) for r in roles)
 
     def check_role(self, prepared: Of, index: int, output: bool) -> None:
-        """InvalidRequest where the buffer was not allocated for this use."""
+        """Raise InvalidRequest if the buffer was not allocated for this use."""
         if (id(prepared), index, output) not in self._uses:
             roles = ", ".join(map(str, self.roles))
             use = "output" if output else "input"
@@ -84,44 +99,56 @@ class Buffer(ABC):
 
     @abstractmethod
     def copy_to(self, memory: Memory) -> None:
-        """Copy the contents to a memory of exactly their size; OperationFailed while there are none."""
+        """Copy the contents to a memory of exactly their size.
+
+        Args:
+            memory: The target.
+
+        Raises:
+            OperationFailed: There are no contents.
+        """
 
     @abstractmethod
     def copy_from(self, memory: Memory, dimensions: tuple[int, ...] = ()) -> None:
-        """Take contents, with their dimensions where those of the buffer may change. InvalidArgument where they disagree.
+        """Set the contents. A copy that fails leaves the buffer without contents.
 
-        A copy that fails leaves the buffer without contents.
+        Args:
+            memory: The source, of exactly the size of the contents.
+            dimensions: The shape of the contents, if the buffer leaves dimensions open.
+
+        Raises:
+            InvalidArgument: The size or the dimensions do not fit.
         """
 
     @property
     @abstractmethod
     def shape(self) -> tuple[int, ...] | None:
-        """Shape of the contents, None while there are none."""
+        """The shape of the contents; None without contents."""
 
     def within(self, _: Control) -> "BufferContents":
-        """Its contents, for one execution: what has to ask another process does so within the execution's budget."""
+        """Return its contents for one execution. Queries to another process respect the execution's deadline."""
         return self
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
 
 
 class BufferContents(Protocol):
-    """What is asked of a buffer's contents."""
+    """The access to a buffer's contents."""
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """As of `Buffer`."""
+        """As in `Buffer`."""
 
     def copy_to(self, memory: Memory) -> None:
-        """As of `Buffer`."""
+        """As in `Buffer`."""
 
     def copy_from(self, memory: Memory, dimensions: tuple[int, ...] = ()) -> None:
-        """As of `Buffer`."""
+        """As in `Buffer`."""
 
 
 def merge(desc: BufferDesc, roles: Sequence[BufferRole]) -> BufferFacts:
-    """One description out of all roles and the dimensions asked for; InvalidArgument where they contradict each other."""
+    """Merge all roles and the requested dimensions; InvalidArgument if they contradict each other."""
     if not roles:
         raise InvalidArgument("buffer: no role is given, must be at least one")
     found: BufferFacts | None = None
@@ -149,7 +176,7 @@ def _facts_of(role: BufferRole) -> BufferFacts:
     operand = main.operands[places[role.index]]
     value = validate(role.prepared.model).subgraphs[0].values[places[role.index]]
     dimensions: tuple[int, ...] | None = operand.dimensions
-    if value is not None and value.shape is not None:  # what validation inferred says more
+    if value is not None and value.shape is not None:  # validation may have inferred more
         dimensions = tuple(d or 0 for d in value.shape)
     elif not dimensions and is_tensor(operand.type):
         dimensions = None
@@ -157,7 +184,7 @@ def _facts_of(role: BufferRole) -> BufferFacts:
 
 
 def both(one: tuple[int, ...] | None, other: tuple[int, ...] | None, where: str) -> tuple[int, ...] | None:
-    """Dimensions that agree with two statements, 0 and None for what is open; InvalidArgument where they disagree."""
+    """Merge two shapes, with 0 and None for open parts; InvalidArgument if they disagree."""
     if other is not None and any(d < 0 for d in other):
         raise InvalidArgument(f"buffer: dimensions {show(other)} of {where} must all be at least 0")
     if one is None or other is None:
@@ -168,19 +195,19 @@ def both(one: tuple[int, ...] | None, other: tuple[int, ...] | None, where: str)
 
 
 class Uses(Protocol):
-    """What names buffers for arguments of one model, by index."""
+    """An object with buffers as arguments of one model, by index."""
 
     @property
     def input_buffers(self) -> Mapping[int, Any]:
-        """Those that are read."""
+        """The buffers that are read."""
 
     @property
     def output_buffers(self) -> Mapping[int, Any]:
-        """Those that are written."""
+        """The buffers that are written."""
 
 
 def check_use(prepared: Of, request: Uses) -> None:
-    """InvalidRequest where a buffer of the request is used for what it may not be."""
+    """Raise InvalidRequest if a buffer of the request was not allocated for its use."""
     read, written = request.input_buffers, request.output_buffers
     for index, buffer in read.items():
         buffer.check_role(prepared, index, False)

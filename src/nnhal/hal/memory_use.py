@@ -1,19 +1,22 @@
-"""What a prepared model holds, in bytes, as far as its driver knows."""
+"""The memory of a prepared model, in bytes, as far as its driver knows."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from nnhal.hal.request import summed
 
-MOST = 1 << 62  # bytes that can be meant
+MOST = 1 << 62  # bytes; more is an error of the driver
 
 
 class MemoryUse(NamedTuple):
-    """Bytes that a prepared model holds; None for what its driver does not know.
+    """The bytes that a prepared model holds; None for a figure that the driver does not know.
 
-    weights_copied: constants in memory of the driver's own, as it packs them or its engine does. weights_in_place: constants
-    that it reads where they lie, in the pools of the model. working: what it keeps between executions. per_execution: what
-    each execution in flight has besides: the intermediates that it holds at once, at most; not what single kernels take.
+    Attributes:
+        weights_copied: Constants in the driver's or engine's own memory.
+        weights_in_place: Constants that the driver reads in the model's pools.
+        working: Memory that it keeps between executions.
+        per_execution: The most intermediates that a running execution holds at once, without temporary memory of
+            kernels.
     """
 
     weights_copied: int | None = None
@@ -23,7 +26,7 @@ class MemoryUse(NamedTuple):
 
 
 def together(uses: Iterable[MemoryUse]) -> MemoryUse:
-    """Of several that run one after the other: what they hold is added up, an execution is in one at a time."""
+    """Add up models that run one after the other; an execution is in one of them at a time."""
     several = list(uses)
     copied, in_place, working = (summed(use[place] for use in several) for place in range(3))
     each = [use.per_execution for use in several]

@@ -1,11 +1,11 @@
-"""What was proved of drivers' ways to compute, on this processor, and the user's record of it.
+"""Results of verifying drivers' kernel variants on this CPU, and the user's record of them.
 
-An engine may have a fast form of an operation that is wrong on some processors. A driver that knows several forms says so by
-`Device.proofs`; somebody who judges (`nnhal prove`) runs each against the definition and remembers which is right.
+An engine may have a fast variant of an operation that is wrong on some CPUs. A driver with several variants declares
+them in `Device.proofs`. `nnhal prove` compares each with the definition, and records which are correct.
 
-The record is one file for all drivers, beside those of what they cached: of the user alone, each proof with a keyed hash of
-the driver's version and code, of nnhal's and of the processor. What is damaged, or of anything else, is not found. A process
-that is going to be confined reads it ahead and cannot write it.
+The record is one private file for all drivers, in the user's state folder. Each result has a keyed hash of the driver's
+version and code, nnhal's version and the CPU. Damaged or other results are ignored. A sandboxed process reads the
+record before it enters its sandbox, and cannot write it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from nnhal.hal.choices import FormChoice, Proved
 from nnhal.hal.device import Device
 
 FILE, KEY = "proofs", b"forms"
-MOST = 4096  # choices of one device
+MOST = 4096  # variants of one device
 _log = logger("driver")
 
 
@@ -28,39 +28,41 @@ Findings = Mapping[tuple[str, int], Proved]
 
 
 def identity_here(device: Device, version: str) -> bytes:
-    """What a proof of a driver is of. version: the driver's and its engine's."""
+    """Return the identity that results are for. version: of the driver and its engine."""
     from nnhal.hal.cache.keeper import identity
 
     return identity(device.name, version, device.code_identity, processor=True)
 
 
 def choices_of(device: Device) -> Sequence[FormChoice]:
-    """What a device says that can be proved of it."""
+    """Return the variants of a device."""
     proofs = device.cached_as.proofs
     if proofs is None:
         return ()
     choices = proofs.choices()
     if not isinstance(choices, Sequence) or len(choices) > MOST or not all(isinstance(c, FormChoice) for c in choices):
-        raise ContractBroken(f"device {device.name}: proofs gave {shown(choices)}, must be at most {MOST} FormChoice")
+        raise ContractBroken(
+            f"device {device.name}: choices() gave {shown(choices)}, must be at most {MOST} FormChoice"
+        )
     return choices
 
 
 def recall(identity: bytes) -> dict[tuple[str, int], Proved]:
-    """What was remembered of this driver on this processor; nothing where there is no record that is whole."""
+    """Return the recorded results for this driver on this CPU; empty without a valid record."""
     try:
         file = _to_read()
         return {} if file is None else _found_in(file, identity)
     except OSError as error:
-        _log.warning("no proof is found: %s", error.strerror or error)
+        _log.warning("cannot read verification results: %s", error.strerror or error)
         return {}
 
 
 def proved_of(device: Device, version: str) -> dict[tuple[str, int], Proved]:
-    """What was remembered of a device that is being made; version: of its driver and engine."""
+    """Return the recorded results for a device that is being created. version: of its driver and engine."""
     try:
         file = _to_read()
     except OSError as error:
-        _log.warning("nothing is proved of device %s: %s", device.name, error.strerror or error)
+        _log.warning("device %s: cannot read verification results: %s", device.name, error.strerror or error)
         return {}
     return {} if file is None else _found_in(file, identity_here(device, version))
 
@@ -73,7 +75,7 @@ def _found_in(file: StateFile, identity: bytes) -> dict[tuple[str, int], Proved]
 
 
 def remember(identity: bytes, found: Findings) -> None:
-    """Keep what was proved beside what was before, all of it in one write. OperationFailed where that cannot be."""
+    """Add results to the record, in one write. OperationFailed if that fails."""
     import json
 
     from nnhal.hal.blobcache import BlobCache, opened
@@ -82,24 +84,24 @@ def remember(identity: bytes, found: Findings) -> None:
     try:
         with alone(
             private_folder(state_folder(), folder), "proofs.lock"
-        ):  # of two that prove other operations both stay
+        ):  # results of concurrent verifications of other operations are both kept
             file = opened(FILE)
             rows = [[*key, *proved] for key, proved in {**_found_in(file, identity), **found}.items()]
             kept = BlobCache(file, identity).put(KEY, json.dumps(rows).encode())
     except OSError as error:
         where = f" {error.filename}:" if error.filename else ""
-        raise OperationFailed(f"what was proved is not kept:{where} {error.strerror or error}") from None
+        raise OperationFailed(f"cannot record verification results:{where} {error.strerror or error}") from None
     finally:
         folder.close()
     if not kept:
-        raise OperationFailed("what was proved is not kept: it cannot be written")
+        raise OperationFailed("cannot record verification results: the file cannot be written")
 
 
-_only: list[StateFile | None] = []  # of a process that opens no files any more; None for none
+_only: list[StateFile | None] = []  # of a process that opens no more files; None without a record
 
 
 def open_ahead() -> None:
-    """Open the record, to read, for a process that will be confined. Without one nothing is proved in it."""
+    """Open the record for reading, before this process enters its sandbox. Without it, nothing counts as verified."""
     from nnhal.hal.cache.keeper import features
 
     features()
@@ -110,12 +112,12 @@ def open_ahead() -> None:
 
 
 def _to_read() -> StateFile | None:
-    """The record, open; None where there is none."""
+    """Return the open record; None if there is none."""
     return _only[0] if _only else StateFile.to_read(FILE)
 
 
 def _understood(data: bytes) -> dict[tuple[str, int], Proved]:
-    """The findings in a value that is what was written, perhaps by another form of this module."""
+    """Parse the results of a record, which another version of this module may have written."""
     import json
 
     try:

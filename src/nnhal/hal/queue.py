@@ -1,12 +1,12 @@
-"""Who runs next: one queue for the executions of a device, whichever way they were asked for, and for what it prepares.
+"""Schedules the executions of a device, of all kinds, and its compilations in one queue.
 
-Within a client whoever has the higher priority goes first, then whoever came first. Between clients it is start-time fair
-queueing: each has a clock that runs by the time that it had on places of the device, and the one that is furthest behind
-goes next, so one with long executions, or with many threads, has no more of the device than one with short ones. What waits
-is refused where it cannot make its deadline, by what the same model took before.
+Within a client, higher priority runs first, then earlier arrival. Clients share a device by start-time fair queueing:
+each has a clock that advances by its time on places of the device, and the client that is furthest behind runs next. So
+long executions, or many threads, gain nothing. An execution is refused if, by the model's earlier times, it cannot meet
+its deadline.
 
-Places to run and those who wait for one are held weakly: an interrupt may come after any call, and what it leaves behind is
-passed over, or there again. Whatever is counted is counted anew at every look.
+Places and waiting executions are held weakly, because an interrupt may come after any call: the queue skips or replaces
+what it leaves behind. Every check counts again from the current state.
 """
 
 import os
@@ -28,19 +28,20 @@ from nnhal.hal.request import UNLIMITED, Act, Control, standing_before
 from nnhal.hal.waiting import LEVELS, ClientLine, Pace, QueueClient, QueueTicket, ShapedPaces, Slot
 
 T = TypeVar("T")
-MOST_WAITING = 1024  # executions of one client in the queue of one device; more are refused
-# that a place is kept free at most for a client that has had less and was quick to come back before
+MOST_WAITING = 1024  # the most executions of one client in the queue of one device
+# the most that a place is kept free for a client that is behind and recently came back quickly
 HOLD_NS = 2_000_000
-GRACE_NS = 100_000_000  # after which an execution that was given up and does not end keeps no other from running
-LONG_NS, LONG_FACTOR = 2_000_000_000, 8  # one that takes longer than this, and so often what it usually takes, neither
-LONGEST_NS = LOOP_TIMEOUT_MAXIMUM_NS  # nor one that takes longer than this: how long its own are is a client's doing
-_LOOK = 0.25  # seconds between looks whether whoever is in the way still exists
-_RELIEF_NS = 5_000_000  # between looks of those who come
+GRACE_NS = 100_000_000  # an abandoned execution that runs longer than this no longer blocks others
+LONG_NS, LONG_FACTOR = 2_000_000_000, 8  # nor does one that takes longer than this, and so many times its usual time
+# Nor one that takes longer than this: a client determines how long its executions are
+LONGEST_NS = LOOP_TIMEOUT_MAXIMUM_NS
+_LOOK = 0.25  # seconds between checks whether blocking executions still exist
+_RELIEF_NS = 5_000_000  # between checks by arriving executions
 _now = time.monotonic_ns
 
 
 def _counted(dispatch: Any) -> Any:
-    """What changes the queue, where something is traced: the counter follows."""
+    """Wrap a function that changes the queue: during a trace, it updates the counter."""
 
     def traced(queue: "RunQueue", now: int) -> bool:
         granted: bool = dispatch(queue, now)
@@ -51,10 +52,10 @@ def _counted(dispatch: Any) -> Any:
 
 
 class RunQueue:
-    """A queue with so many places to run.
+    """A queue with a number of places to run.
 
-    where: in messages. strict: never more than that run. Else it is an order and no promise: an execution that does not end
-    when it should keeps nobody from running for ever, and one that asks for another runs that beside itself.
+    where: in messages. strict: whether the number is a hard limit. Otherwise, an execution that does not end in time
+    does not block others for ever, and an execution started by another one runs beside it.
     """
 
     def __init__(self, where: str, width: int, *, strict: bool) -> None:
@@ -64,17 +65,18 @@ class RunQueue:
         self._lines: weakref.WeakValueDictionary[QueueClient, ClientLine] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
         self._clock = self._relieved = 0
-        self._waiting = 0  # as of the last look; somebody who waits looks every now and then
-        self._contended = 0  # the same, and one where there has been more than one client: nobody passes by the queue
+        self._waiting = 0  # as of the last check; waiting executions check regularly
+        # The same, plus one if there has been more than one client: then no execution bypasses the queue
+        self._contended = 0
         self._shared = False  # whether there has been more than one client
         for _ in range(width):
             self._add()
         _queues.add(self)
 
     def _forked(self) -> None:
-        """Nobody who was in it exists any more."""
+        """Reset a forked child: the executions of its parent do not exist here."""
         self._lock, self._waiting, self._contended = threading.Lock(), 0, int(self._shared)
-        for ref in self._slots:  # what the thread that forked is in comes back to no place either
+        for ref in self._slots:  # the execution that forked returns to no place either
             slot = ref()
             if slot is not None:
                 slot.there = False
@@ -92,7 +94,7 @@ class RunQueue:
         self._free.append(slot)
 
     def line(self, client: QueueClient) -> ClientLine:
-        """The line of a client, kept for as long as somebody holds it."""
+        """Return the line of a client. It lives as long as it is referenced."""
         with self._lock:
             line = self._lines.get(client)
             if line is None:
@@ -102,7 +104,7 @@ class RunQueue:
             return line
 
     def waiting(self) -> int:
-        """How many wait for their turn, at this moment."""
+        """Count the executions that wait now."""
         with self._lock:
             return sum(1 for line in self._lines.values() for _ in line.ahead(len(LEVELS)))
 
@@ -116,11 +118,11 @@ class RunQueue:
         units: int = 1,
         pace: Pace | ShapedPaces | None = None,
     ) -> Act[T]:
-        """The same function, in its turn.
+        """Wrap a function, so that its calls wait in the queue.
 
-        A method is held weakly: what comes of it becomes an attribute of its own object. units: places that it takes. pace:
-        of the model, where other functions run it as well; of each set of shapes where what is executed is a `Request`, or a
-        tuple that begins with one.
+        A method is held weakly, because the result becomes an attribute of the method's object. units: the places that
+        it takes. pace: the predicted times of the model, if other functions run it too. If the argument is a `Request`,
+        or a tuple that begins with one, there is one for each set of shapes.
         """
         owner = weakref.ref(run.__self__) if ismethod(run) else None
         call: Callable[..., T] = run.__func__ if ismethod(run) else run
@@ -154,19 +156,19 @@ class RunQueue:
                     except IndexError:
                         pass
                     else:
-                        if not slot.there:  # another stands in for it
+                        if not slot.there:  # another place has replaced it
                             slot = None
                 if slot is None:
                     ticket = QueueTicket(line, pace, units, control)
                     slot = self._enter(ticket, level)
                 slot.thread, slot.pace = get_ident(), pace
                 slot.begun = begun = _now()
-                slot.control = control  # from here on it is busy
+                slot.control = control  # it is busy from here on
                 result = call(what, control) if owner is None else call(owner(), what, control)
                 pace.took(_now() - begun)
                 return result
             finally:
-                # No interrupt comes before the end of the first call: what a frame holds lives as long as its traceback.
+                # No interrupt comes before the end of the first call: a traceback keeps the contents of a frame alive.
                 if ticket is not None:
                     slot = slot or ticket.slot
                 if slot is not None and slot.there:
@@ -184,12 +186,14 @@ class RunQueue:
         return standing_before(run, queued)
 
     def run(self, call: Callable[[], T], client: QueueClient, priority: Priority, control: Control = UNLIMITED) -> T:
-        """What the call returns, in its turn."""
+        """Wait in the queue, then return the result of the call."""
         return self.queued(lambda *_: call(), client, priority)(None, control)
 
     def _enter(self, ticket: QueueTicket, level: int) -> Slot:
-        """Wait for its turn. Raises what `control.check` does, MissedDeadline where it cannot be in time,
-        ResourceExhausted where too many wait."""
+        """Wait for a place.
+
+        Raises the error of `control.check`, MissedDeadline if it cannot be in time, ResourceExhausted if too many wait.
+        """
         control, line = ticket.control, ticket.line
         control.check()
         with self._lock:
@@ -234,7 +238,7 @@ class RunQueue:
         return slot
 
     def _nested(self, outer: Slot) -> Slot:
-        """For an execution that one which runs asks for, on the same thread."""
+        """Return a place for an execution that a running one starts, in the same thread."""
         if self.strict:
             raise BadState(
                 f"{self.where}: an execution asks for another of the same device, must not where one runs at a time"
@@ -262,9 +266,9 @@ class RunQueue:
             self._look(_now())
 
     def _leave(self, ticket: QueueTicket, begun: int) -> None:
-        """Account for it, where it had its turn, or have it leave from wherever in the queue, and let in who is next.
+        """Account for an execution that ran, or remove it from the queue, and let the next one in.
 
-        begun: when it began to run, 0 where it did not.
+        begun: when it began to run, 0 if it did not.
         """
         with self._lock:
             now, line = _now(), ticket.line
@@ -280,7 +284,7 @@ class RunQueue:
         self._pass_on()
 
     def _pass_on(self) -> None:
-        """A place may be free: somebody who waits for it is to have the interpreter before this thread goes on."""
+        """Yield the interpreter to the execution that waits for a freed place."""
         with self._lock:
             granted = self._dispatch(_now())
         if granted:
@@ -289,13 +293,13 @@ class RunQueue:
     # ------------------------------------------------------------------------------------------------ under the lock
 
     def _settle(self) -> None:
-        """Places that were lost are there again."""
+        """Replace lost places."""
         self._slots = [ref for ref in self._slots if (slot := ref()) is not None and slot.there]
         while len(self._slots) < self.width:
             self._add()
 
     def _rest(self) -> None:
-        """Where nothing runs, the clock is that of the client furthest ahead: what others had is nobody's credit."""
+        """If nothing runs, set the clock to that of the most advanced client: idle time earns no credit."""
         if not list(self._busy()):
             self._clock = max(self._clock, *(line.clock for line in self._lines.values()))
 
@@ -309,12 +313,12 @@ class RunQueue:
         return next((slot for slot in self._busy() if slot.thread == thread), None)
 
     def _look(self, now: int) -> None:
-        """As `_dispatch`, where it may be that nobody does, or that what runs does not end."""
+        """Dispatch if no other thread does, or if running executions do not end."""
         self._relieve(now)
         self._dispatch(now)
 
     def _relieve(self, now: int) -> None:
-        """Places that were lost, or are at what should have ended, are there again."""
+        """Replace places that were lost, or whose execution should have ended."""
         self._relieved = now
         if not self.strict:
             for slot in list(self._busy()):
@@ -324,9 +328,9 @@ class RunQueue:
         self._settle()
 
     def _counts_until(self, slot: Slot, now: int) -> int:
-        """When what runs there, if it goes on, keeps nobody from running any more."""
+        """Return when an execution that keeps running no longer blocks others."""
         control, pace = slot.control, slot.pace
-        if control is None:  # it has ended meanwhile, for which nobody needs the lock
+        if control is None:  # it has ended meanwhile, which needs no lock
             return now + LONG_NS
         usual = 0 if pace is None else pace.typical
         until = slot.begun + max(LONG_NS, min(LONG_FACTOR * usual, LONGEST_NS))
@@ -340,7 +344,7 @@ class RunQueue:
 
     @trace.instead(_counted)
     def _dispatch(self, now: int) -> bool:
-        """Give free places to those whose turn it is; whether there was anybody."""
+        """Give free places to the next executions; return whether there were any."""
         free, granted = self._free, False
         try:
             while True:
@@ -360,21 +364,21 @@ class RunQueue:
                     granted = True
                 elif self._contended:
                     return granted
-                else:  # whoever gives a place back looks for those who wait from now on; who just did may not have
+                else:  # threads that free a place look for waiting ones from now on; the last one may not have
                     self._contended = 1
         finally:
             self._waiting = sum(len(level) for line in self._lines.values() for level in line.waiting)
             self._contended = self._waiting + self._shared
 
     def _sort_out(self) -> None:
-        """Drop places that were given back when another stood in for them already."""
+        """Drop returned places that were already replaced."""
         for slot in list(self._free):
             if not slot.there:
                 with suppress(ValueError):  # taken meanwhile, and dropped there
                     self._free.remove(slot)
 
     def _next(self) -> tuple[ClientLine, QueueTicket] | None:
-        """Whose turn it is: of the clients the one that is furthest behind, of its executions the first."""
+        """Return the next execution: the first one of the client that is furthest behind."""
         best: tuple[ClientLine, QueueTicket] | None = None
         for line in self._lines.values():
             if best is None or line.clock < best[0].clock:
@@ -384,9 +388,9 @@ class RunQueue:
         return best
 
     def _kept_for_another(self, line: ClientLine, ticket: QueueTicket, now: int) -> int:
-        """Until when a place is kept free for a client that had less than this one and is about to come back; 0 for not.
+        """Return until when to keep a place free for a client that is behind this one and about to return; 0 for not.
 
-        Without that one who asks for one execution after the other would never be there when it is decided who is next.
+        Without it, a client with one execution at a time would never be present when the next one is chosen.
         """
         most = min(HOLD_NS, ticket.predicted // ticket.units // 4)
         running = [slot.line for slot in self._busy()]
@@ -398,8 +402,8 @@ class RunQueue:
         return 0
 
     def _grant(self, line: ClientLine, ticket: QueueTicket, now: int) -> bool:
-        """Whether it has its places: who need not wait takes some without the lock."""
-        # At once its own, and then taken out of the line: whoever has a place is passed over where it still stands.
+        """Whether an execution gets its places; if it need not wait, it takes some without the lock."""
+        # The place first, then the removal from the line: an execution that has a place is skipped there.
         try:
             if ticket.units == 1:
                 ticket.slot = slot = self._free.pop()
@@ -432,7 +436,7 @@ class RunQueue:
     # ----------------------------------------------------------------------------------------------------- deadlines
 
     def _admit(self, ticket: QueueTicket, level: int, control: Control, deadline: int, now: int) -> None:
-        """Refuse what cannot be in time."""
+        """Refuse an execution that cannot be in time."""
         pace, left = ticket.pace, deadline - now
         asked = now if control.asked is None else min(now, control.asked)
         hopeless = pace.best > deadline - asked
@@ -444,7 +448,7 @@ class RunQueue:
             raise self._late(pace.best if hopeless else pace.typical, 0 if hopeless else wait, left, hopeless)
 
     def _predicted_wait(self, ticket: QueueTicket, level: int, now: int) -> int:
-        """Nanoseconds until it would be its turn, by what is known of those before it; nothing for those of whom is not."""
+        """Return the predicted nanoseconds until it may run; unknown executions count as 0."""
         line = ticket.line
         own = sum(each.takes for each in line.ahead(level))
         if not own and not self._waiting and len(self._free) >= ticket.units:
@@ -471,13 +475,16 @@ class RunQueue:
 
 
 def places(device_width: int) -> int:
-    """How many executions a device has at once that says so, or, for 0, that says nothing: two at least, as one prepares
-    and takes over results beside the other's work, and as many as there are cores."""
+    """Return the number of places of a device.
+
+    0 means unknown: the number of cores, at least two, because one execution can prepare and copy results beside
+    another.
+    """
     return device_width or max(2, usable_cores())
 
 
 def units_of(threads: int, width: int) -> int:
-    """Places that an execution with so many threads of its own takes: two of any model find room. 0 threads count as one."""
+    """Return the places that an execution with so many threads takes: two of any model fit. 0 threads count as one."""
     return max(1, min(threads, width // 2))
 
 
@@ -485,7 +492,7 @@ _sustained: dict[str, RunQueue] = {}
 
 
 def sustained() -> RunQueue:
-    """The queue for all executions in this process whose model prefers sustained speed: its places are the usable cores."""
+    """Return the queue for this process's executions with SUSTAINED_SPEED. Its places are the usable cores."""
     found = _sustained.get("")
     return found or _sustained.setdefault("", RunQueue("sustained speed", usable_cores(), strict=False))
 

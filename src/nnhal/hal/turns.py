@@ -1,4 +1,4 @@
-"""Who may run beside whom: executions beside one another, and changes, which are alone, so that none sees half of one."""
+"""Serialises executions and changes: executions run side by side, a change runs alone, so none sees half of it."""
 
 import threading
 import weakref
@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 from nnhal.hal.request import Act, Control, standing_before
 
 T = TypeVar("T")
-_LOOK = 0.25  # seconds between looks whether whoever has the turn, or waits before, still exists
+_LOOK = 0.25  # seconds between checks whether the threads ahead still exist
 
 
 class Ticket:
-    """A place in the queue. alone: nobody else is called with it. called: set when it is its turn."""
+    """A place in the queue. alone: excludes all others. called: set when it may run."""
 
     __slots__ = ("__weakref__", "alone", "called")
 
@@ -22,10 +22,10 @@ class Ticket:
 
 
 class Turns:
-    """A queue in order of arrival: those in front who do not want to be alone have the turn together, else the first.
+    """A queue in order of arrival: the first tickets that are not `alone` run together, or else the first one alone.
 
-    Who waits is told by its control when it is time to give up, and leaves the queue. Tickets are held weakly: an interrupt
-    may come after any call, and what it leaves behind is passed over.
+    `control.check` ends a wait, and the ticket leaves the queue. Tickets are held weakly: an interrupt may come after
+    any call, and the queue skips the tickets that it leaves behind.
     """
 
     def __init__(self) -> None:
@@ -33,14 +33,14 @@ class Turns:
         self._queue: deque[weakref.ref[Ticket]] = deque()
 
     def alone(self, run: Act[T]) -> Act[T]:
-        """The same function, beside nobody else.
+        """Wrap a function so that it runs alone.
 
-        A method is held weakly: what comes of it becomes an attribute of its own object.
+        A method is held weakly, because the result becomes an attribute of the method's object.
         """
         return self._queued(run, True)
 
     def side_by_side(self, run: Act[T]) -> Act[T]:
-        """As `alone`, for any number of callers at once, but beside nobody who is alone."""
+        """Like `alone`, for any number of callers at once, but never beside one that is alone."""
         return self._queued(run, False)
 
     def _queued(self, run: Act[T], alone: bool) -> Act[T]:
@@ -48,7 +48,7 @@ class Turns:
 
         def queued(what: Any, control: Control) -> T:
             call, ticket = held(), Ticket(alone)
-            assert call is not None  # its owner is who calls
+            assert call is not None  # the caller is its owner
             try:
                 self.queue(ticket)
                 self.wait(ticket, control)
@@ -59,13 +59,13 @@ class Turns:
         return standing_before(run, queued)
 
     def queue(self, ticket: Ticket) -> None:
-        """Take a place at the end. To be left, whatever comes; it is left too where the ticket goes."""
+        """Take a place at the end. Call `leave` in any case; garbage collection of the ticket leaves too."""
         with self._lock:
             self._queue.append(weakref.ref(ticket))
             self._call()
 
     def wait(self, ticket: Ticket, control: Control) -> None:
-        """Until it is the ticket's turn; raises what `control.check` does when it is time to give up."""
+        """Wait until the ticket may run, or until `control.check` raises."""
         while not ticket.called.is_set():
             patience = control.patience()
             ticket.called.wait(_LOOK if patience is None else min(patience, _LOOK))
@@ -74,7 +74,7 @@ class Turns:
                 self._call()
 
     def leave(self, ticket: Ticket) -> None:
-        """Leave the queue, from wherever in it; nothing happens where the ticket is in none."""
+        """Leave the queue from any place; no effect if the ticket is not in it."""
         with self._lock:
             for place in self._queue:
                 if place() is ticket:
@@ -83,7 +83,7 @@ class Turns:
             self._call()
 
     def _call(self) -> None:
-        """Call those whose turn it is of those that are still there."""
+        """Call the tickets that may run, of those that still exist."""
         while self._queue and self._queue[0]() is None:
             self._queue.popleft()
         beside = False

@@ -1,4 +1,4 @@
-"""The utilities that driver authors know from NNAPI: queries on types, capabilities, conversion to a level, checks."""
+"""The utilities that NNAPI has for driver authors: queries on types, capabilities, conversion to a level, checks."""
 
 import math
 import warnings
@@ -27,28 +27,28 @@ class LossWarning(UserWarning):
 
 
 def is_extension(code: int) -> bool:
-    """Whether an operand or operation type belongs to a vendor extension (its high 16 bits are a prefix)."""
+    """Return whether an operand or operation type belongs to a vendor extension (its high 16 bits are a prefix)."""
     return code >> EXTENSION_SHIFT > 0
 
 
 def is_scalar(code: int) -> bool:
-    """Whether operands of a type of NNAPI's own have no dimensions; InvalidArgument for other codes."""
+    """Return whether operands of an NNAPI type have no dimensions; InvalidArgument for other codes."""
     return not _own(code).tensor
 
 
 def is_tensor(code: int) -> bool:
-    """Whether operands of a type of NNAPI's own have dimensions; InvalidArgument for other codes."""
+    """Return whether operands of an NNAPI type have dimensions; InvalidArgument for other codes."""
     return bool(_own(code).tensor)
 
 
 def _own(code: int) -> Any:
     if code not in TYPE_FACTS:
-        raise InvalidArgument(f"operand type is {type_name(code)}, must be one of NNAPI's own")
+        raise InvalidArgument(f"operand type is {type_name(code)}, must be a type of NNAPI")
     return TYPE_FACTS[code]
 
 
 def size_of_data(code: int, dimensions: tuple[int, ...] = ()) -> int:
-    """Bytes of an operand's value, 0 where a dimension or the rank is unknown. InvalidArgument past 2**32 - 1 bytes."""
+    """Return the bytes of an operand's value, 0 if a dimension or the rank is unknown. InvalidArgument above 2**32 - 1."""
     facts = _own(code)
     if facts.tensor and (not dimensions or 0 in dimensions):
         return 0
@@ -59,7 +59,7 @@ def size_of_data(code: int, dimensions: tuple[int, ...] = ()) -> int:
 
 
 def has_unspecified_dimensions(operand: Operand) -> bool:
-    """Whether a tensor's rank or any dimension is unknown until execution."""
+    """Return whether a tensor's rank or any dimension is unknown until execution."""
     if operand.type in TYPE_FACTS and not TYPE_FACTS[operand.type].tensor:
         return False
     if operand.lifetime == Lifetime.NO_VALUE:
@@ -71,22 +71,22 @@ def has_unspecified_dimensions(operand: Operand) -> bool:
 
 
 def non_extension_performance(performance: Performance) -> dict[int, Performance]:
-    """The same performance for every operand type of NNAPI's own that carries data, to start a table from."""
+    """Return the same performance for every NNAPI operand type with a value, as the start of a table."""
     return {t: performance for t in OperandType if t != OperandType.SUBGRAPH}
 
 
 def lookup(capabilities: Capabilities, code: int) -> Performance:
-    """Stated performance of an operand type; infinitely slow where none is stated, as the definition has it."""
+    """Return the declared performance for an operand type; infinitely slow without one, as defined by the HAL."""
     return capabilities.operands.get(code, Performance(math.inf, math.inf))
 
 
 def update(capabilities: Capabilities, code: int, performance: Performance) -> Capabilities:
-    """Capabilities with another performance for one operand type."""
+    """Return the capabilities with another performance for one operand type."""
     return replace(capabilities, operands={**capabilities.operands, code: performance})
 
 
 class OldCapabilities(Record, frozen=True):
-    """Capabilities as 1.0 and 1.1 have them. relaxed: None at 1.0."""
+    """Capabilities of HAL 1.0 and 1.1. relaxed: None at 1.0."""
 
     float32: Performance
     quantised8: Performance
@@ -94,7 +94,7 @@ class OldCapabilities(Record, frozen=True):
 
 
 def upgrade(old: OldCapabilities) -> Capabilities:
-    """Old capabilities as the table they stand for: types they do not name are slow as infinity, IF and WHILE too."""
+    """Convert old capabilities to a table: other types, IF and WHILE are infinitely slow."""
     table: dict[int, Performance] = dict.fromkeys(FLOATS, old.float32)
     table[OperandType.TENSOR_QUANT8_ASYMM] = old.quantised8
     table |= dict.fromkeys((OperandType.INT32, OperandType.UINT32, OperandType.TENSOR_INT32), old.float32)
@@ -104,7 +104,7 @@ def upgrade(old: OldCapabilities) -> Capabilities:
 
 
 def convert_capabilities(capabilities: Capabilities, level: Level) -> Capabilities | OldCapabilities:
-    """Capabilities in the form of a level; a LossWarning says what the form cannot hold."""
+    """Convert capabilities to those of a level; a LossWarning reports what is lost."""
     if level >= V1_3:
         return capabilities
     if level == V1_2:
@@ -132,15 +132,15 @@ def _lost(what: str, level: Level) -> None:
 
 
 def compliant_with(model: Model, level: Level) -> bool:
-    """Whether a driver of this level can be given the model."""
+    """Return whether a driver of this level can receive the model."""
     return validate(model).level <= level
 
 
 def convert_to(model: Model, level: Level) -> Model:
-    """The model for a driver of this level: arguments that the level lacks are left out where they hold their defaults.
+    """Convert a model for a driver of this level: arguments that the level lacks are omitted if they hold their defaults.
 
-    Relaxed precision is dropped below 1.1, with a LossWarning: results then are at least as precise. InvalidModel says what
-    else the level lacks.
+    Below 1.1, relaxed precision is dropped with a LossWarning: results are then at least as precise. InvalidModel
+    reports what else the level lacks.
     """
     if model.relaxed and level < V1_1:
         _lost("relaxed float32", level)
@@ -155,7 +155,7 @@ def convert_to(model: Model, level: Level) -> Model:
 
 
 def validate_model(model: Model) -> Facts:
-    """Check a whole model; InvalidModel names operand or operation and the rule."""
+    """Check a whole model; InvalidModel names the operand or operation, and the rule."""
     return validate(model)
 
 
@@ -178,17 +178,17 @@ def validate_request(request: Request) -> None:
 
 
 def validate_capabilities(capabilities: Capabilities) -> None:
-    """Check that every stated figure is a positive number; InvalidArgument names the one that is not."""
+    """Check that every declared figure is a positive number; InvalidArgument names the one that is not."""
     checked_capabilities(capabilities)
 
 
 def validate_preference(preference: Any) -> Preference:
-    """The preference as an enum member; InvalidArgument lists them."""
+    """Return the preference as an enum member; InvalidArgument lists them."""
     return _member(Preference, preference, "preference")
 
 
 def validate_priority(priority: Any) -> Priority:
-    """The priority as an enum member; InvalidArgument lists them."""
+    """Return the priority as an enum member; InvalidArgument lists them."""
     return _member(Priority, priority, "priority")
 
 

@@ -1,4 +1,4 @@
-"""Who waits to run, and what is known of that: clients, their lines in a queue, tickets and places, the pace of models."""
+"""The state of waiting executions: clients, their lines in a queue, tickets, places, and predicted times."""
 
 import threading
 import weakref
@@ -9,17 +9,17 @@ from contextlib import suppress
 from nnhal.base.codes import Priority
 from nnhal.hal.request import Control, Request
 
-FIRST = 3  # executions of a model that have to have ended well before any of it is refused
-PROBE = 8  # of so many that should be refused in a row, one runs all the same: what was measured may not hold any more
+FIRST = 3  # successful executions of a model before any of it is refused
+PROBE = 8  # one of so many consecutive refusals runs nevertheless: the measurements may be outdated
 RECENT = 8  # durations by which the next is predicted
-SHORT_NS = 100_000  # what takes less is over sooner than a thread wakes: of a client that is alone it takes no place
+SHORT_NS = 100_000  # shorter executions end before a thread wakes: the only client's take no place
 SHORT_RUNS = 16  # of a model until one is measured again
 MOST_SHAPES = 64  # sets of shapes of a model whose executions are predicted
 LEVELS = (Priority.HIGH, Priority.MEDIUM, Priority.LOW)
 
 
 class QueueClient:
-    """Somebody between whom and others there is fairness: this process, or one that a service serves."""
+    """A client in fair queueing: this process, or a client of a service."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -34,7 +34,7 @@ _processes_lock = threading.Lock()
 
 
 def client_of(pid: int) -> QueueClient:
-    """The client that a process is, however many connections it has."""
+    """Return the client for a process, however many connections it has."""
     with _processes_lock:
         client = _processes.get(pid)
         if client is None:
@@ -43,16 +43,16 @@ def client_of(pid: int) -> QueueClient:
 
 
 class Pace:
-    """What alike executions of one prepared model took that ended well, in nanoseconds: the last ones, and the shortest.
+    """The times of similar successful executions of one prepared model, in nanoseconds: the last ones, and the shortest.
 
-    short: whether the last one that was measured was over sooner than it pays to wait for a place, that is within `limit`.
-    left: how many run like that before one is measured again.
+    short: whether the last measured one was shorter than waiting for a place costs, that is within `limit`. left: how
+    many run unmeasured before the next measured one.
     """
 
     __slots__ = ("_inner", "best", "left", "limit", "recent", "refused", "short")
 
     def __init__(self, inner: "Pace | None" = None) -> None:
-        """inner: of the same model in a queue that its executions stand in once it is their turn here."""
+        """inner: of the same model in the queue that its executions enter after this one."""
         self._inner = inner
         self.recent: deque[int] = deque(maxlen=RECENT)
         self.best = 1 << 62
@@ -61,7 +61,7 @@ class Pace:
         self.short = False
 
     def took(self, spent: int) -> None:
-        """One more. What it waited for in the inner queue is none of what it takes."""
+        """Add a time. The wait in the inner queue does not count."""
         if self._inner is not None and self._inner.recent:
             spent = min(spent, self._inner.recent[-1])
         self.recent.append(spent)
@@ -72,26 +72,26 @@ class Pace:
 
     @property
     def typical(self) -> int:
-        """What the next one will take: the median of the last ones, so that no single one counts; 0 where nobody knows."""
+        """Return the predicted time: the median of the last ones; 0 if unknown."""
         recent = sorted(self.recent.copy())
         return recent[len(recent) // 2] if recent else 0
 
     @property
     def known(self) -> bool:
-        """Whether anything may be refused by it."""
+        """Whether there are enough measurements to refuse an execution."""
         return len(self.recent) >= FIRST
 
     def doubt(self) -> bool:
-        """One is about to be refused; whether it is to run all the same."""
+        """Note that one is about to be refused; return whether it runs nevertheless."""
         self.refused += 1
         return self.refused % PROBE == 0
 
     def around(self) -> "Pace":
-        """The pace of the same executions in a queue that they stand in before."""
+        """Return the times of the same executions in the queue that they enter before this one."""
         return Pace(self)
 
     def forget(self) -> None:
-        """What was measured holds no more: the options of the model changed."""
+        """Drop all measurements, because the model's options changed."""
         self.recent.clear()
         self.best = 1 << 62
         self.refused = self.left = 0
@@ -99,19 +99,19 @@ class Pace:
 
 
 class ShapedPaces:
-    """The pace of a model whose inputs have open shapes, for each set of shapes: of others nothing is known.
+    """The times of a model with open input shapes, for each set of shapes.
 
-    limit: as of `Pace`.
+    limit: as in `Pace`.
     """
 
     def __init__(self, inner: "ShapedPaces | None" = None) -> None:
-        """inner: as of `Pace`."""
+        """inner: as in `Pace`."""
         self._inner = inner
         self._known: dict[tuple[object, ...], Pace] = {}
         self.limit = SHORT_NS
 
     def of(self, request: Request) -> Pace:
-        """The pace of executions with inputs of these shapes. The set that came first is forgotten for one too many."""
+        """Return the times of executions with these input shapes. The oldest set is dropped if there are too many."""
         given, buffers = request.given, request.input_buffers
         shapes = tuple(
             x.shape if x is not None else buffers[n].facts.dimensions if n in buffers else None
@@ -123,24 +123,24 @@ class ShapedPaces:
             found.limit = self.limit
             found = self._known.setdefault(shapes, found)
             while len(self._known) > MOST_SHAPES:
-                with suppress(StopIteration, RuntimeError):  # another thread drops it
+                with suppress(StopIteration, RuntimeError):  # another thread dropped it
                     self._known.pop(next(iter(self._known)), None)
         return found
 
     def around(self) -> "ShapedPaces":
-        """As of `Pace`."""
+        """As in `Pace`."""
         return ShapedPaces(self)
 
     def forget(self) -> None:
-        """As of `Pace`."""
+        """As in `Pace`."""
         self._known.clear()
 
 
 class Slot:
-    """A place to run: it is given back, or there again in the next count where it was lost. there: False once another
-    stands in for it.
+    """A place to run. It is given back, or the next check finds it lost and replaces it.
 
-    What it is at: since when, for which execution, of whose line and pace, on which thread; others that it takes along.
+    there: False once it is replaced. The other attributes describe its execution: since when, its request, its client's
+    line and predicted time, its thread, and further places that it takes.
     """
 
     __slots__ = ("__weakref__", "begun", "control", "line", "others", "overdue", "pace", "there", "thread")
@@ -155,9 +155,9 @@ class Slot:
 
 
 class QueueTicket:
-    """Who waits. slot: its place to run, once it is its turn. look: when to look again (monotonic nanoseconds), 0 for never.
+    """A waiting execution. slot: its place, once it may run. look: its next check in monotonic nanoseconds, 0 for none.
 
-    predicted: nanoseconds of places that its client has been charged for. probe: it runs though it should not be in time.
+    predicted: nanoseconds of places that its client was charged. probe: it runs although it will probably be late.
     """
 
     __slots__ = ("__weakref__", "control", "gate", "line", "look", "pace", "predicted", "probe", "slot", "units")
@@ -172,20 +172,20 @@ class QueueTicket:
 
     @property
     def takes(self) -> int:
-        """Nanoseconds of places that it will take, as far as anybody knows."""
+        """The predicted nanoseconds of places; 0 if unknown."""
         return self.pace.typical * self.units
 
     def wake(self) -> None:
-        """Have it look."""
+        """Wake the thread for a check."""
         if self.gate.locked():
             self.gate.release()
 
 
 class ClientLine:
-    """A client in one queue. clock: nanoseconds of places that it has had, as far as that counts.
+    """A client in one queue. clock: the nanoseconds of places that it has used, as far as they count.
 
-    waiting: by priority, in order of arrival. left: when its last execution ended. gap: how long it took lately to come
-    back after one.
+    waiting: by priority, in order of arrival. left: when its last execution ended. gap: its recent time between
+    executions.
     """
 
     __slots__ = ("__weakref__", "client", "clock", "gap", "left", "waiting")
@@ -197,7 +197,7 @@ class ClientLine:
         self.waiting: tuple[deque[weakref.ref[QueueTicket]], ...] = tuple(deque() for _ in LEVELS)
 
     def first(self) -> QueueTicket | None:
-        """Whoever is next of this client's; those that went are passed over."""
+        """Return this client's next ticket; abandoned ones are skipped."""
         for level in self.waiting:
             while level:
                 ticket = level[0]()
@@ -207,7 +207,7 @@ class ClientLine:
         return None
 
     def ahead(self, level: int) -> Iterator[QueueTicket]:
-        """Those whose turn is before somebody's who comes now."""
+        """Yield the tickets that run before a new one of this priority."""
         for each in self.waiting[: level + 1]:
             for place in tuple(each):
                 ticket = place()

@@ -1,4 +1,4 @@
-"""Behaviour added to any device by wrapping it."""
+"""Devices that wrap another device and change its behaviour."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -21,7 +21,7 @@ from nnhal.model.graph import Model
 
 
 class Wrapper(Device):
-    """A device that does what another does; the others here change some of it."""
+    """A device that delegates to another one; its subclasses change some methods."""
 
     def __init__(self, inner: Device) -> None:
         self.inner = inner
@@ -33,69 +33,62 @@ class Wrapper(Device):
         self.asked_again = inner.asked_again or answers != (Wrapper.consider, Wrapper.supports)
 
     def capabilities(self) -> Capabilities:
-        """Those of the device itself."""
         return self.inner.capabilities()
 
     def supports(self, model: Model) -> Sequence[Verdict | bool]:
-        """The device's own verdicts, or those of a wrapper that has another `consider`."""
+        """Return the device's verdicts, or those of a subclass that overrides `consider`."""
         if type(self).consider is not Wrapper.consider:
             return self.consider(model, Hints()).verdicts
         return self.inner.supports(model)
 
     def consider(self, model: Model, hints: Hints) -> Considered:
-        """What the device itself says, or the verdicts of a wrapper that has another `supports`."""
+        """Return the device's answer, or the verdicts of a subclass that overrides `supports`."""
         if type(self).supports is not Wrapper.supports:
             return super().consider(model, hints)
         return self.inner.consider(model, hints)
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
-        """As the device does."""
         return self.inner.prepare(model, hints)
 
     def number_of_cache_files(self) -> CacheFiles:
-        """As many as the device itself."""
         return self.inner.number_of_cache_files()
 
     def prepare_from_cache(self, outline: Model, hints: Hints) -> Prepared:
-        """As the device does."""
         return self.inner.prepare_from_cache(outline, hints)
 
     @property
     def cached_as(self) -> Device:
-        """The device itself, or whose files those are; this one where an author's own wrapper prepares something else."""
+        """The device's cache owner; this object if an external subclass overrides preparation."""
         kind = type(self)
         own = {each for each in kind.__mro__ if {"prepare", "prepare_from_cache"} & vars(each).keys()}
         return self.inner.cached_as if all(each.__module__.startswith("nnhal.") for each in own) else self
 
     @property
     def code_identity(self) -> CodeIdentity:
-        """That of the device itself; not known where an author's own wrapper prepares something else."""
+        """The device's code identity; unknown if an external subclass overrides preparation."""
         if self.cached_as is not self:
             return self.cached_as.code_identity
         why = f"wrapper {type(self).__qualname__} prepares otherwise than the device in it, must be a Device to be kept"
         return CodeIdentity.unlike_any(why)
 
     def told(self, hints: Hints) -> Hints:
-        """What the device itself is told."""
         return self.inner.told(hints)
 
     def status(self) -> DeviceStatus:
-        """That of the device itself."""
         return self.inner.status()
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
-        """As the device does; the buffer knows its roles by the wrapped prepared models and by their own."""
+        """Allocate through the device. The buffer's roles may name the wrapped prepared models or the inner ones."""
         buffer = self.inner.allocate(desc, [replace(role, prepared=_unwrapped(role.prepared)) for role in roles])
         buffer.play(roles)
         return buffer
 
     def close(self) -> None:
-        """Close the device itself."""
         self.inner.close()
 
 
 class PreparedWrapper(Prepared):
-    """A prepared model that does what another does."""
+    """A prepared model that delegates to another one."""
 
     def __init__(self, inner: Prepared, model: Model) -> None:
         self.inner, self.model, self.timely = inner, model, inner.timely
@@ -106,53 +99,41 @@ class PreparedWrapper(Prepared):
         inner.model = model
 
     def run(self, request: Request, control: Control) -> Timing | None:
-        """As the prepared model does."""
         return self.inner.run(request, control)
 
     def execute(self, request: Request, control: Control, notify: Notify) -> None:
-        """As the prepared model does."""
         self.inner.execute(request, control, notify)
 
     def execute_fenced(
         self, request: Request, control: Control, wait_for: Sequence[Fence] = (), after: int | None = None
     ) -> FencedExecution:
-        """As the prepared model does."""
         return self.inner.execute_fenced(request, control, wait_for, after)
 
     def burst(self) -> Burst:
-        """As the prepared model does."""
         return self.inner.burst()
 
     def burst_executor(self) -> BurstExecutor | None:
-        """As the prepared model does."""
         return self.inner.burst_executor()
 
     def burst_opened(self) -> None:
-        """Passed on."""
         self.inner.burst_opened()
 
     def burst_closed(self) -> None:
-        """Passed on."""
         self.inner.burst_closed()
 
     def memory(self) -> MemoryUse:
-        """What the prepared model says."""
         return self.inner.memory()
 
     def reconfigure(self, options: Mapping[str, Any]) -> None:
-        """As the prepared model does."""
         self.inner.reconfigure(options)
 
     def trim(self, *, pressed: bool) -> None:
-        """As the prepared model does."""
         self.inner.trim(pressed=pressed)
 
     def save(self, files: CacheContent) -> bool:
-        """As the prepared model does."""
         return self.inner.save(files)
 
     def close(self) -> None:
-        """Close the prepared model itself."""
         self.inner.close()
 
 
@@ -161,7 +142,7 @@ def _unwrapped(prepared: Of) -> Of:
 
 
 class Limited(Wrapper):
-    """A device that takes only some of what it could: `takes(model, place)` decides for each operation of a model.
+    """A device that rejects some operations: `takes(model, place)` decides for each.
 
     For experiments with placement: `Limited(litert, lambda model, n: n % 2 == 0, "every other operation is left out")`.
     """
@@ -171,7 +152,7 @@ class Limited(Wrapper):
         self.takes, self.reason = takes, reason
 
     def consider(self, model: Model, hints: Hints) -> Considered:
-        """What the device itself says, and no for what is left out, and for groups with such operations."""
+        """Return the device's answer, with negative verdicts on rejected operations and without groups that contain them."""
         said = self.inner.consider(model, hints)
         verdicts = [v if self.takes(model, n) else Verdict(False, self.reason) for n, v in enumerate(said.verdicts)]
         groups = [group for group in said.groups if all(self.takes(model, n) for n in group.operations)]
@@ -179,7 +160,7 @@ class Limited(Wrapper):
 
 
 class WithOptions(Wrapper):
-    """A device that is given options of its own at each compilation, beside those that it is given anyway."""
+    """A device that always receives some options, in addition to the application's."""
 
     def __init__(self, inner: Device, options: Mapping[str, Any]) -> None:
         super().__init__(inner)
@@ -187,21 +168,17 @@ class WithOptions(Wrapper):
         self.asked_again = inner.asked_again
 
     def consider(self, model: Model, hints: Hints) -> Considered:
-        """With the options."""
         return self.inner.consider(model, self._with(hints))
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
-        """With the options."""
         prepared = self.inner.prepare(model, self._with(hints))
         return PreparedWithOptions(prepared, model, self.options) if prepared.changeable else prepared
 
     def prepare_from_cache(self, outline: Model, hints: Hints) -> Prepared:
-        """With the options."""
         prepared = self.inner.prepare_from_cache(outline, self._with(hints))
         return PreparedWithOptions(prepared, outline, self.options) if prepared.changeable else prepared
 
     def told(self, hints: Hints) -> Hints:
-        """With the options."""
         return self.inner.told(self._with(hints))
 
     def _with(self, hints: Hints) -> Hints:
@@ -209,14 +186,13 @@ class WithOptions(Wrapper):
 
 
 class PreparedWithOptions(PreparedWrapper):
-    """A prepared model whose device has options of its own beside those that it is given."""
+    """A prepared model of a device with additional options."""
 
     def __init__(self, inner: Prepared, model: Model, options: Mapping[str, Any]) -> None:
         super().__init__(inner, model)
         self.options = dict(options)
 
     def reconfigure(self, options: Mapping[str, Any]) -> None:
-        """With the options."""
         self.inner.reconfigure({**options, **self.options})
 
 
@@ -224,7 +200,7 @@ class PreparedWithOptions(PreparedWrapper):
 
 
 class AtLevel(Wrapper):
-    """Any device as one of a lower level: what the level lacks is refused, with the reason, or not passed on."""
+    """A device at a lower HAL version: it rejects what the level lacks, or does not receive it."""
 
     def __init__(self, inner: Device, level: Level) -> None:
         super().__init__(inner)
@@ -234,13 +210,13 @@ class AtLevel(Wrapper):
             self.extensions = ()
 
     def capabilities(self) -> Capabilities:
-        """The device's own, as far as the level's form holds them."""
+        """Return the device's capabilities, as far as the level can express them."""
         return stated_at(self.inner.capabilities(), self.level)
 
     def consider(self, model: Model, hints: Hints) -> Considered:
-        """The device's own verdicts, and no for what its level lacks. Groups are passed on since 1.3.
+        """Return the device's verdicts, negative for what its level lacks. Groups exist since 1.3.
 
-        What it worked out is not: it prepares models in another form than that which it considered.
+        Reusable work is dropped: the device prepares other models than it considered.
         """
         reasons = refusals(model, self.level)
         if all(reasons):
@@ -248,7 +224,7 @@ class AtLevel(Wrapper):
         said = self.inner.consider(model, self._told(hints))
         if len(said.verdicts) != len(reasons):
             return said  # for the runtime to refuse
-        own = ["" if v.ok else v.reason or "the device says no" for v in said.verdicts]
+        own = ["" if v.ok else v.reason or "the device rejects it" for v in said.verdicts]
         everything = with_neighbours(model, [a or b for a, b in zip(reasons, own, strict=True)], self.level)
         verdicts = [Verdict(False, why) if why else v for why, v in zip(everything, said.verdicts, strict=True)]
         if self.level < V1_3:
@@ -257,21 +233,20 @@ class AtLevel(Wrapper):
         return Considered(verdicts, groups)
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
-        """Prepare the model in the level's form; what the level does not tell a driver keeps its default."""
+        """Prepare the model at this level. Hints that the level lacks have their defaults."""
         model = lowered(model, self.level)
         return PreparedAtLevel(self.inner.prepare(model, self._told(hints)), model, self.name, self.level)
 
     def prepare_from_cache(self, outline: Model, hints: Hints) -> Prepared:
-        """As the device does, with what the level tells it. Since 1.2."""
+        """Prepare from the cache, with the hints of this level. Since 1.2."""
         prepared = self.inner.prepare_from_cache(outline, self._told(hints))
         return PreparedAtLevel(prepared, outline, self.name, self.level)
 
     def told(self, hints: Hints) -> Hints:
-        """What the level tells it."""
         return self.inner.told(self._told(hints))
 
     def _told(self, hints: Hints) -> Hints:
-        """What the driver is told of the hints."""
+        """Return the hints that the level has."""
         if self.level < V1_3:
             hints = replace(hints, priority=Priority.MEDIUM, deadline=None)
         if self.level < V1_1:
@@ -279,21 +254,21 @@ class AtLevel(Wrapper):
         return hints
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
-        """Since 1.3."""
+        """Allocate a buffer. Since 1.3."""
         if self.level < V1_3:
             _refuse("allocate", V1_3, self.name, self.level)
         return super().allocate(desc, roles)
 
 
 class PreparedAtLevel(PreparedWrapper):
-    """A prepared model of a device at a lower level."""
+    """A prepared model of a device at a lower HAL version."""
 
     def __init__(self, inner: Prepared, model: Model, device: str, level: Level) -> None:
         super().__init__(inner, model)
         self._device, self._level = device, level
 
     def run(self, request: Request, control: Control) -> Timing | None:
-        """Run; the driver is told of deadline and loop time-out since 1.3, of measuring since 1.2."""
+        """Execute. The driver receives deadline and loop time-out since 1.3, and measures since 1.2."""
         if self._level >= V1_3:
             return self.inner.run(request, control)
         measure = control.measure and self._level >= V1_2
@@ -302,19 +277,18 @@ class PreparedAtLevel(PreparedWrapper):
         return timing
 
     def execute(self, request: Request, control: Control, notify: Notify) -> None:
-        """In the background, by `run`."""
         Prepared.execute(self, request, control, notify)
 
     def execute_fenced(
         self, request: Request, control: Control, wait_for: Sequence[Fence] = (), after: int | None = None
     ) -> FencedExecution:
-        """Since 1.3."""
+        """Execute behind fences. Since 1.3."""
         if self._level < V1_3:
             _refuse("executeFenced", V1_3, self._device, self._level)
         return self.inner.execute_fenced(request, control, wait_for, after)
 
     def burst(self) -> Burst:
-        """Since 1.2."""
+        """Open a burst. Since 1.2."""
         if self._level < V1_2:
             _refuse("configureExecutionBurst", V1_2, self._device, self._level)
         return self.inner.burst()
@@ -328,7 +302,7 @@ def _refuse(method: str, needed: Level, device: str, level: Level) -> NoReturn:
 
 
 class Recorded(Wrapper):
-    """A device that notes every call of a method, of it and of what it prepares, in `calls`, by name."""
+    """A device that records every method call, also of its prepared models, in `calls`, by name."""
 
     def __init__(self, inner: Device, calls: list[str]) -> None:
         super().__init__(inner)
@@ -336,91 +310,75 @@ class Recorded(Wrapper):
         self.asked_again = inner.asked_again
 
     def capabilities(self) -> Capabilities:
-        """Noted, and passed on."""
         self.calls.append("capabilities")
         return super().capabilities()
 
     def supports(self, model: Model) -> Sequence[Verdict | bool]:
-        """Noted, and passed on."""
         self.calls.append("supports")
         return self.inner.supports(model)
 
     def consider(self, model: Model, hints: Hints) -> Considered:
-        """Noted, and passed on."""
         self.calls.append("consider")
         return self.inner.consider(model, hints)
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
-        """Noted, and passed on; what is prepared notes its calls too."""
         self.calls.append("prepare")
         return RecordedPrepared(super().prepare(model, hints), model, self.calls)
 
     def number_of_cache_files(self) -> CacheFiles:
-        """Noted, and passed on."""
         self.calls.append("number_of_cache_files")
         return super().number_of_cache_files()
 
     def prepare_from_cache(self, outline: Model, hints: Hints) -> Prepared:
-        """Noted, and passed on; what is prepared notes its calls too."""
         self.calls.append("prepare_from_cache")
         return RecordedPrepared(super().prepare_from_cache(outline, hints), outline, self.calls)
 
     def status(self) -> DeviceStatus:
-        """Noted, and passed on."""
         self.calls.append("status")
         return super().status()
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
-        """Noted, and passed on."""
         self.calls.append("allocate")
         return super().allocate(desc, roles)
 
     def close(self) -> None:
-        """Noted, and passed on."""
         self.calls.append("close")
         super().close()
 
 
 class RecordedPrepared(PreparedWrapper):
-    """A prepared model that notes every call."""
+    """A prepared model that records every call."""
 
     def __init__(self, inner: Prepared, model: Model, calls: list[str]) -> None:
         super().__init__(inner, model)
         self.calls = calls
 
     def run(self, request: Request, control: Control) -> Timing | None:
-        """Noted, and passed on."""
         self.calls.append("run")
         return super().run(request, control)
 
     def execute(self, request: Request, control: Control, notify: Notify) -> None:
-        """Noted, and passed on."""
         self.calls.append("execute")
         super().execute(request, control, notify)
 
     def execute_fenced(
         self, request: Request, control: Control, wait_for: Sequence[Fence] = (), after: int | None = None
     ) -> FencedExecution:
-        """Noted, and passed on."""
         self.calls.append("execute_fenced")
         return super().execute_fenced(request, control, wait_for, after)
 
     def burst(self) -> Burst:
-        """Noted, and passed on."""
         self.calls.append("burst")
         return super().burst()
 
     def memory(self) -> MemoryUse:
-        """Noted, and passed on."""
         self.calls.append("memory")
         return super().memory()
 
     def reconfigure(self, options: Mapping[str, Any]) -> None:
-        """Noted, and passed on."""
         self.calls.append("reconfigure")
         super().reconfigure(options)
 
     def close(self) -> None:
-        """Noted, and passed on."""
         self.calls.append("close")
         super().close()

@@ -1,7 +1,7 @@
-"""Names of shared driver services: one socket each in the user's runtime directory, for that user alone.
+"""Names of shared driver services: one socket each, in the user's runtime directory, for that user only.
 
-A service listens before it confines itself, and confines itself before numpy starts threads: nothing that imports numpy is
-imported here but where an error is about to be raised.
+A service listens before it enters the sandbox, and enters it before numpy starts threads. So this module imports
+modules that import numpy only where it is about to raise an error.
 """
 
 import contextlib
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 SUFFIX = ".sock"
 BACKLOG = 64
-LONGEST_PATH = 104  # bytes: of the 107 that the kernel takes, 3 are for the name of a socket that nobody listens on yet
-CONNECT_SECONDS = 10  # until a service that accepts nobody counts as not running
+LONGEST_PATH = 104  # bytes: the kernel allows 107; 3 are for the name of a socket that does not listen yet
+CONNECT_SECONDS = 10  # after this time, a service that accepts no connection counts as not running
 _FIRST_LISTEN_FD = 3
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def directory() -> Path:
-    """Where the sockets lie: `nnhal` in XDG_RUNTIME_DIR, or in a directory of the user's own where that is not set."""
+    """Return the directory of the sockets: `nnhal` in XDG_RUNTIME_DIR, or a directory of the user without that."""
     base = os.environ.get("XDG_RUNTIME_DIR")
     path = Path(base) / "nnhal" if base else Path(os.environ.get("TMPDIR", "/tmp")) / f"nnhal-{os.getuid()}"
     try:
@@ -39,15 +39,20 @@ def directory() -> Path:
         facts = path.lstat()
     except OSError as error:
         raise _unavailable(
-            f"directory of services {path}: {error.strerror}; set XDG_RUNTIME_DIR to a directory that can be written"
+            f"directory of services {path}: {error.strerror}; set XDG_RUNTIME_DIR to a writable directory"
         ) from None
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o077:
-        raise _unavailable(f"directory of services {path}: must be a directory of this user alone (mode 0700)")
+        raise _unavailable(
+            f"directory of services {path}: must be a directory that belongs to this user, with mode 0700"
+        )
     return path
 
 
 def path_of(name: str) -> Path:
-    """The socket of a service; InvalidArgument for what is no name, DeviceUnavailable where its path would be too long."""
+    """Return the socket of a service.
+
+    Raises InvalidArgument for an invalid name, DeviceUnavailable if the path is too long.
+    """
     check(name)
     path = directory() / (name + SUFFIX)
     length = len(os.fsencode(path))
@@ -60,23 +65,23 @@ def path_of(name: str) -> Path:
 
 
 def check(name: str) -> None:
-    """InvalidArgument for what is no name of a service."""
+    """Raise InvalidArgument for an invalid name of a service."""
     if not _NAME.fullmatch(name):
         raise _no_name(f"service name is {name!r}, must be up to 64 letters, digits, dots, dashes, underscores")
 
 
 def listen(name: str) -> socket.socket:
-    """The listening socket of a service: the one that systemd hands over, or a new one under the name.
+    """Return the listening socket of a service: the one from systemd, or a new one under the name.
 
-    A socket that a dead service left behind is swept; DeviceUnavailable where a living one has the name.
+    Removes a socket that a dead service left behind. Raises DeviceUnavailable if a live service has the name.
     """
     if handed_over():
         return socket.socket(fileno=_FIRST_LISTEN_FD)
     path = path_of(name)
     if path.exists() and not sweep(path):
-        raise _unavailable(f"service {name}: one of this name is running; stop it, or choose another with --name")
+        raise _unavailable(f"service {name}: is already running; stop it, or choose another name with --name")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    unready = path.with_suffix(f".{os.getpid()}")  # a socket that nobody listens on yet would be swept
+    unready = path.with_suffix(f".{os.getpid()}")  # another process would sweep a socket that does not listen yet
     old = os.umask(0o177)
     try:
         listener.bind(str(unready))
@@ -84,7 +89,7 @@ def listen(name: str) -> socket.socket:
         os.link(unready, path)
     except FileExistsError:
         listener.close()
-        raise _unavailable(f"service {name}: one of this name is running; choose another with --name") from None
+        raise _unavailable(f"service {name}: is already running; choose another name with --name") from None
     except OSError as error:
         listener.close()
         raise _unavailable(f"service {name}: {path}: {error.strerror or error}") from None
@@ -95,21 +100,21 @@ def listen(name: str) -> socket.socket:
 
 
 def handed_over() -> bool:
-    """Whether systemd hands a listening socket over to this process. It is systemd's to remove."""
+    """Whether systemd passes a listening socket to this process. systemd removes it."""
     return os.environ.get("LISTEN_PID") == str(os.getpid()) and int(os.environ.get("LISTEN_FDS", "0")) >= 1
 
 
 def address(listener: socket.socket, name: str) -> str:
-    """Where clients reach what `listen` returned: systemd's own path, or the one of the name."""
+    """Return the path where clients reach the result of `listen`: systemd's, or the one of the name."""
     bound = str(listener.getsockname())
     return bound if os.path.exists(bound) else str(path_of(name))
 
 
 def removed_at_end(name: str) -> None:
-    """Have the socket of a service removed when this process has ended, in whichever way.
+    """Have the socket of a service removed when this process ends, in whichever way.
 
-    This process is going to be confined and removes nothing then, so a small one waits for its end. Where that cannot be
-    started, the next look for services removes the socket.
+    This process will be sandboxed and cannot remove it then, so a small child waits for its end. If the child cannot be
+    started, the next search for services removes the socket.
     """
     path, watch = path_of(name), Owner()
     try:
@@ -119,29 +124,32 @@ def removed_at_end(name: str) -> None:
     except OSError as error:
         from nnhal.base.log import logger
 
-        logger("manager").info("service %s: its socket will stay: %s", name, error.strerror)
+        logger("manager").info("service %s: its socket will not be removed: %s", name, error.strerror)
     finally:
         watch.close()
 
 
 def _await_end(watch: int, path: Path) -> None:
-    """In the small process: it holds nothing of the service's, and no signal to both of them ends it early."""
+    """Run in the child: it holds nothing of the service, and blocks signals that are sent to both."""
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         os.closerange(0, watch)
         os.closerange(watch + 1, os.sysconf("SC_OPEN_MAX"))
         end = select.poll()
         end.register(watch, select.POLLIN)
-        end.poll()  # a process has closed its files when it has ended
+        end.poll()  # a process that has ended has closed its files
         sweep(path)
     finally:
         os._exit(0)
 
 
 def sweep(path: Path) -> bool:
-    """Remove a socket that nobody listens on; whether it is gone. One at a time: the name may be another's by then."""
+    """Remove a socket that no process listens on; return whether it is gone.
+
+    Only one process sweeps at a time: meanwhile, the name may belong to a new service.
+    """
     with contextlib.suppress(OSError), _alone(), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
-        probe.setblocking(False)  # who is behind with its clients is there all the same
+        probe.setblocking(False)  # a service that is slow to accept clients is still alive
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
@@ -172,7 +180,7 @@ def _alone() -> Iterator[None]:
 
 
 def running() -> list[str]:
-    """Names of the services that somebody listens on; what dead ones left behind is swept. None where there is no place."""
+    """Return the names of running services, and remove what dead ones left behind. Empty if there is no directory."""
     from nnhal.base.errors import DeviceUnavailable
     from nnhal.base.log import logger
 
@@ -185,9 +193,10 @@ def running() -> list[str]:
 
 
 def connect(name: str, seconds: float = CONNECT_SECONDS) -> "Session":
-    """Connect to a running service of this user. DeviceUnavailable where there is none, or it does not answer in time.
+    """Connect to a running service of this user.
 
-    ResourceExhausted where this process has no descriptor for it.
+    Raises DeviceUnavailable if it does not run or answer in time, ResourceExhausted if this process has no descriptor
+    left.
     """
     from nnhal.base.answers import raise_own
     from nnhal.base.errors import ResourceExhausted
@@ -199,14 +208,14 @@ def connect(name: str, seconds: float = CONNECT_SECONDS) -> "Session":
     try:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     except OSError as error:
-        raise ResourceExhausted(f"service {name}: cannot be connected to: {error.strerror}") from None
+        raise ResourceExhausted(f"service {name}: cannot connect: {error.strerror}") from None
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", *divmod(int(seconds * 1e6), 10**6)))
     try:
         sock.connect(str(path))
         uid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
         if uid not in (os.getuid(), 0):
             sock.close()
-            raise _unavailable(f"service {name}: runs as user {uid}, must be this user's")
+            raise _unavailable(f"service {name}: runs as user {uid}, must run as this user")
     except OSError as error:
         sock.close()
         raise_own(error)

@@ -1,4 +1,4 @@
-"""The one mutable thing on the way to a model: operands and operations are added, `finish` freezes them."""
+"""The builder of models: it is mutable, and `finish` makes an immutable model."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,10 +20,10 @@ from nnhal.ops.schema import Bound
 
 
 class ModelBuilder:
-    """Builds the main subgraph, or with `subgraph()` a referenced one, of a model.
+    """Builds the main subgraph of a model or, through `subgraph()`, a referenced one.
 
-    Constants of up to 128 bytes are copied into the model, larger ones at once into one pool that `finish` seals, or they
-    stay where they are in a pool that `add_pool` named.
+    Constants of up to 128 bytes are copied into the model. Larger ones go into one pool that `finish` seals, or they
+    stay in a pool that was added with `add_pool`.
     """
 
     def __init__(self, name: str = "") -> None:
@@ -54,7 +54,7 @@ class ModelBuilder:
         lifetime: Lifetime = Lifetime.TEMPORARY_VARIABLE,
         name: str = "",
     ) -> int:
-        """Add an operand; returns its index. `finish` makes inputs and outputs of those it is given."""
+        """Add an operand and return its index. `finish` turns operands into inputs and outputs."""
         return self._add(type, dimensions, scale, zero_point, lifetime, Location(), channel, extension, name)
 
     def _add(
@@ -86,7 +86,7 @@ class ModelBuilder:
         channel: ChannelQuant | None = None,
         name: str = "",
     ) -> int:
-        """Add a constant operand with the given value (array or number); returns its index."""
+        """Add a constant with the given value (array or number) and return its index."""
         array = exact(value, dtype_of(type), f"constant {name!r}", InvalidModel)
         if not array.size:
             raise InvalidModel(f"constant {name!r} has no elements, must have at least one")
@@ -110,12 +110,12 @@ class ModelBuilder:
         channel: ChannelQuant | None = None,
         name: str = "",
     ) -> int:
-        """Add a constant whose bytes stay where they are in pool `pool`; returns its index."""
+        """Add a constant whose bytes are in pool `pool`, and return its index."""
         location = Location(pool, offset, length)
         return self._add(type, dimensions, scale, zero_point, Lifetime.CONSTANT_REFERENCE, location, channel, name=name)
 
     def no_value(self, type: int) -> int:
-        """Add an operand that stands for an omitted optional argument."""
+        """Add an operand for an omitted optional argument."""
         return self.operand(type, lifetime=Lifetime.NO_VALUE)
 
     def subgraph_operand(self, type: int, index: int) -> int:
@@ -131,31 +131,31 @@ class ModelBuilder:
         *,
         bound: Bound | None = None,
     ) -> int:
-        """Add an operation; returns its place in the execution order. bound: it as the caller bound it to its operands."""
+        """Add an operation and return its place in the execution order. bound: its binding, if the caller has it."""
         code = OperationType[type] if isinstance(type, str) else type
         self._operations.append(Operation(int(code), tuple(map(int, inputs)), tuple(map(int, outputs)), name))
         self._bounds.append(bound)
         return len(self._operations) - 1
 
     def add_pool(self, memory: Memory) -> int:
-        """Make a memory a pool of the model; returns its number."""
+        """Add a memory to the model's pools and return its number."""
         return self._shared.add(memory)
 
     def extensions(self) -> list[tuple[str, int]]:
-        """Names and prefixes of the registered extensions whose types or operations were added so far."""
+        """Return the names and prefixes of the registered extensions used so far."""
         graphs: list[Any] = [(self._operands, self._operations)]
         graphs += [(graph.operands, graph.operations) for graph in self._shared.referenced]
         used = {each.type >> EXTENSION_SHIFT for graph in graphs for kind in graph for each in kind}
         return [(each.name, each.prefix) for each in EXTENSIONS.values() if each.prefix in used]
 
     def subgraph(self) -> "ModelBuilder":
-        """A builder for a referenced subgraph that shares this one's constants; end it with `finish_subgraph`."""
+        """Return a builder for a referenced subgraph, with shared constants; end it with `finish_subgraph`."""
         other = ModelBuilder()
         other._shared, other._main = self._shared, self._main or self
         return other
 
     def finish_subgraph(self, inputs: Sequence[int], outputs: Sequence[int]) -> int:
-        """Freeze a referenced subgraph; returns its index for `subgraph_operand`."""
+        """Finish a referenced subgraph and return its index for `subgraph_operand`."""
         if self._main is None:
             raise BadState("finish_subgraph: this is the main subgraph's builder, must be one made by subgraph()")
         self._shared.referenced.append(self._freeze(inputs, outputs))
@@ -175,7 +175,7 @@ class ModelBuilder:
         notes: Sequence[str] = (),
         alike: Sequence[tuple[str, tuple[tuple[int, int], ...]]] = (),
     ) -> Model:
-        """Freeze the model. It is not validated here: `model.validate` does, and every compilation."""
+        """Return the model. It is not validated: `model.validate` does that, in every compilation."""
         if self._main is not None:
             raise BadState("finish: this builder is a subgraph's, must end with finish_subgraph")
         main = self._freeze(inputs, outputs)
@@ -197,7 +197,7 @@ class ModelBuilder:
         return model
 
     def _freeze(self, inputs: Sequence[int], outputs: Sequence[int]) -> Subgraph:
-        operands = list(self._operands)  # as they are: a builder may go on, and be finished again
+        operands = list(self._operands)  # a copy: the builder may continue and be finished again
         for indices, lifetime in ((inputs, Lifetime.SUBGRAPH_INPUT), (outputs, Lifetime.SUBGRAPH_OUTPUT)):
             for index in indices:
                 if not 0 <= index < len(operands):
@@ -209,7 +209,7 @@ class ModelBuilder:
 
 
 def rounded_scales(channel: ChannelQuant | None) -> ChannelQuant | None:
-    """Per-channel scales in float32, as models hold them."""
+    """Round per-channel scales to float32, as models hold them."""
     return channel and ChannelQuant(tuple(float(np.float32(scale)) for scale in channel.scales), channel.axis)
 
 
@@ -219,7 +219,7 @@ class _Shared:
     def __init__(self) -> None:
         self.values = bytearray()
         self.memories: list[Memory | Store] = []
-        self.own: Store | None = None  # of the large constants since the last `pools`, and the number of its pool
+        self.own: Store | None = None  # the large constants since the last `pools`, and the number of their pool
         self.number: int
         self.referenced: list[Subgraph] = []
         self.bounds: list[list[Bound | None]] = []  # of their operations

@@ -19,16 +19,16 @@ from nnhal.model.layout import Arrangement, Box, arrange
 from nnhal.model.outline import Node, Outline, shape_text
 from nnhal.model.overview import groups_of
 
-Placing = Mapping[int, str]  # where each operation runs, by its number
-Notes = Mapping[int, str]  # why, by its number
-# Of devices: tints of the colours of Okabe and Ito, which differ for the colour-blind too.
+Placing = Mapping[int, str]  # the device of each operation, by its number
+Notes = Mapping[int, str]  # the reason, by the operation's number
+# Tints of the colours of Okabe and Ito for devices: they differ for colour-blind readers too.
 COLOURS = ("#bfe3f8", "#f6d48f", "#94d6c1", "#ecc9dd", "#faf5ae", "#9dbfe6", "#d9d9d9")
 PLAIN, EDGE, REFUSED, LINE, GREY = "#ffffff", "#eeeeee", "#f4a582", "#444444", "#5a5a5a"
 RED = "#b03a00"
-MARK = "! "  # before what cannot be taken, for who does not see its colour
+MARK = "! "  # marks a rejected operation for readers who do not see its colour
 LINE_HEIGHT, PAD, MARGIN = 16.0, 7.0, 24.0
-SIZE, CHARACTER = 11, 6.7  # of the font, and the width of one character of it
-NAME, LONGEST, NAMED = 40, 64, 3  # characters of names, of a line; connectors that are named one by one
+SIZE, CHARACTER = 11, 6.7  # of the font, and the width of one of its characters
+NAME, LONGEST, NAMED = 40, 64, 3  # characters of a name and of a line; the most connectors that have names
 PIXELS = 64_000_000  # of a PNG
 READABLE = 60  # operations that a picture has at most to show each by default
 STYLE = (
@@ -38,7 +38,7 @@ STYLE = (
 
 
 class Rectangle(Record, frozen=True):
-    """A filled rectangle. note: shown where the pointer rests."""
+    """A filled rectangle. note: its tooltip."""
 
     x: float
     y: float
@@ -50,7 +50,7 @@ class Rectangle(Record, frozen=True):
 
 
 class Label(Record, frozen=True):
-    """A line of text whose base line begins (anchor "start") or ends ("end") at x, y. free: it stands on no rectangle."""
+    """A line of text. Its base line begins (anchor "start") or ends ("end") at x, y. free: it stands on no rectangle."""
 
     x: float
     y: float
@@ -67,7 +67,7 @@ class Arrow(Record, frozen=True):
 
 
 class Scene(Struct):
-    """What is painted, in order, on an area of a size."""
+    """The items to paint, in order, on an area of a size."""
 
     width: float = 0.0
     height: float = 0.0
@@ -83,7 +83,7 @@ class Line(Record, frozen=True):
 
 
 class Chain(Struct):
-    """A box: operations of which each gives what only the next reads, a group of them, or an input or an output."""
+    """A box: operations of which each gives its result to the next only, a group of them, or an input or output."""
 
     nodes: list[int]
     lines: list[Line]
@@ -91,7 +91,7 @@ class Chain(Struct):
 
 
 class Part(Record, frozen=True):
-    """What of a model is drawn. overview: groups of operations. operations: of some alone, by number; None for all."""
+    """The part of a model to draw. overview: groups of operations. operations: only these, by number; None for all."""
 
     overview: bool = False
     operations: range | None = None
@@ -109,7 +109,7 @@ def svg(outline: Outline, placing: Placing | None = None, notes: Notes | None = 
         outline: The graph.
         placing: The device of each operation, by its number.
         notes: Text for each operation, shown where the pointer rests.
-        part: What is drawn; all operations by default.
+        part: The part to draw; all operations by default.
     """
     scene = _scene(outline, placing or {}, notes or {}, part or Part())
     width, height = math.ceil(scene.width), math.ceil(scene.height)
@@ -122,7 +122,7 @@ def svg(outline: Outline, placing: Placing | None = None, notes: Notes | None = 
 
 
 def png(outline: Outline, placing: Placing | None = None, part: Part | None = None) -> bytes:
-    """Draw the same as a PNG picture, twice the size of the SVG where that is not too much.
+    """Draw the same as a PNG picture, at twice the size of the SVG if the limit allows.
 
     Raises:
         DeviceUnavailable: Pillow is not installed.
@@ -143,7 +143,7 @@ def png(outline: Outline, placing: Placing | None = None, part: Part | None = No
 
 
 def colours_of(placing: Placing) -> tuple[list[str], dict[int, str]]:
-    """The devices in the order in which they come first, and the colour of each operation."""
+    """Return the devices in order of first use, and the colour of each operation."""
     devices = list(dict.fromkeys(placing[n] for n in sorted(placing)))
     return devices, {n: COLOURS[devices.index(device) % len(COLOURS)] for n, device in placing.items()}
 
@@ -185,19 +185,19 @@ def _scene(outline: Outline, placing: Placing, notes: Notes, part: Part) -> Scen
 
 
 def _extent(items: list[Rectangle | Label | Arrow]) -> tuple[float, float]:
-    """How far to the right, and down, lines of text go."""
+    """Return how far to the right, and down, lines of text reach."""
     labels = [item for item in items if isinstance(item, Label)]
     return max(at.x + len(at.text) * CHARACTER for at in labels), max(at.y for at in labels)
 
 
 def _said(outline: Outline, source: Chain, target: Chain, key: int) -> bool:
-    """Whether the shape of what goes from one box to another stands in one of them."""
+    """Whether one of two boxes shows the shape of the tensor between them."""
     first = not source.nodes or key in outline.nodes[source.nodes[-1]].outputs[:1]
     return first or target.reads is not None or outline.tensors[key].shape is None
 
 
 def _chains(outline: Outline, some: range | None) -> tuple[list[Chain], dict[int, int]]:
-    """The boxes of operations, each behind all that it reads from, and by tensor the box that gives it."""
+    """Return the boxes of operations, each after its inputs, and the box that produces each tensor."""
     shown = [n for n in some or range(len(outline.nodes)) if n not in outline.folded]
     given, taken = _ends_of(outline, shown)
     readers: dict[int, int] = {}
@@ -227,7 +227,7 @@ def _chains(outline: Outline, some: range | None) -> tuple[list[Chain], dict[int
 
 
 def _grouped(outline: Outline, placing: Placing) -> tuple[list[Chain], dict[int, int]]:
-    """As `_chains`, with a box for each group of operations."""
+    """Like `_chains`, with a box for each group of operations."""
     chains = [Chain([], [_named(outline, key, "input")]) for key in outline.inputs]
     writer = {key: n for n, key in enumerate(outline.inputs)}
     for group in groups_of(outline, placing):
@@ -243,7 +243,7 @@ def _grouped(outline: Outline, placing: Placing) -> tuple[list[Chain], dict[int,
 
 
 def _ends_of(outline: Outline, shown: Collection[int]) -> tuple[list[int], list[int]]:
-    """What some operations read of others, and what others, or the model's outputs, read of them."""
+    """Return the tensors that these operations read from others, and those that others or the outputs read from them."""
     if len(shown) == len(outline.nodes) - len(outline.folded):
         return list(outline.inputs), list(outline.outputs)
     chosen = set(shown)
@@ -258,12 +258,12 @@ def _ends_of(outline: Outline, shown: Collection[int]) -> tuple[list[int], list[
 
 
 def _goes_on(outline: Outline, before: Chain, key: int, readers: Mapping[int, int]) -> bool:
-    """Whether what reads this tensor continues the chain that ends with it."""
+    """Whether the reader of this tensor continues the chain that ends with it."""
     return bool(before.nodes) and key in outline.nodes[before.nodes[-1]].outputs and readers.get(key) == 1
 
 
 def _reads(outline: Outline, chain: Chain) -> list[int]:
-    """The tensors that a box takes from others."""
+    """Return the tensors that a box reads from others."""
     if chain.reads is not None:
         return [chain.reads]
     return list(dict.fromkeys(key for n in chain.nodes for key in outline.nodes[n].inputs))
@@ -314,7 +314,7 @@ def _chain(
 
 
 def _connectors(chains: list[Chain], boxes: list[Box], layout: Arrangement) -> Iterator[Label]:
-    """Where a line would go to another column: what a box reads from is named above it, what reads it below."""
+    """Name the ends of a line to another column: the source above its reader, the reader below the source."""
     sources: dict[int, list[int]] = {}
     targets: dict[int, list[int]] = {}
     for source, target in layout.jumps:
@@ -340,7 +340,7 @@ def _end(chain: Chain, which: int) -> str:
 
 
 def _head(outline: Outline, devices: list[str], part: Part) -> Iterator[Rectangle | Label]:
-    """Title and legend."""
+    """Yield the title and legend."""
     level = f", level {outline.level}" if outline.level else ", not supported as a whole"
     title = f"{_short(outline.name or 'model', LONGEST)}: {counted(len(outline.nodes), 'operation')}{level}"
     if part.operations is not None:
@@ -362,7 +362,7 @@ def _short(text: str, limit: int) -> str:
 
 
 def _element(item: Rectangle | Label | Arrow) -> str:
-    """One thing as SVG."""
+    """Return an item as SVG."""
     match item:
         case Label(x, y, text, colour, anchor, free):
             side = f' text-anchor="{anchor}"' if anchor != "start" else ""
@@ -385,7 +385,7 @@ def _element(item: Rectangle | Label | Arrow) -> str:
 
 
 def _paint(brush: Any, font: Any, item: Rectangle | Label | Arrow, scale: float) -> None:
-    """One thing with Pillow."""
+    """Paint an item with Pillow."""
     match item:
         case Label(x, y, text, colour, anchor, _):
             brush.text((x * scale, y * scale), text, colour, font, anchor="rs" if anchor == "end" else "ls")
@@ -400,7 +400,7 @@ def _paint(brush: Any, font: Any, item: Rectangle | Label | Arrow, scale: float)
 
 
 def _bent(one: tuple[float, float], two: tuple[float, float]) -> Iterator[tuple[float, float]]:
-    """Points of the curve between two, which leaves and arrives vertically, as `_element` has it."""
+    """Yield points of the curve between two, which leaves and arrives vertically, as in `_element`."""
     for step in range(13):
         t = step / 12
         across = t * t * (3 - 2 * t)

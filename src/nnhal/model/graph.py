@@ -1,4 +1,4 @@
-"""The model: frozen graphs of operands and operations, as the HAL has them. Made by `model.builder`."""
+"""The model: immutable graphs of operands and operations, as in the HAL. `model.builder` creates them."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
@@ -21,7 +21,7 @@ CONSTANTS = frozenset((Lifetime.CONSTANT_COPY, Lifetime.CONSTANT_REFERENCE))
 
 
 class Location(Record, frozen=True):
-    """Bytes of a pool, or of the model's `values` (CONSTANT_COPY), or the number of a subgraph (in `offset`)."""
+    """A range of bytes of a pool or of the model's `values` (CONSTANT_COPY), or a subgraph's number (in `offset`)."""
 
     pool: int = 0
     offset: int = 0
@@ -31,7 +31,16 @@ class Location(Record, frozen=True):
 class Operand(PartlyCompared, frozen=True):
     """One operand. A dimension of 0, or no dimensions on a tensor, means unknown until execution.
 
-    name: a label for people, no part of the model's identity.
+    Attributes:
+        type: The code of the `OperandType`.
+        dimensions: The dimensions.
+        scale: The scale of a quantised type.
+        zero_point: The zero point of a quantised type.
+        lifetime: Where its value comes from, as in the HAL.
+        location: The place of a constant's value.
+        channel: The scales of a TENSOR_QUANT8_SYMM_PER_CHANNEL.
+        extension: Parameters of an extension type.
+        name: A label; two models that differ only in labels are equal.
     """
 
     type: int
@@ -48,7 +57,7 @@ class Operand(PartlyCompared, frozen=True):
 
 
 class Operation(PartlyCompared, frozen=True):
-    """One operation: its type and the indices of its operands in the subgraph."""
+    """One operation: its type, and the indices of its operands in the subgraph."""
 
     type: int
     inputs: tuple[int, ...]
@@ -59,7 +68,7 @@ class Operation(PartlyCompared, frozen=True):
 
 
 class Subgraph(Record, frozen=True):
-    """A graph; operations stand in execution order."""
+    """A graph. Its operations are in execution order."""
 
     operands: tuple[Operand, ...]
     operations: tuple[Operation, ...]
@@ -72,7 +81,7 @@ class Subgraph(Record, frozen=True):
 
 
 class State(PartlyCompared, frozen=True):
-    """A value carried from call to call: model input and output by their place, and the bytes it starts with."""
+    """A value that is carried from call to call: the places of its model input and output, and its initial bytes."""
 
     input: int
     output: int
@@ -82,55 +91,76 @@ class State(PartlyCompared, frozen=True):
 
 
 class EdgeForm(Record, frozen=True):
-    """How applications have an input or output of `main` where the operand has it otherwise.
+    """The application's type of an input or output, if it differs from the operand's.
 
-    scalar: of no dimensions; the operand has one, of 1. wide: of 64-bit integers; the operand has 32 bits.
+    Attributes:
+        scalar: The application's array has no dimensions; the operand has one dimension of 1.
+        wide: The application's array has 64-bit integers; the operand has 32 bits.
     """
 
     scalar: bool = False
     wide: bool = False
 
     def inside(self, array: Array, where: str) -> Array:
-        """A value as the operand has it; InvalidRequest where an integer does not fit."""
+        """Convert an application's array to the operand's type.
+
+        Args:
+            array: The array.
+            where: Its name in messages.
+
+        Raises:
+            InvalidRequest: An integer does not fit into 32 bits.
+        """
         if self.scalar:
             array = array.reshape(1)
         return exact(array, np.int32, where, InvalidRequest) if self.wide else array
 
     def outside(self, array: Array) -> Array:
-        """A value of the operand as the application has it."""
+        """Convert an operand's value to the application's type.
+
+        Args:
+            array: The value.
+        """
         if self.wide:
             array = array.astype(np.int64)
         return array.reshape(()) if self.scalar else array
 
 
 class Gone(tuple[Any, ...]):
-    """Stands for what a model had and was let go of: whoever asks for any of it gets ContractBroken. why: its message."""
+    """Replaces released parts of a model: any use raises ContractBroken. why: the message."""
 
     why: str
 
     def refuse(self, *_: object) -> NoReturn:
-        """Raise it."""
+        """Raise ContractBroken."""
         raise ContractBroken(self.why)
 
     __getitem__ = __iter__ = __len__ = refuse
 
 
 def gone(why: str) -> Gone:
-    """Nothing, and why there is nothing any more."""
+    """Return a replacement for a released part; `why` is the message of its errors."""
     made = Gone()
     made.why = why
     return made
 
 
 class Model(PartlyCompared, frozen=True, dict=True):
-    """A whole model: the main subgraph, the ones it refers to, and where constants lie.
+    """A model: the main subgraph, the subgraphs that it refers to, and the constants. Immutable.
 
-    values: the bytes of CONSTANT_COPY operands. pools: memories of CONSTANT_REFERENCE operands.
-    relaxed: float32 may be computed with float16's range and precision. extensions: (name, prefix) pairs.
-    states: inputs and outputs of `main` that the API carries; the application neither gives nor gets them.
-    metadata: what its file says about it. notes: what an importer took upon itself.
-    edge: forms of inputs and outputs at the API, by operand of `main`, where they are not those of the operands.
-    alike: names of open dimensions, and where they stand: input and axis, at least two of each, of one size.
+    Attributes:
+        main: The main subgraph.
+        referenced: The subgraphs of control flow.
+        values: The bytes of CONSTANT_COPY operands.
+        pools: The memories of CONSTANT_REFERENCE operands.
+        relaxed: Whether float32 may be computed with the range and precision of float16.
+        extensions: (name, prefix) pairs.
+        name: A label.
+        states: Inputs and outputs of `main` that the API carries from call to call. The application does not see them.
+        metadata: The metadata of its file.
+        notes: Assumptions that an importer made.
+        edge: By operand of `main`: the application's type of an input or output, if it differs from the operand's.
+        alike: Names of open dimensions, and the inputs and axes that share each name, at least two.
     """
 
     main: Subgraph
@@ -154,20 +184,20 @@ class Model(PartlyCompared, frozen=True, dict=True):
         return {}
 
     def again(self) -> "Model":
-        """The same model as an object of its own, with what is known of it."""
+        """Return the same model as a new object, with the facts that are known of it."""
         other = replace(self)
         other._memo.update(self._memo)
         return other
 
     def __deepcopy__(self, _: object) -> "Model":
-        return self  # nobody changes it
+        return self  # it is immutable
 
     def __reduce__(self) -> tuple[Any, ...]:
         given = [getattr(self, name) for name in self.__struct_fields__ if name != "pools"]
         return _rebuilt, (*given, [pool.bytes().tobytes() for pool in self.pools])
 
     def __repr__(self) -> str:
-        facts = self._memo.get("facts")  # of a model that was validated
+        facts = self._memo.get("facts")  # of a validated model
         words = [counted(len(self.main.operations), "operation")]
         words += [f"level {facts.level}"] if facts is not None else []
         words += [counted(len(self.main.inputs), "input"), counted(len(self.main.outputs), "output")]
@@ -177,7 +207,7 @@ class Model(PartlyCompared, frozen=True, dict=True):
         return brief(f"{head}, {', '.join(words)}", self._interface())
 
     def _interface(self) -> Iterator[str]:
-        """Inputs and outputs for people; what does not exist in a broken model is left out."""
+        """Yield lines about inputs and outputs; a broken model may lack some."""
         operands = self.main.operands
         for indices, mark in ((self.main.inputs, ""), (self.main.outputs, "-> ")):
             for index in indices:
@@ -186,7 +216,7 @@ class Model(PartlyCompared, frozen=True, dict=True):
                     yield mark + tensor(o.name, o.type, [d or None for d in o.dimensions])
 
     def require_sizes(self) -> None:
-        """Raise ShapeNeeded where the operations depend on sizes that are not known (`model.open`)."""
+        """Raise ShapeNeeded if the operations depend on unknown sizes (`model.open`)."""
 
     @property
     def subgraphs(self) -> tuple[Subgraph, ...]:
@@ -195,15 +225,27 @@ class Model(PartlyCompared, frozen=True, dict=True):
 
     @property
     def emptied(self) -> bool:
-        """Whether its constants were let go of; who asks for one gets ContractBroken."""
+        """Whether its constants were released; reading one raises ContractBroken."""
         return isinstance(self.pools, Gone)
 
     def readable(self, operand: Operand) -> bool:
-        """Whether the value of a constant operand can be read here: not where it lies in a device's opaque memory."""
+        """Whether this process can read the value of a constant operand. Not if it lies in opaque device memory.
+
+        Args:
+            operand: A constant operand of the model.
+        """
         return operand.lifetime != Lifetime.CONSTANT_REFERENCE or self.pools[operand.location.pool].mappable
 
     def constant(self, operand: Operand) -> Array:
-        """The value of a constant operand: an array over the bytes where they lie, which nobody can make writable."""
+        """Return the value of a constant operand, as a read-only array over the bytes where they lie.
+
+        Args:
+            operand: A constant operand of the model.
+
+        Raises:
+            ContractBroken: The constants were released.
+            Unmappable: The value lies in opaque device memory.
+        """
         at = operand.location
         if isinstance(self.pools, Gone):
             self.pools.refuse()
@@ -215,14 +257,14 @@ class Model(PartlyCompared, frozen=True, dict=True):
 
 
 def _rebuilt(*given: Any) -> Model:
-    """A model that was pickled, its constants in sealed memories again."""
+    """Restore a pickled model, with its constants in sealed memories again."""
     *rest, pools = given
     names = [name for name in Model.__struct_fields__ if name != "pools"]
     return with_codes_of_here(Model(**dict(zip(names, rest, strict=True)), pools=tuple(map(sealed, pools))))
 
 
 def with_codes_of_here(model: Model) -> Model:
-    """A model that comes from another process, with this process's codes of types and operations of extensions."""
+    """Convert the extension codes of a model from another process to those of this one."""
     here = prefixes_here(model.extensions)
     if not here:
         return model
@@ -239,7 +281,7 @@ def with_codes_of_here(model: Model) -> Model:
 
 
 def consumers(subgraph: Subgraph) -> list[int]:
-    """For each operand, how many operation inputs read it."""
+    """Count for each operand the operation inputs that read it."""
     counts = [0] * len(subgraph.operands)
     for operation in subgraph.operations:
         for index in operation.inputs:
@@ -248,7 +290,7 @@ def consumers(subgraph: Subgraph) -> list[int]:
 
 
 def describe(model: Model, subgraph: Subgraph, index: int) -> str:
-    """An operand for messages: `%3 "conv1/weights" TENSOR_FLOAT32[8,3,3,3]`."""
+    """Describe an operand for messages: `%3 "conv1/weights" TENSOR_FLOAT32[8,3,3,3]`."""
     operand = subgraph.operands[index]
     label = f' "{operand.name}"' if operand.name else ""
     shape = f"[{','.join(str(d) if d else '?' for d in operand.dimensions)}]" if operand.dimensions else ""
@@ -256,5 +298,5 @@ def describe(model: Model, subgraph: Subgraph, index: int) -> str:
 
 
 def operation_label(type: int, index: int) -> str:
-    """An operation for messages: `CONV_2D #3`."""
+    """Describe an operation for messages: `CONV_2D #3`."""
     return f"{operation_name(type)} #{index}"

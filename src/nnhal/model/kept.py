@@ -1,4 +1,4 @@
-"""An imported model as bytes, with all that validation found out: for the same version of nnhal, of the same file."""
+"""An imported model as bytes, with its validation results: for the same version of nnhal and the same file."""
 
 from collections.abc import Mapping
 
@@ -30,7 +30,7 @@ _decode = msgspec.msgpack.Decoder(_KeptModel).decode
 
 
 def kept(model: Model) -> bytes:
-    """All of a model but the contents of its pools and of what its metadata lists."""
+    """Return the bytes of a model, without the contents of its pools and of the files in its metadata."""
     states = tuple((s.input, s.output, s.initial.dtype.str, s.initial.shape, s.initial.tobytes()) for s in model.states)
     edge = {n: (form.scalar, form.wide) for n, form in model.edge.items()}
     metadata = None if model.metadata is None else replace(model.metadata, contents=NOTHING)
@@ -39,9 +39,9 @@ def kept(model: Model) -> bytes:
 
 
 def unkept(data: bytes | memoryview, pools: tuple[Memory, ...], contents: Mapping[str, bytes]) -> Model:
-    """The model again, validated as it was; InvalidModel for bytes of anything else.
+    """Restore a model from `kept`, validated as before; InvalidModel for other bytes.
 
-    contents: of what its metadata lists. The bytes are trusted: they are to be what `kept` gave.
+    contents: of the files in its metadata. The bytes are trusted: they must come from `kept`.
     """
     try:
         found = _decode(data)

@@ -1,8 +1,8 @@
-"""Layered layout: boxes of any size in layers from top to bottom, each below all that it reads from, wrapped into columns.
+"""Layered graph layout: boxes in layers from top to bottom, each below all its inputs, wrapped into columns.
 
-The way of Sugiyama: layers by the longest path; an edge over several layers is held apart by a point in each; the order of
-each layer, and the places in it, by sweeps towards the mean of the neighbours. A tall picture goes on in the next column;
-an edge from one column to another is not drawn as a line (`Arrangement.jumps`).
+After Sugiyama: the longest path gives the layers. An edge over several layers has a point in each. Sweeps towards the
+mean of the neighbours order each layer and place its boxes. A tall picture continues in the next column. An edge
+between columns is not drawn as a line (`Arrangement.jumps`).
 """
 
 import math
@@ -10,16 +10,16 @@ from collections.abc import Sequence
 
 from nnhal.base.records import Struct, field
 
-ACROSS, DOWN, BETWEEN = 24.0, 34.0, 40.0  # room between neighbours, layers, columns
-POINT = 10.0  # the width that an edge takes on its way
+ACROSS, DOWN, BETWEEN = 24.0, 34.0, 40.0  # space between neighbours, layers, columns
+POINT = 10.0  # the width that an edge takes up in a layer
 SWEEPS = 8
-SHAPE = 1.5  # width of the picture to its height, about
-SHORT = 0.25  # of a column: less of it goes on below the one before
-LEAST = 900.0  # height of a column, where there is as much
+SHAPE = 1.5  # approximate ratio of the picture's width to its height
+SHORT = 0.25  # a shorter rest of a column is put below the column before
+LEAST = 900.0  # the height of a column, if there are enough boxes
 
 
 class Box(Struct):
-    """A box of a size, with the boxes that it reads from; `x` (its centre) and `top` are found."""
+    """A box of a given size and its inputs. The layout sets `x` (the centre) and `top`."""
 
     width: float
     height: float
@@ -31,7 +31,7 @@ class Box(Struct):
 
 
 class Arrangement(Struct):
-    """Where things are. edges: source, target and the points on the way; jumps: edges from column to column."""
+    """The result of a layout. edges: source, target and the points between; jumps: edges between columns."""
 
     width: float = 0
     height: float = 0.0
@@ -40,7 +40,7 @@ class Arrangement(Struct):
 
 
 def arrange(boxes: Sequence[Box], *, wrapped: bool = True) -> Arrangement:
-    """Give each box its place. wrapped: a tall picture goes on in the next column."""
+    """Place every box. wrapped: whether a tall picture continues in the next column."""
     layers = _layers(boxes)
     heights = [max(boxes[i].height for i in layer) + DOWN for layer in layers]
     widest = max(sum(boxes[i].width + ACROSS for i in layer) for layer in layers)
@@ -74,7 +74,7 @@ def _layers(boxes: Sequence[Box]) -> list[list[int]]:
 
 
 def _columns(layers: Sequence[list[int]], heights: Sequence[float], width: float) -> list[range]:
-    """The layers of each column: as many columns as give the picture its shape, the last not only a few boxes."""
+    """Divide the layers into columns that give the picture its shape. The last column has more than a few boxes."""
     total = sum(heights)
     limit = max(LEAST, math.sqrt(total * width / SHAPE))
     columns, start, used, left = [], 0, 0.0, total
@@ -95,7 +95,7 @@ def _column(
     left: float,
     layout: Arrangement,
 ) -> float:
-    """Place one column from `left` on; its right edge."""
+    """Place one column from `left` on, and return its right edge."""
     inside = [place for rank in ranks for place in layers[rank]]
     number = {place: n for n, place in enumerate(inside)}
     widths = [boxes[place].width for place in inside]
@@ -137,7 +137,7 @@ def _column(
 
 
 def _places(rows: Sequence[list[int]], widths: Sequence[float], above: Sequence[list[int]]) -> list[float]:
-    """Horizontal centres: each row ordered, and moved, towards the mean of its neighbours above and below in turn."""
+    """Return horizontal centres. Alternating sweeps order and move each row towards the mean of its neighbours."""
     below: list[list[int]] = [[] for _ in widths]
     for item, sources in enumerate(above):
         for source in sources:
@@ -154,15 +154,16 @@ def _places(rows: Sequence[list[int]], widths: Sequence[float], above: Sequence[
 
 
 def _apart(row: Sequence[int], widths: Sequence[float], xs: list[float], wishes: Sequence[float]) -> None:
-    """Put a row's items as near as can be to where they should be, in this order, without overlap.
+    """Place a row's items as near to their wished places as possible, in this order, without overlap.
 
-    Neighbours that would overlap become one block, which lies at the mean of what its items wish (pool adjacent violators).
+    Overlapping neighbours become one block at the mean of their wishes (pool adjacent violators).
     """
     offsets, at = [], 0.0
     for n, item in enumerate(row):
         at += (widths[row[n - 1]] + widths[item]) / 2 + ACROSS if n else 0.0
         offsets.append(at)
-    blocks: list[tuple[float, int]] = []  # the sum of where its items wish the row to begin, and how many they are
+    # By block: the sum of the row's starts that its items wish for, and their number
+    blocks: list[tuple[float, int]] = []
     for wish, offset in zip(wishes, offsets, strict=True):
         total, count = wish - offset, 1
         while blocks and blocks[-1][0] / blocks[-1][1] >= total / count:

@@ -1,8 +1,8 @@
-"""A model for a device that prefers one layout: every operation with a layout has that one, and tensors are transposed.
+"""Models for devices that prefer one layout: all operations with a layout get it, and tensors are transposed.
 
-NNAPI's operations on pictures take NHWC, or NCHW where they are told so. `laid_out` gives all of them one layout. In
-between, tensors stay in the order that suits most of what is around them (`orders`); TRANSPOSEs are put in where that is
-not the order in which they are read. Inputs and outputs of the model keep theirs.
+NNAPI's image operations work on NHWC, or on NCHW on request. `laid_out` gives all of them one layout. Between them,
+tensors have the order that suits most of their readers and writers (`orders`). TRANSPOSEs are inserted where they are
+read in another order. Inputs and outputs of the model keep their order.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,13 +26,12 @@ LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 
 
 class LaidOut(Record, frozen=True):
-    """A model in one layout, and what became of the original's operations.
+    """A model in one layout, and how it relates to the original.
 
-    serves: for each operation of `model.main` that of the original which it is, or for whose sake it was inserted.
-    inserted: the TRANSPOSEs that the original does not have, by place in `model.main`.
-    turned: operands of the original's main subgraph that are made in another order than their own.
-    left: operations of the original's main subgraph that have the other layout and keep it, and why.
-    transposes: how many were inserted, those in referenced subgraphs counted.
+    serves: for each operation of `model.main`, the original's operation that it is, or for which it was inserted.
+    inserted: the inserted TRANSPOSEs, by number in `model.main`. turned: operands of the original's main subgraph that
+    are computed in another order. left: operations of the original's main subgraph that keep the other layout, and why.
+    transposes: how many were inserted, including those in referenced subgraphs.
     """
 
     model: Model
@@ -43,7 +42,7 @@ class LaidOut(Record, frozen=True):
     transposes: int = 0
 
     def served(self) -> dict[int, set[int]]:
-        """The operations of the original that need each inserted TRANSPOSE: those that read it, or the one before it."""
+        """Return the original's operations that need each inserted TRANSPOSE: its readers, or the one before it."""
         operations = self.model.main.operations
         reading: dict[int, set[int]] = {operations[place].outputs[0]: set() for place in self.inserted}
         for operation, n in zip(operations, self.serves, strict=True):
@@ -55,10 +54,10 @@ class LaidOut(Record, frozen=True):
 
 
 def laid_out(model: Model, layout: Layout | None) -> LaidOut:
-    """The model with every operation that has a layout in this one. Inputs, outputs and results stay as they are.
+    """Return the model with this layout. Inputs, outputs and results are unchanged.
 
-    Gives the model itself where nothing changes, and where the layout is None. What cannot be known before the execution (a
-    rank, an argument) leaves an operation as it is. Found once for each layout, and kept with the model.
+    Returns the model itself if nothing changes, or if the layout is None. An operation with an unknown rank or argument
+    stays as it is. The result is stored with the model, for each layout.
     """
     if layout is None:
         return LaidOut(model, tuple(range(len(model.main.operations))))
@@ -66,7 +65,8 @@ def laid_out(model: Model, layout: Layout | None) -> LaidOut:
     found = kept.get(layout)
     if found is None:
         made = _laid_out(model, layout)
-        kept[layout] = dict(made.left) if made.model is model else made  # a model that refers to itself would stay
+        # A model that refers to itself would never be released
+        kept[layout] = dict(made.left) if made.model is model else made
         return made
     if isinstance(found, LaidOut):
         return found
@@ -93,14 +93,14 @@ def _laid_out(model: Model, layout: Layout) -> LaidOut:
 
 
 class _Constants:
-    """Constants that are made beside those of a model."""
+    """New constants in addition to those of a model."""
 
     def __init__(self, model: Model) -> None:
         self._pools, self._values = model.pools, bytearray(model.values)
         self._store: Store | None = None
 
     def place(self, array: Array) -> tuple[Lifetime, Location]:
-        """Where a new constant lies."""
+        """Store a new constant."""
         if array.nbytes <= MAX_COPIED_CONSTANT:
             offset = aligned(len(self._values), 8)
             self._values.extend(bytes(offset - len(self._values)) + array.tobytes())
@@ -110,12 +110,12 @@ class _Constants:
         return Lifetime.CONSTANT_REFERENCE, Location(len(self._pools), self._store.add(array), array.nbytes)
 
     def finished(self) -> tuple[bytes, tuple[Memory, ...]]:
-        """The bytes of copied constants, and the pools of the others."""
+        """Return the bytes of copied constants, and the pools of the others."""
         return bytes(self._values), (*self._pools, *([] if self._store is None else [self._store.seal()]))
 
 
 class _Rewritten(NamedTuple):
-    """A subgraph in one layout. places: where its operands went. bounds: its operations, as far as they are bound."""
+    """A subgraph in one layout. places: the new numbers of its operands. bounds: its bound operations."""
 
     graph: Subgraph
     serves: tuple[int, ...]
@@ -140,9 +140,9 @@ def _rewritten(
 
 
 class _Writing:
-    """Writes the operations of a graph in the orders that were found for them.
+    """Writes the operations of a graph in their new orders.
 
-    Operands keep their numbers until the end, when those that are not used any more go.
+    Operands keep their numbers until the end, when unused ones are removed.
     """
 
     def __init__(self, model: Model, orders: Ordering, constants: _Constants) -> None:
@@ -156,16 +156,16 @@ class _Writing:
         self.transposes = 0
         self.made: dict[tuple[Any, ...], int] = {}  # new constants
         self.outputs = set(self.graph.outputs)
-        self.views: dict[int, list[int]] = {}  # of a datum: the operands that have it, outputs first
+        self.views: dict[int, list[int]] = {}  # by datum: its operands, outputs first
         for i in sorted(range(len(self.operands)), key=lambda i: i not in self.outputs):
             self.views.setdefault(orders.datum[i], []).append(i)
         written = {i for operation in self.graph.operations for i in operation.outputs}
-        self.forms: dict[int, dict[Permutation, int]] = {  # of a datum: the operand that holds it, by order
+        self.forms: dict[int, dict[Permutation, int]] = {  # by datum: the operand that holds it, by order
             i: {} if i in written else {orders.view[i]: i} for i in range(len(self.operands))
         }
 
     def write(self) -> None:
-        """Write every operation, each behind the TRANSPOSEs of what it reads."""
+        """Write every operation, after the TRANSPOSEs of its inputs."""
         remaining = dict(self.orders.remaining())
         for n, operation in enumerate(self.graph.operations):
             if n in remaining:
@@ -191,7 +191,7 @@ class _Writing:
     # --------------------------------------------------------------------------------------------------------- operands
 
     def _read(self, n: int, place: int) -> int:
-        """The operand that holds an input of an operation in the order in which it is read."""
+        """Return the operand that holds an operation's input in the order in which it is read."""
         orders, operand = self.orders, self.graph.operations[n].inputs[place]
         if orders.constant(operand):
             return self._constant(operand, orders.said(n).reads[place] or ())
@@ -204,13 +204,13 @@ class _Writing:
         return self._transpose(datum, order, self._target(datum, order), served)
 
     def _given(self, operand: int, order: Permutation | None) -> int:
-        """The operand that an operation gives where it gave another in some order."""
+        """Return the operand for an operation's output in some order."""
         order = order or self.orders.view[operand]
         found = self.forms[operand][order] = self._target(operand, order)
         return found
 
     def _output(self, operand: int) -> None:
-        """Have an output of the graph written."""
+        """Write an output of the graph."""
         datum, order = self.orders.datum[operand], self.orders.view[operand]
         if datum in self.orders.derived:
             self.forms[datum].setdefault(self.orders.view[datum], self._constant(datum, ()))
@@ -218,7 +218,7 @@ class _Writing:
             self._transpose(datum, order, operand, self.orders.writer(datum) or 0)
 
     def _target(self, datum: int, order: Permutation) -> int:
-        """An operand for a datum in an order that it does not have yet: one of the graph's, or a new one."""
+        """Return an operand for a datum in a new order: one of the graph's, or a new one."""
         for operand in self.views[datum]:
             if self.orders.view[operand] == order:
                 return operand
@@ -232,7 +232,7 @@ class _Writing:
         return len(self.operands) - 1
 
     def _transpose(self, datum: int, order: Permutation, target: int, served: int) -> int:
-        """Write a TRANSPOSE that gives `target`, for the sake of `served` where it is none that the graph has."""
+        """Write a TRANSPOSE to `target`. `served`: the operation that needs it, if the graph has no such TRANSPOSE."""
         orders, forms = self.orders, self.forms[datum]
         there = orders.made(datum)
         source, permutation = forms[there], composed(inverse(there), order)
@@ -254,7 +254,7 @@ class _Writing:
     # -------------------------------------------------------------------------------------------------------- constants
 
     def _constant(self, operand: int, order: Permutation) -> int:
-        """A constant, or a view of one, in an order; dimensions of 1 come before its own where the order is longer."""
+        """Return a constant, or a view of one, in an order; with leading dimensions of 1 if the order is longer."""
         orders, datum, view = self.orders, self.orders.datum[operand], self.orders.view[operand]
         lead = max(0, len(order) - len(view))
         whole = (*range(lead), *(lead + i for i in view))
@@ -270,20 +270,20 @@ class _Writing:
         return self.made[key]
 
     def _derived(self, n: int, datum: int, order: Permutation, plain: bool) -> int:
-        """What an operation makes of a constant, in an order: the operation again, of the constant in that order."""
+        """Compute an operation's constant result in an order: the same operation on the constant in that order."""
         operation, a, made = self.graph.operations[n], self.orders.bounds[n], datum
         if not plain:
             value = self.orders.values[datum]
             shape = () if value is None else value.known
             led = (1,) * (len(order) - len(shape)) + shape
             made = self._new(replace(self.operands[datum], dimensions=tuple([led[i] for i in order])))
-        tensors = [is_tensor(self.graph.operands[i].type) for i in operation.inputs]  # the others are in no order
+        tensors = [is_tensor(self.graph.operands[i].type) for i in operation.inputs]  # the others have no order
         inputs = tuple([self._constant(i, order) if t else i for i, t in zip(operation.inputs, tensors, strict=True)])
         self._add(replace(operation, inputs=inputs, outputs=(made,)), n, a if plain else None)
         return made
 
     def _permuted(self, operand: int, order: Permutation, lead: int) -> int:
-        """A constant in an order, behind dimensions of 1."""
+        """Return a constant in an order, with leading dimensions of 1."""
         base = self.graph.operands[operand]
         array = self.model.constant(base)
         array = array.reshape((1,) * lead + array.shape).transpose(order)
@@ -292,7 +292,7 @@ class _Writing:
         return self._new(replace(base, dimensions=array.shape, lifetime=lifetime, location=location, channel=channel))
 
     def _set_arguments(self, a: Bound, inputs: list[int], changed: Mapping[str, Any]) -> None:
-        """Put in arguments with other values, and defaults of those that were left out before them."""
+        """Insert arguments with other values, and the defaults of omitted ones before them."""
         slots = a.form.slots(len(inputs))
         last = max(k for k, (argument, _, _) in enumerate(slots) if argument.name in changed)
         for argument, start, end in slots[: last + 1]:
@@ -306,7 +306,7 @@ class _Writing:
                 inputs.append(operand)
 
     def _value(self, type: int, value: Any) -> int:
-        """A constant of a number or of several."""
+        """Return a constant of one number or of several."""
         array = np.asarray(value, dtype_of(type))
         dims = array.shape if is_tensor(type) else ()
         key = type, dims, array.tobytes()
@@ -318,7 +318,7 @@ class _Writing:
     # -------------------------------------------------------------------------------------------------------------- end
 
     def finished(self) -> _Rewritten:
-        """The graph, without the operands that nobody uses any more."""
+        """Return the graph without unused operands."""
         graph, orders = self.graph, self.orders
         used = {*graph.inputs, *graph.outputs, *(i for o in self.operations for i in (*o.inputs, *o.outputs))}
         places = {old: new for new, old in enumerate(sorted(used))}

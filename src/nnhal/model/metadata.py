@@ -1,4 +1,4 @@
-"""What a model's file says about itself, its inputs and its outputs: no part of what is computed."""
+"""The metadata of a model's file, its inputs and its outputs. It has no effect on results."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ NOTHING: Mapping[str, bytes] = {}
 
 
 class AssociatedFile(Record, frozen=True):
-    """A file that belongs to a model. kind: "axis labels", "value labels", "vocabulary", .. or "" where it is not stated."""
+    """A file that belongs to a model. kind: "axis labels", "value labels", "vocabulary", ..., or "" if unknown."""
 
     name: str
     description: str = ""
@@ -17,11 +17,11 @@ class AssociatedFile(Record, frozen=True):
 
 
 class TensorMetadata(Record, frozen=True):
-    """What is said of one input or output.
+    """The metadata of one input or output.
 
-    content: "image", "feature", "bounding boxes", "audio" or "". colour: "RGB", "grayscale" or "". mean, std: of a picture's
-    0 to 255, one for all channels or one each: the input is (value - mean) / std. least, greatest: what values are between.
-    threshold: the score from which on a result counts.
+    content: "image", "feature", "bounding boxes", "audio" or "". colour: "RGB", "grayscale" or "". mean, std: of an
+    image's 0 to 255, one for all channels or one each: the input is (value - mean) / std. least, greatest: the range of
+    values. threshold: the least score of a result that counts.
     """
 
     name: str = ""
@@ -38,9 +38,9 @@ class TensorMetadata(Record, frozen=True):
 
 
 class Metadata(PartlyCompared, frozen=True):
-    """What a file says about itself. contents: its associated files by name, each read when it is asked for.
+    """The metadata of a file. contents: its associated files by name, read on demand.
 
-    problem: why what it says could not be read, or not all of it.
+    problem: why the metadata could not be read, or not completely.
     """
 
     name: str = ""
@@ -57,7 +57,7 @@ class Metadata(PartlyCompared, frozen=True):
     _not_compared = _not_shown = frozenset({"contents"})
 
     def labels(self, tensor: TensorMetadata) -> tuple[str, ...]:
-        """Labels of the places along a tensor's last dimension, or of its values. BadFile where they cannot be read."""
+        """Return the labels of the places along a tensor's last dimension, or of its values; BadFile if unreadable."""
         found = [f for f in tensor.files if f.kind in ("axis labels", "value labels") and f.name in self.contents]
         best = min(found, key=lambda f: not (f.locale or "en").startswith("en"), default=None)
         if best is None:

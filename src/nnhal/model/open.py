@@ -15,11 +15,13 @@ Importer = Callable[[Mapping[str, tuple[int, ...]]], Model]
 
 
 class OpenModel(Model, frozen=True, dict=True):
-    """A model whose operations depend on the sizes of its open dimensions. `at` gives the model for given sizes.
+    """A model whose operations depend on the sizes of its open dimensions. `at` returns the model for given sizes.
 
-    `nnhal.load` returns one where the file cannot be expressed in NNAPI before the sizes are known. `main` has the inputs
-    and outputs and no operations. `nnhal.compile` takes it: the result prepares each set of input shapes on demand.
-    importer: makes the model for input shapes by name.
+    `nnhal.load` returns one if NNAPI cannot express the file before the sizes are known. `main` has the inputs and
+    outputs, and no operations. `nnhal.compile` accepts it and compiles each set of input shapes on demand.
+
+    Attributes:
+        importer: Creates the model for input shapes by name.
     """
 
     importer: Importer | None = None
@@ -28,34 +30,35 @@ class OpenModel(Model, frozen=True, dict=True):
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of the inputs by name, 0 for an open dimension."""
+        """The shapes of the inputs by name; 0 for an open dimension."""
         carried = {state.input for state in self.states}
         operands = [self.main.operands[i] for n, i in enumerate(self.main.inputs) if n not in carried]
         scalars = {self.main.operands[index].name for index, form in self.edge.items() if form.scalar}
         return {o.name: () if o.name in scalars else o.dimensions for o in operands}
 
     def at(self, shapes: Shapes) -> Model:
-        """The model for these input shapes.
+        """Return the model for these input shapes.
 
         Args:
-            shapes: As of `sized`.
+            shapes: As in `sized`.
 
         Raises:
-            InvalidArgument: for a shape that does not fit; InvalidModel, where the file is no model for these sizes.
-            UnsupportedModel: where NNAPI cannot express the operations for these sizes.
+            InvalidArgument: A shape does not fit.
+            InvalidModel: The file is not a valid model with these sizes.
+            UnsupportedModel: NNAPI cannot express the operations with these sizes.
         """
         assert self.importer is not None
         model = self.importer(self.sized(shapes))
         return model if model.relaxed == self.relaxed else replace(model, relaxed=self.relaxed)
 
     def sized(self, shapes: Shapes) -> dict[str, tuple[int, ...]]:
-        """The shapes of all inputs, in order, with sizes for what is open.
+        """Return the shapes of all inputs, in order, with sizes for the open dimensions.
 
         Args:
             shapes: By name or in order. A mapping may leave out inputs without open dimensions.
 
         Raises:
-            InvalidArgument: for an unknown name, and for a shape that is missing or does not fit.
+            InvalidArgument: A name is unknown, or a shape is missing or does not fit.
         """
         declared = self.shapes
         names = ", ".join(map(short, declared))
@@ -74,7 +77,7 @@ class OpenModel(Model, frozen=True, dict=True):
         return wanted
 
     def outline(self) -> Model:
-        """Inputs and outputs alone, as a model of no operations."""
+        """Return a model with the inputs and outputs, and no operations."""
         given = {name: getattr(self, name) for name in Model.__struct_fields__}
         return Model(**given)
 

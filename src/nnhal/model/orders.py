@@ -1,10 +1,10 @@
-"""In which order of dimensions each operation of a graph works best where every layout is to be one.
+"""Finds the order of dimensions in which each operation works best, for a graph in one layout.
 
-What a tensor is, in whatever order, is a *datum* here: a TRANSPOSE makes no new datum, only another *view* of one, so pairs
-of them cancel by themselves. A datum is transposed where it is read in another order than it is made in, once for each.
+A *datum* is a tensor regardless of its order of dimensions. A TRANSPOSE creates another *view* of its datum and no new
+datum, so pairs of them cancel. A datum is transposed once for each order in which it is read, other than its own.
 
-Operations that do not care for the order and share data form an *island*. All islands begin as they are; then each in turn
-takes another order, as long as that saves transposing and adds no transpose.
+Order-agnostic operations that share data form an *island*. All islands begin in the model's order. Then each takes
+another order, as long as that saves transposing and adds no TRANSPOSE.
 """
 
 import math
@@ -23,15 +23,16 @@ from nnhal.ops.schema import Bound, Permutation, Reordered, T
 
 Layout = Literal["nhwc", "nchw"]
 TRANSPOSE = "TRANSPOSE"
-LAUNCH = 1 << 16  # bytes whose transposing costs as much as that there is one more operation
+LAUNCH = 1 << 16  # bytes whose transposing costs as much as one more operation
 CANDIDATES = 4  # orders tried for an island
 ROUNDS = 8  # over all islands
 
 
 class Said(NamedTuple):
-    """An operation in some order. reads: the order of each input, None as it is; gives: those of the outputs.
+    """An operation in some order.
 
-    An order may be longer than the dimensions of a constant, which then gets dimensions of 1 before its own.
+    reads: the order of each input; None for the original. gives: the orders of the outputs. An order may be longer than
+    the dimensions of a constant, which then gets leading dimensions of 1.
     """
 
     reads: tuple[Permutation | None, ...]
@@ -40,7 +41,7 @@ class Said(NamedTuple):
 
 
 class Transposing(NamedTuple):
-    """What transposing costs: how many TRANSPOSEs, and their weight in bytes."""
+    """The cost of transposing: the number of TRANSPOSEs, and their size in bytes."""
 
     transposes: float = 0
     weight: float = 0
@@ -52,10 +53,10 @@ NEVER = Transposing(math.inf, math.inf)
 class Ordering:
     """The orders of one graph.
 
-    datum, view: of each operand the datum, and the order of that which the operand has; () where the rank is unknown.
-    transposed: the TRANSPOSE that gives an operand which is only a view, by operand.
-    derived: the operation that makes an operand of one constant, element by element, by operand: a constant as well.
-    turning: operations with a layout that get the other one; left: those that should and cannot, and why.
+    datum, view: by operand, its datum and the order in which the operand has it; () if the rank is unknown. transposed:
+    by operand that is only a view, its TRANSPOSE. derived: by operand, the operation that computes it element by
+    element from one constant; it counts as a constant. turning: operations with a layout that get the other one. left:
+    those that should get it and cannot, and why.
     """
 
     def __init__(self, model: Model, graph: Subgraph, binding: SubgraphBinding, layout: Layout) -> None:
@@ -71,17 +72,18 @@ class Ordering:
             operand.lifetime in CONSTANTS and value is not None and value.data is not None  # None in opaque memory
             for operand, value in zip(graph.operands, self.values, strict=True)
         ]
-        self._free: dict[int, Said] = {}  # operations that do not care, as they are in another order
-        self._shaping: set[int] = set()  # those that give elements any shape
-        self._order: dict[int, Permutation] = {}  # in which those work, where it is not their own
-        self._flat: dict[int, Permutation] = {}  # in which operations read an input of which only the elements count
+        self._free: dict[int, Said] = {}  # order-agnostic operations, in another order
+        self._shaping: set[int] = set()  # operations that give elements any shape
+        self._order: dict[int, Permutation] = {}  # the order of those operations, if it is not the original
+        # The order in which operations read an input of which only the elements count
+        self._flat: dict[int, Permutation] = {}
         self._made: dict[tuple[int, Permutation], Said] = {}
         for n, a in enumerate(self.bounds):
             if a is not None:
                 self._sort(n, a, layout)
         self._writer: dict[int, tuple[int, int]] = {}
-        self._readers: dict[int, list[tuple[int, int]]] = defaultdict(list)  # of a datum: operations and places
-        self._outputs: dict[int, list[int]] = defaultdict(list)  # of a datum: the operands that are the graph's outputs
+        self._readers: dict[int, list[tuple[int, int]]] = defaultdict(list)  # by datum: operations and places
+        self._outputs: dict[int, list[int]] = defaultdict(list)  # by datum: the operands that are outputs of the graph
         for n, operation in self.remaining():
             self._writer.update((i, (n, place)) for place, i in enumerate(operation.outputs))
             for place, i in enumerate(operation.inputs):
@@ -91,32 +93,32 @@ class Ordering:
         self._settle()
 
     def remaining(self) -> Iterator[tuple[int, Operation]]:
-        """The operations that give neither views nor constants, by number."""
+        """Yield the operations that create neither views nor constants, by number."""
         gone = {*self.transposed.values(), *self.derived.values()}
         return ((n, operation) for n, operation in enumerate(self.graph.operations) if n not in gone)
 
     def constant(self, operand: int) -> bool:
-        """Whether an operand is a constant that can be had in any order, made of one, or a view of one."""
+        """Whether an operand is a constant available in any order, is computed from one, or is a view of one."""
         return self._known[self.datum[operand]]
 
     def writer(self, datum: int) -> int | None:
-        """The operation that makes a datum; None for inputs and constants."""
+        """Return the operation that creates a datum; None for inputs and constants."""
         found = self._writer.get(datum)
         return None if found is None else found[0]
 
     def said(self, n: int) -> Said:
-        """The operation in the order in which it works."""
+        """Return the operation in the order in which it works."""
         return self._in(n, self._order.get(n, ()))
 
     def read(self, n: int, place: int) -> Permutation:
-        """The order of its datum in which an operation reads an input; of a constant see `Said`."""
+        """Return the order of its datum in which an operation reads an input; for a constant see `Said`."""
         if self._is_flat(n, place):
             return self._flat[n]
         operand, order = self.graph.operations[n].inputs[place], self.said(n).reads[place]
         return self.view[operand] if order is None else composed(self.view[operand], order)
 
     def made(self, datum: int) -> Permutation:
-        """The order in which a datum is made."""
+        """Return the order in which a datum is created."""
         if datum in self._writer:
             n, place = self._writer[datum]
             order = self.said(n).gives[place]
@@ -129,7 +131,7 @@ class Ordering:
         return a is not None and a.op.flat and place == 0
 
     def _same_elements(self, operand: int, order: Permutation) -> bool:
-        """Whether a datum in that order has its elements where the operand has them."""
+        """Whether a datum in that order has its elements at the operand's places."""
         shape = getattr(self.values[operand], "shape", None)
         return shape is not None and keeps_elements(shape, composed(inverse(self.view[operand]), order))
 
@@ -164,18 +166,18 @@ class Ordering:
                     (y,) = operation.outputs
                     self.derived[y], self._known[y] = n, True
                 elif rank > 1:
-                    self._free[n] = self._in(n, tuple(range(rank)))  # Unknown in any order or in none
+                    self._free[n] = self._in(n, tuple(range(rank)))  # raises Unknown in any order or in none
             except Unknown:
                 return
 
     def _derives(self, a: Bound, operation: Operation) -> bool:
-        """Whether an operation makes a constant of a constant, which is read only within."""
+        """Whether an operation computes a constant, read only in this graph, from a constant."""
         (x, *_), (y, *others) = operation.inputs, operation.outputs
         within = self.graph.operands[y].lifetime == Lifetime.TEMPORARY_VARIABLE
         return a.op.reorder is each_element and len(a.inputs) == 1 and self.constant(x) and within and not others
 
     def _in(self, n: int, order: Permutation) -> Said:
-        """The operation in an order, () for its own. Unknown where that cannot be."""
+        """Return an operation in an order; () for its own. Unknown if that is impossible."""
         if (n, order) not in self._made:
             self._made[n, order] = self._saying(n, order)
         return self._made[n, order]
@@ -200,7 +202,7 @@ class Ordering:
     # ------------------------------------------------------------------------------------------------------------ costs
 
     def _cost(self, datum: int) -> Transposing:
-        """What a datum costs with the orders as they are now."""
+        """Return the cost of a datum with the current orders."""
         wanted = self._wanted(datum)
         count = len(wanted - {self.made(datum)})
         if not count:
@@ -212,7 +214,7 @@ class Ordering:
         return Transposing(count, count * (LAUNCH + size))
 
     def _wanted(self, datum: int) -> set[Permutation]:
-        """The orders in which a datum has to be. What is made by shape alone is made in one of them where it can be."""
+        """Return the orders in which a datum is needed."""
         wanted, flat = {self.view[i] for i in self._outputs[datum]}, []
         for n, place in self._readers[datum]:
             if self._is_flat(n, place):
@@ -238,7 +240,7 @@ class Ordering:
     # ---------------------------------------------------------------------------------------------------------- islands
 
     def _settle(self) -> None:
-        """Give every island the order that suits those around it."""
+        """Give every island the order that suits its neighbours."""
         islands = list(self._islands()) if self.laid else []
         for _ in range(ROUNDS):
             improved = [self._improved(island) for island in islands]
@@ -249,8 +251,9 @@ class Ordering:
                 self._wanted(datum)
 
     def _islands(self) -> "Iterator[Island]":
-        """Operations that do not care and share data, each with its order where the island has its own."""
-        beside: dict[int, list[tuple[int, Permutation]]] = defaultdict(list)  # of a datum: operations, and views of it
+        """Yield the islands: order-agnostic operations that share data."""
+        # By datum: operations, and their views of it
+        beside: dict[int, list[tuple[int, Permutation]]] = defaultdict(list)
         around: dict[int, list[tuple[int, Permutation]]] = {}  # the same by operation
         for n, said in self._free.items():
             operation, rank = self.graph.operations[n], max(len(order or ()) for order in said.reads)
@@ -278,7 +281,7 @@ class Ordering:
             yield island
 
     def _improved(self, island: "Island") -> bool:
-        """Put an island into the best order that is found; whether that is another one."""
+        """Put an island into the best order found; return whether it is another one."""
         data = dict.fromkeys((*island.data, *(i for n in island.members for i in self.graph.operations[n].outputs)))
         before = {n: self._order[n] for n in island.members if n in self._order}
         now, best = self._sum(data), before
@@ -292,7 +295,7 @@ class Ordering:
         return best is not before
 
     def _take(self, island: "Island", orders: Mapping[int, Permutation]) -> None:
-        """Let the members work in these orders, in their own where none is named."""
+        """Assign these orders to the members; the original order to members without one."""
         for n in island.members:
             order = orders.get(n, ())
             self._order.pop(n, None)
@@ -304,7 +307,7 @@ class Ordering:
         return Transposing(sum(cost.transposes for cost in costs), sum(cost.weight for cost in costs))
 
     def _around(self, island: "Island") -> Iterator[Permutation]:
-        """The orders of an island in which what is around it makes and wants the data."""
+        """Yield the orders in which the neighbours of an island create and read its data."""
         for datum, own in island.data.items():
             n = self.writer(datum)
             orders = [] if n in island.members else [self.made(datum)]
@@ -318,7 +321,7 @@ class Ordering:
 
 
 class Island(NamedTuple):
-    """Operations that do not care. members: their orders where the island's is as it is; data: those of what they share."""
+    """Order-agnostic operations. members: their orders if the island has the original one; data: their data."""
 
     members: dict[int, Permutation]
     data: dict[int, Permutation]
@@ -329,7 +332,7 @@ class _Stays(Exception):
 
 
 def _turned(a: Bound) -> Reordered:
-    """An operation in the other layout."""
+    """Return an operation in the other layout."""
     marked = [(x.name, getattr(a, x.name)) for x in a.form if x.layout]
     marked += [(x.name, value) for x, value in zip(a.op.outputs, a.outs, strict=False) if x.layout]
     for what, value in marked:
@@ -339,12 +342,12 @@ def _turned(a: Bound) -> Reordered:
 
 
 def _own(a: Bound) -> Iterator[Value]:
-    """The tensors of the operation's own type."""
+    """Yield the tensors of the operation's main type."""
     for argument, value in a.inputs:
         if argument.spec is T:
             yield from value if isinstance(value, tuple) else (value,) if value is not None else ()
 
 
 def _as_is(value: Value | None) -> Permutation:
-    """The order of a tensor's dimensions as they are; () where the rank is unknown."""
+    """Return the original order of a tensor's dimensions; () if the rank is unknown."""
     return () if value is None or value.shape is None else tuple(range(len(value.shape)))

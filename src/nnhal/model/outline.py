@@ -1,6 +1,6 @@
-"""What people look at of a model's main subgraph: tensors, and operations with their key attributes, work and weights.
+"""A summary of a model's main subgraph: tensors, and operations with key attributes, work and weights.
 
-`outline` makes it of a model; an importer makes one of a file that it has to refuse, with what is refused and why.
+`outline` summarises a model. An importer summarises a file that it rejects, with the rejected operators and why.
 """
 
 import math
@@ -20,12 +20,13 @@ from nnhal.model.metadata import Metadata
 from nnhal.model.validate import validate
 from nnhal.ops.schema import Bound
 
-SHOWN = 8  # elements of a small constant among the attributes
-INTEGERS = frozenset(("TENSOR_INT32", "TENSOR_BOOL8", "INT32", "INT64", "BOOL"))  # no weights, unless they have a scale
+SHOWN = 8  # the most elements of a small constant that are shown
+# Not weights, unless they have a scale
+INTEGERS = frozenset(("TENSOR_INT32", "TENSOR_BOOL8", "INT32", "INT64", "BOOL"))
 
 
 class ShownTensor(Record, frozen=True):
-    """A tensor. type: its name, of NNAPI or of the file. bytes: of a constant, 0 for any other."""
+    """A tensor. type: its name in NNAPI or in the file. bytes: the size of a constant, else 0."""
 
     name: str
     type: str
@@ -36,7 +37,7 @@ class ShownTensor(Record, frozen=True):
 
     @property
     def size(self) -> int:
-        """Number of elements; 0 where it is not known."""
+        """The number of elements; 0 if unknown."""
         known = fixed(self.shape)
         return 0 if known is None else math.prod(known)
 
@@ -47,7 +48,7 @@ class ShownTensor(Record, frozen=True):
 
 
 class Node(Record, frozen=True):
-    """An operation. inputs, outputs: keys of tensors. refused: why it cannot be taken, "" where it can."""
+    """An operation. inputs, outputs: keys of tensors. refused: why nnhal rejects it, or ""."""
 
     name: str
     attributes: str
@@ -57,9 +58,7 @@ class Node(Record, frozen=True):
 
 
 class Outline(Record, frozen=True, dict=True):
-    """A graph for people. level: "" for a file that is no model of NNAPI; reasons: for the level. metadata: what the file
-    says about itself.
-    """
+    """A summary of a graph. level: "" if NNAPI cannot express the file; reasons: for the level."""
 
     name: str
     tensors: Mapping[int, ShownTensor]
@@ -72,8 +71,9 @@ class Outline(Record, frozen=True, dict=True):
 
     @kept
     def folded(self) -> Mapping[int, int]:
-        """Operations on constants alone, such as those that widen float16 weights, by their place: they belong to whoever
-        reads them. Each has the first tensor that it reads.
+        """Operations on constants alone, such as widened float16 weights, each with the first tensor that it reads.
+
+        They count as part of their readers.
         """
         found: dict[int, int] = {}
         known = {key for key, tensor in self.tensors.items() if tensor.constant}
@@ -86,25 +86,25 @@ class Outline(Record, frozen=True, dict=True):
 
     @kept
     def _origin(self) -> Mapping[int, int]:
-        """What a folded operation gives, and the tensor that it is made from."""
+        """The outputs of folded operations, and the tensors that they are computed from."""
         return {i: read for n, read in self.folded.items() for i in self.nodes[n].outputs}
 
     def weights(self, node: Node) -> list[ShownTensor]:
-        """The weights that an operation reads, as they are stored."""
+        """Return the weights that an operation reads, as stored."""
         keys = [self._origin.get(i, i) for i in node.inputs]
         return [self.tensors[i] for i in keys if i in self.tensors and self.tensors[i].weight]
 
     def macs(self, node: Node) -> int:
-        """Multiplications with accumulation of one execution of an operation; 0 where shapes are not known."""
+        """Return the multiply-accumulates of one execution of an operation; 0 if shapes are unknown."""
         sides = [[self.tensors[i] for i in side if i in self.tensors] for side in (node.inputs, node.outputs)]
         return _macs(node.name, *sides)
 
     def kinds(self) -> Counter[str]:
-        """How often each kind of operation occurs."""
+        """Count the operations of each type."""
         return Counter(node.name for node in self.nodes)
 
     def stored(self) -> dict[str, tuple[int, int, int]]:
-        """Weights by type: how many tensors, elements, bytes."""
+        """Return the weights by type: the number of tensors, elements and bytes."""
         found: dict[str, tuple[int, int, int]] = {}
         for tensor in self.tensors.values():
             if tensor.weight:
@@ -114,7 +114,7 @@ class Outline(Record, frozen=True, dict=True):
 
 
 def outline(model: Model) -> Outline:
-    """The outline of a model's main subgraph."""
+    """Summarise a model's main subgraph."""
     facts = validate(model)
     main, binding = model.main, facts.subgraphs[0]
     tensors = {}
@@ -139,12 +139,12 @@ def outline(model: Model) -> Outline:
 
 
 def shape_text(shape: Shape | None) -> str:
-    """A shape in few characters: `1x224x224x3`."""
+    """Return a short text for a shape: `1x224x224x3`."""
     return "?" if shape is None else "x".join("?" if d is None else str(d) for d in shape) or "scalar"
 
 
 def _attributes(bound: Bound | None) -> str:
-    """What sets this call of an operation apart: arguments that are not their defaults, pairs as one."""
+    """Return the arguments that are not defaults, pairs as one."""
     if bound is None:
         return ""
     given: dict[str, Any] = {}
@@ -159,7 +159,7 @@ def _attributes(bound: Bound | None) -> str:
 
 
 def attribute_text(given: Mapping[str, Any]) -> str:
-    """Arguments by name as one short line: `3x3 stride 2x2 same relu6`."""
+    """Return arguments by name as one short line: `3x3 stride 2x2 same relu6`."""
     left = dict(given)
     words = []
     for pair, label in (("filter", "window"), ("stride", "stride"), ("dilation", "dilation")):
@@ -192,7 +192,7 @@ def _macs(name: str, inputs: Sequence[ShownTensor], outputs: Sequence[ShownTenso
             return outputs[0].size * filters[1] * filters[2]
         case "TRANSPOSE_CONV_2D" if filters:
             return inputs[0].size * math.prod(filters[:3])
-        case "TRANSPOSE_CONV" if filters and len(inputs) > 2:  # the file's: shape, filter, input
+        case "TRANSPOSE_CONV" if filters and len(inputs) > 2:  # in the file's order: shape, filter, input
             return inputs[2].size * math.prod(filters[:3])
         case "FULLY_CONNECTED" if len(shapes[1]) == 2:
             return outputs[0].size * shapes[1][1]

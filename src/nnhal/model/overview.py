@@ -21,7 +21,7 @@ class Group(Record, frozen=True):
     operations: tuple[int, ...]
 
     def kinds(self, outline: Outline) -> str:
-        """What it consists of: `10 CONV_2D, 8 ADD, 6 others`."""
+        """Describe its operations: `10 CONV_2D, 8 ADD, 6 others`."""
         counts = Counter(outline.nodes[n].name for n in self.operations).most_common()
         words = [f"{count} {name}" for name, count in counts[:KINDS]]
         others = sum(count for _, count in counts[KINDS:])
@@ -29,12 +29,12 @@ class Group(Record, frozen=True):
 
 
 def groups_of(outline: Outline, device_of: Mapping[int, str]) -> list[Group]:
-    """All operations but the folded ones in groups, at most about `GROUPS`.
+    """Divide all operations except the folded ones into groups, at most about `GROUPS`.
 
     Args:
         outline: The model.
-        device_of: The device of each operation that is placed. A group lies on one device, unless more than `GROUPS`
-            neighbours differ.
+        device_of: The device of each placed operation. A group lies on one device, unless more than `GROUPS` neighbours
+            differ.
     """
     shown = [n for n in range(len(outline.nodes)) if n not in outline.folded]
     if not shown:
@@ -52,7 +52,7 @@ def groups_of(outline: Outline, device_of: Mapping[int, str]) -> list[Group]:
 
 
 def _alive(outline: Outline, shown: Sequence[int]) -> list[int]:
-    """How many tensors cross each place: those that an operation before it writes and one behind it reads."""
+    """Count for each place the tensors that an operation before it writes and one after it reads."""
     last_read: dict[int, int] = dict.fromkeys(outline.outputs, len(shown))
     for place, n in enumerate(shown):
         for key in outline.nodes[n].inputs:
@@ -71,7 +71,7 @@ def _alive(outline: Outline, shown: Sequence[int]) -> list[int]:
 
 
 def _cuts(alive: Sequence[int], begin: int, end: int, size: float) -> list[tuple[int, int]]:
-    """The cheapest way to cut a range: a group costs the tensors that leave it, and how far it is from the usual size."""
+    """Return the cheapest cuts of a range. A group costs the tensors that leave it, and its distance from the usual size."""
     best = {begin: 0.0}
     before: dict[int, int] = {}
     for last in range(begin + 1, end + 1):

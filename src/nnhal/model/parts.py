@@ -1,7 +1,4 @@
-"""Cuts a part out of a model: some operations of the main subgraph, or another subgraph, as a model of their own.
-
-Constants are not copied.
-"""
+"""Cuts a model: some operations of the main subgraph, or another subgraph, become a model. Constants are not copied."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +14,7 @@ INSIDE = frozenset((Lifetime.TEMPORARY_VARIABLE, Lifetime.SUBGRAPH_INPUT, Lifeti
 
 
 class Part(Record, frozen=True):
-    """A model cut from another; `inputs` and `outputs` are the operands of the whole that its own stand for."""
+    """A model cut from another. `inputs` and `outputs` are the corresponding operands of the original."""
 
     model: Model
     inputs: tuple[int, ...]
@@ -25,9 +22,10 @@ class Part(Record, frozen=True):
 
 
 def cut(model: Model, operations: Sequence[int], also: Collection[int] = ()) -> Part:
-    """The given operations as a model. Its outputs are what others read, the model's outputs, and the operands `also`.
+    """Return a model of the given operations.
 
-    An operation of which nobody reads anything gives all that it writes: a model has an output.
+    Its outputs are the operands that other operations read, the model's outputs, and the operands `also`. If nothing
+    reads an operation's outputs, all of them become outputs: a model needs one.
     """
     main = model.main
     if len(operations) == len(main.operations) and not set(also) - set(main.outputs):
@@ -59,7 +57,7 @@ def cut(model: Model, operations: Sequence[int], also: Collection[int] = ()) -> 
 
 
 def outline(model: Model) -> Model:
-    """A model as it is seen from outside: inputs and outputs with the shapes that are known, its pools, no operations."""
+    """Return a model's interface: inputs and outputs with known shapes, and pools, without operations."""
     main = model.main
     roles = dict.fromkeys(main.inputs, Lifetime.SUBGRAPH_INPUT) | dict.fromkeys(main.outputs, Lifetime.SUBGRAPH_OUTPUT)
     place = {old: new for new, old in enumerate(roles)}
@@ -70,10 +68,10 @@ def outline(model: Model) -> Model:
 
 
 def branch(model: Model, number: int, known: Sequence[Shape | None] = ()) -> Part:
-    """Referenced subgraph `number` as a model of its own, with those that it refers to in turn, without inputs that it does
-    not read. inputs and outputs of the part are operands of the subgraph.
+    """Return referenced subgraph `number` as a model, with the subgraphs that it refers to.
 
-    known: what is known of the shapes of its inputs besides what it states.
+    Inputs that it does not read are removed. The inputs and outputs of the part are operands of the subgraph. known:
+    known shapes of its inputs, in addition to the declared ones.
     """
     found = [number]
     for at in found:
@@ -88,7 +86,7 @@ def branch(model: Model, number: int, known: Sequence[Shape | None] = ()) -> Par
 
 
 def _narrowed(subgraph: Subgraph, known: Sequence[Shape | None]) -> Subgraph:
-    """A subgraph that states the shapes of its inputs as far as they are known, where they agree with what it says."""
+    """Declare the known shapes of a subgraph's inputs, if they agree with its declarations."""
     operands = list(subgraph.operands)
     for i, shape in zip(subgraph.inputs, known, strict=False):
         stated = operands[i].dimensions
@@ -99,7 +97,7 @@ def _narrowed(subgraph: Subgraph, known: Sequence[Shape | None]) -> Subgraph:
 
 
 def _without_unread(subgraph: Subgraph) -> tuple[Subgraph, tuple[int, ...]]:
-    """A subgraph without inputs that nothing reads, and those inputs that it keeps, by their operands before."""
+    """Remove inputs that nothing reads; return the subgraph and its remaining inputs, by their old operands."""
     read = {i for operation in subgraph.operations for i in operation.inputs}
     inputs = tuple(i for i in subgraph.inputs if i in read)
     left = [i for i in range(len(subgraph.operands)) if i in read or i not in subgraph.inputs]
@@ -114,7 +112,7 @@ def _without_unread(subgraph: Subgraph) -> tuple[Subgraph, tuple[int, ...]]:
 
 
 def _renumbered(subgraph: Subgraph, place: Mapping[int, int]) -> Subgraph:
-    """A subgraph that refers to others by other numbers."""
+    """Renumber the subgraphs that a subgraph refers to."""
     operands = [
         replace(o, location=Location(offset=place[o.location.offset])) if o.lifetime == Lifetime.SUBGRAPH else o
         for o in subgraph.operands
@@ -123,7 +121,7 @@ def _renumbered(subgraph: Subgraph, place: Mapping[int, int]) -> Subgraph:
 
 
 def within(model: Model, operation: Operation) -> Iterator[Subgraph]:
-    """The subgraphs that an operation of the main subgraph refers to, and those that their operations refer to in turn."""
+    """Yield the subgraphs that an operation of the main subgraph refers to, directly or through other subgraphs."""
     numbers: dict[int, None] = {}
     pending = [(model.main, operation)]
     while pending:
@@ -138,14 +136,14 @@ def within(model: Model, operation: Operation) -> Iterator[Subgraph]:
 
 
 def reached(model: Model, operation: Operation) -> Iterator[Operation]:
-    """An operation of the main subgraph, and those of the subgraphs that it refers to, and of those in turn."""
+    """Yield an operation of the main subgraph, and the operations of all subgraphs that it refers to."""
     yield operation
     for subgraph in within(model, operation):
         yield from subgraph.operations
 
 
 def live(model: Model) -> tuple[int, ...]:
-    """The operations of the main subgraph without which an output could not be: what the others give, nobody reads."""
+    """Return the operations of the main subgraph that some output depends on."""
     if "live" not in model._memo:
         needed, found = set(model.main.outputs), list[int]()
         for n, operation in reversed(list(enumerate(model.main.operations))):
@@ -158,7 +156,7 @@ def live(model: Model) -> tuple[int, ...]:
 
 
 def without_defaults(model: Model) -> Model:
-    """The model without trailing arguments of the main subgraph that hold their defaults, and without their operands."""
+    """Remove trailing arguments of the main subgraph that hold their defaults, and their operands."""
     bounds = validate(model).subgraphs[0].operations
     shorter = [
         o if a is None else replace(o, inputs=o.inputs[: a.needed])
@@ -176,7 +174,7 @@ def without_defaults(model: Model) -> Model:
 
 
 def _reads(model: Model) -> list[int]:
-    """How often each operand of the main subgraph is read: once for all the parts of a model."""
+    """Count how often each operand of the main subgraph is read; once for all parts of a model."""
     if "reads" not in model._memo:
         model._memo["reads"] = consumers(model.main)
     reads: list[int] = model._memo["reads"]
@@ -184,7 +182,7 @@ def _reads(model: Model) -> list[int]:
 
 
 def _operand(operand: Operand, value: Value | None, role: Lifetime | None) -> Operand:
-    """The operand in its new role, None for none at the part's edge, with every dimension that validation inferred."""
+    """Return the operand in its new role, None inside the part, with all inferred dimensions."""
     if operand.lifetime not in INSIDE:
         return operand
     dims = operand.dimensions

@@ -1,4 +1,4 @@
-"""A model as bytes, without the pools that its constants lie in. For the same version of nnhal, on the same machine."""
+"""A model as bytes, without its pools. For the same version of nnhal, on the same machine."""
 
 from typing import Annotated
 
@@ -23,13 +23,13 @@ _decode = msgspec.msgpack.Decoder(_Stored).decode
 
 
 def stored(model: Model) -> bytes:
-    """What devices see of a model, but for the contents of its pools."""
+    """Return the parts of a model that devices see, except for the contents of its pools."""
     facts = model.values, len(model.pools), model.relaxed, model.extensions, model.name
     return msgspec.msgpack.encode(_Stored(tuple(model.subgraphs), *facts))
 
 
 def unstored(data: bytes | memoryview, pools: tuple[Memory, ...]) -> Model:
-    """The model again, not yet validated, with this process's codes of extensions; InvalidModel where that cannot be."""
+    """Restore a model, not validated, with this process's extension codes; InvalidModel for invalid bytes."""
     try:
         found = _decode(data)
     except msgspec.DecodeError as error:

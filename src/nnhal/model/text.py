@@ -1,4 +1,4 @@
-"""Models for people: a stable text form, and Graphviz DOT."""
+"""Models as text: a stable text format, and Graphviz DOT."""
 
 from collections.abc import Iterator, Mapping
 
@@ -14,9 +14,9 @@ VALUES_SHOWN = 8  # elements of a small constant
 
 
 def text(model: Model, notes: Mapping[int, str] | None = None) -> str:
-    """The model as text, one operation a line; equal models give equal texts.
+    """Return the model as text, one operation a line; equal models give equal texts.
 
-    notes: for operations of the main subgraph, what stands behind their line (where it runs, and why).
+    notes: a remark for the lines of operations of the main subgraph (where it runs, and why).
     """
     facts = validate(model)
     lines = [
@@ -79,7 +79,7 @@ def _constant(model: Model, operand: Operand) -> str:
 
 
 def listing(outline: Outline) -> str:
-    """An outline with one operation a line; what cannot be taken stands with the reason."""
+    """Return an outline as text, one operation a line; a rejected operation has its reason."""
     lines = []
     for n, node in enumerate(outline.nodes):
         results = ", ".join(f"%{i}: {shape_text(outline.tensors[i].shape)}" for i in node.outputs)
@@ -91,7 +91,7 @@ def listing(outline: Outline) -> str:
 
 
 def dot(outline: Outline, colours: Mapping[int, str]) -> str:
-    """The main subgraph as Graphviz DOT. colours: fill colours of operations, by place."""
+    """Return the main subgraph as Graphviz DOT. colours: fill colours of operations, by number."""
     tensors = outline.tensors
     writer = {i: f"op{n}" for n, node in enumerate(outline.nodes) for i in node.outputs}
     lines = ["digraph model {", '  node [shape=box style="rounded,filled" fillcolor=white fontname=sans fontsize=10];']

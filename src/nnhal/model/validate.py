@@ -1,4 +1,4 @@
-"""Whole-graph validation: structure, operands, every operation against its record; shapes and level fall out.
+"""Whole-graph validation: the structure, the operands, and every operation against its record. Infers shapes and level.
 
 Source of the rules: the NN HAL `types.hal` and the definition of `ANeuralNetworksModel_finish`.
 """
@@ -37,20 +37,25 @@ from nnhal.ops import OPS
 from nnhal.ops.schema import Bound, Op, bind
 
 LIFETIMES = frozenset(Lifetime)
-LAID_OUT = "laid out"  # memo of a model: itself in other layouts, with constants
+LAID_OUT = "laid out"  # memo of a model: the model in other layouts
 _log = logger("model")
-MAX_DEPTH = 64  # of subgraphs within subgraphs
+MAX_DEPTH = 64  # of nested subgraphs
 
 
 class SubgraphBinding(Record, frozen=True):
-    """One subgraph, bound: an entry for each operation (None where it has no record) and each operand."""
+    """A bound subgraph: an entry for each operation (None without a record) and each operand."""
 
     operations: Sequence[Bound | None]
     values: tuple[Value | None, ...]  # None: no value
 
 
 class Facts(Record, frozen=True):
-    """What validation found out: the bound subgraphs (main first), the level and the reasons for it."""
+    """The results of validation.
+
+    Attributes:
+        level: The HAL version or feature level that the model needs.
+        reasons: Why it needs this level.
+    """
 
     subgraphs: tuple[SubgraphBinding, ...]
     level: Level
@@ -58,10 +63,19 @@ class Facts(Record, frozen=True):
 
 
 def validate(model: Model) -> Facts:
-    """Check everything of a model that can be known before execution; InvalidModel names operand or operation and the rule.
+    """Check everything about a model that can be known before execution.
 
-    What is found (bound operations, shapes, the level) is kept with the model: asked again, it costs nothing. ShapeNeeded
-    for a model whose operations depend on sizes.
+    The results are stored with the model: a second call costs nothing.
+
+    Args:
+        model: The model.
+
+    Returns:
+        The bound operations, shapes and level.
+
+    Raises:
+        InvalidModel: The model breaks a rule; the message names the operand or operation, and the rule.
+        ShapeNeeded: The operations of the model depend on unknown sizes.
     """
     try:
         memo = model._memo
@@ -75,9 +89,13 @@ def validate(model: Model) -> Facts:
 
 
 def values_of(model: Model, indices: Iterable[int]) -> list[Value | None]:
-    """What is known of these operands of the main subgraph of a valid model: by what they declare, if that is all there is.
+    """Return what is known of these operands of a valid model's main subgraph.
 
-    So no operation of a model that was made of a valid one is bound for the sake of its ends.
+    Operations are bound only if the operands' declarations are incomplete.
+
+    Args:
+        model: A valid model.
+        indices: Operands of its main subgraph.
     """
     operands = [model.main.operands[i] for i in indices]
     if "facts" not in model._memo and all(fixed(shape_of(operand)) is not None for operand in operands):
@@ -87,9 +105,15 @@ def values_of(model: Model, indices: Iterable[int]) -> list[Value | None]:
 
 
 def validate_outline(model: Model) -> Model:
-    """A model of inputs and outputs alone, checked as such; `validate` knows it from here on. Raises InvalidModel.
+    """Validate a model that has inputs and outputs only; later calls of `validate` accept it.
 
-    It stands for one that was prepared before: nobody can prepare it.
+    It represents a restored model, which no driver can prepare.
+
+    Args:
+        model: The model.
+
+    Raises:
+        InvalidModel: It breaks a rule.
     """
     main = model.main
     if main.operations or model.referenced:
@@ -104,9 +128,12 @@ def validate_outline(model: Model) -> Model:
 
 
 class Known(Record, frozen=True):
-    """What validation found out, for the next time. shapes: of each subgraph, by operand, those that it inferred.
+    """Results of validation that are stored for a later process.
 
-    needed: the level of each operation of the main subgraph, as of `level_needed`. optional: as of `optional_inputs`.
+    Attributes:
+        shapes: The inferred shapes of each subgraph, by operand.
+        needed: The level of each operation of the main subgraph, as in `level_needed`.
+        optional: As in `optional_inputs`.
     """
 
     shapes: tuple[tuple[tuple[int, tuple[int | None, ...]], ...], ...]
@@ -117,14 +144,14 @@ class Known(Record, frozen=True):
 
 
 class _Later:
-    """A model whose operations are bound when somebody asks for one: its graphs and constants as they are now."""
+    """The binding of a model's operations, on demand. It holds the model as it is now."""
 
     def __init__(self, model: Model) -> None:
-        self._model = replace(model)  # without what is known of it: it must not refer to itself
+        self._model = replace(model)  # a copy without memo: with it, the model would refer to itself
 
     @kept
     def bound(self) -> Facts:
-        """What validation finds out."""
+        """Validate the model."""
         return _validate(self._model)
 
 
@@ -142,7 +169,12 @@ class Unbound(Sequence[Bound | None]):
 
 
 def validated_before(model: Model, known: Known) -> Model:
-    """The model with what its validation found out before; its operations are bound when somebody asks for one."""
+    """Attach stored validation results to a model. Its operations are bound on demand.
+
+    Args:
+        model: The model.
+        known: The results of `known_of`.
+    """
     later, done = _Later(model), dict[int, SubgraphBinding]()
     for number in _innermost_first(model):
         values = [_value(model, operand, done) for operand in model.subgraphs[number].operands]
@@ -158,7 +190,11 @@ def validated_before(model: Model, known: Known) -> Model:
 
 
 def known_of(model: Model) -> Known:
-    """What `validated_before` wants to know."""
+    """Return the validation results for `validated_before`.
+
+    Args:
+        model: A valid model.
+    """
     facts = validate(model)
     shapes = tuple(
         tuple(
@@ -174,14 +210,25 @@ def known_of(model: Model) -> Known:
 
 
 def level_of(model: Model) -> Level:
-    """The least level whose drivers can be given this model."""
+    """Return the lowest HAL version or feature level whose drivers can receive this model.
+
+    Args:
+        model: The model.
+
+    Raises:
+        InvalidModel: The model breaks a rule.
+    """
     return validate(model).level
 
 
 def let_constants_go(model: Model, why: str) -> None:
-    """Take a model's constants away, in place: who asks for one, or for a bound operation, gets ContractBroken with `why`.
+    """Release a model's constants, in place. Reading one, or a bound operation, then raises ContractBroken.
 
-    Shapes, types and level stay. Arrays that somebody has over a constant stay valid: its memory goes with the last of them.
+    Shapes, types and level remain. An array over a constant stays valid, and keeps its memory alive.
+
+    Args:
+        model: A model that only the caller uses.
+        why: The message of the error.
     """
     facts, nothing = validate(model), gone(why)
     bindings = [
@@ -192,7 +239,7 @@ def let_constants_go(model: Model, why: str) -> None:
         model._memo.pop(memo, None)
     model._memo["facts"] = Facts(tuple(bindings), facts.level, facts.reasons)
     for what in ("values", "pools"):
-        force_setattr(model, what, nothing)  # it is the caller's own: see `Model.again`
+        force_setattr(model, what, nothing)  # only the caller uses this object: see `Model.again`
 
 
 def _validate(model: Model) -> Facts:
@@ -349,7 +396,7 @@ def _check_structure(model: Model, subgraph: Subgraph, where: str) -> None:
 
 
 def _check_operation(model: Model, subgraph: Subgraph, operation: Operation, ready: list[bool]) -> None:
-    """Check the structure of one operation; `ready` says which operands have a value, and is told of its outputs."""
+    """Check the structure of one operation. `ready` has the operands with a value; its outputs are added."""
     _check_type_of(model, operation.type)
     count = len(subgraph.operands)
     for kind, indices in (("input", operation.inputs), ("output", operation.outputs)):
@@ -409,7 +456,7 @@ def _check_type_of(model: Model, code: int) -> None:
 
 
 def _innermost_first(model: Model) -> list[int]:
-    """Subgraph numbers so that each comes after those it refers to; a cycle or too deep a nesting is an error."""
+    """Order subgraph numbers so that each follows those it refers to; cycles and too deep nesting are errors."""
     refers = [
         sorted({o.location.offset + 1 for o in subgraph.operands if o.lifetime == Lifetime.SUBGRAPH})
         for subgraph in model.subgraphs
@@ -467,7 +514,7 @@ def _bind(model: Model, number: int, done: dict[int, SubgraphBinding]) -> Subgra
 def _again(
     a: Bound | None, record: Op, inputs: Sequence[Value | None], outs: Sequence[Value | None], label: str
 ) -> Bound | None:
-    """What whoever built the model bound, where the model has the very same operands; else None."""
+    """Return the binding that the model's builder had made, if the operands are identical; else None."""
     if a is None or a.op is not record or len(a.given) != len(inputs) or len(a.outs) != len(outs):
         return None
     for before, value in zip(a.given, inputs, strict=True):
@@ -484,7 +531,7 @@ def _again(
 
 
 def _alike(one: Value, other: Value) -> bool:
-    """Whether two operands of one shape are known to be the same: values in the same bytes, or short ones that are equal."""
+    """Whether two operands of one shape have the same value: the same bytes, or few elements that are equal."""
     if (one.type, one.scale, one.zero_point, one.channel) != (
         other.type, other.scale, other.zero_point, other.channel,
     ):  # fmt: skip
@@ -530,7 +577,11 @@ def _element_type_known(model: Model, operand: Operand) -> bool:
 
 
 def shape_of(operand: Operand) -> Shape | None:
-    """The declared shape: None for an unknown rank, None within it for an unknown dimension."""
+    """Return the declared shape: None for an unknown rank, None within it for an unknown dimension.
+
+    Args:
+        operand: The operand.
+    """
     facts = TYPE_FACTS.get(operand.type)
     if facts is not None and not facts.tensor:
         return ()
@@ -564,7 +615,12 @@ def _level(model: Model, bindings: Sequence[SubgraphBinding]) -> tuple[Level, tu
 
 
 def level_needed(model: Model, index: int) -> Level | None:
-    """The level of an operation of the main subgraph with all that it refers to; None where it has no record."""
+    """Return the level that an operation of the main subgraph needs, including its subgraphs; None without a record.
+
+    Args:
+        model: The model.
+        index: The number of the operation.
+    """
     if (needed := model._memo.get("needed")) is not None:
         known: Level | None = needed[index]
         return known
@@ -573,7 +629,11 @@ def level_needed(model: Model, index: int) -> Level | None:
 
 
 def optional_inputs(model: Model) -> frozenset[int]:
-    """Places of the inputs that may be left out: no operation that reads them needs them."""
+    """Return the inputs that may be omitted, by place: every operation that reads them allows it.
+
+    Args:
+        model: The model.
+    """
     if (known := model._memo.get("optional")) is not None:
         places: frozenset[int] = known
         return places
@@ -590,7 +650,7 @@ def optional_inputs(model: Model) -> frozenset[int]:
 
 
 def _levels_inside(model: Model, subgraph: Subgraph, index: int) -> Iterator[Level]:
-    """The level of each subgraph that an operation refers to, kept with the model."""
+    """Yield the level of each subgraph that an operation refers to. The levels are stored with the model."""
     kept: dict[int, Level] = model._memo.setdefault("levels", {})
     for place in subgraph.operations[index].inputs:
         if subgraph.operands[place].lifetime != Lifetime.SUBGRAPH:
@@ -605,7 +665,7 @@ def _levels_inside(model: Model, subgraph: Subgraph, index: int) -> Iterator[Lev
 
 
 def _counting(subgraph: Subgraph, binding: SubgraphBinding) -> set[int]:
-    """The operands whose types count: not those that only hold defaults of trailing arguments."""
+    """Return the operands whose types count: all but those that only hold defaults of trailing arguments."""
     used = {*subgraph.inputs, *subgraph.outputs}
     for operation, a in zip(subgraph.operations, binding.operations, strict=True):
         used.update(operation.outputs, operation.inputs if a is None else operation.inputs[: a.needed])

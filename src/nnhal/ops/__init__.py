@@ -1,4 +1,4 @@
-"""One record for each operation; the table `OPS` loads the family of one when it is first asked for."""
+"""One record for each operation; the table `OPS` loads the family of an operation on first use."""
 
 from nnhal.ops.schema import OPS
 

@@ -1,4 +1,4 @@
-"""RELU, RELU1, RELU6, TANH, LOGISTIC, ELU, HARD_SWISH: activations as operations of their own."""
+"""RELU, RELU1, RELU6, TANH, LOGISTIC, ELU, HARD_SWISH: activations as separate operations."""
 
 from functools import partial
 
@@ -37,7 +37,7 @@ FLOAT, QUANT = {F32: V1_0, F16: V1_2}, {Q8: V1_0, Q8S: V1_3}
 
 
 def clip(activation: Activation) -> Kernel:
-    """Kernel: the fused activation of the same name."""
+    """Make the kernel of the fused activation of the same name."""
     low, high = map(np.float32, ACTIVATION_RANGE[activation])
     return elementwise(lambda x: np.clip(x, low, high))
 
@@ -47,7 +47,7 @@ def logistic(x: Array) -> Array:
 
 
 def elu(a: Bound, x: Array) -> Array:
-    """fmin, since an alpha of 0 times an infinite exp is no number."""
+    """Use fmin, because an alpha of 0 times an infinite exp is NaN."""
     return np.maximum(x, 0) + np.fmin(a.alpha * np.expm1(x), 0)
 
 

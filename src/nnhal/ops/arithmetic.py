@@ -1,4 +1,4 @@
-"""ADD, SUB, MUL, DIV, POW, MAXIMUM, MINIMUM, PRELU: two tensors, element by element, broadcast against each other."""
+"""ADD, SUB, MUL, DIV, POW, MAXIMUM, MINIMUM, PRELU: two tensors, elementwise, with broadcasting."""
 
 from functools import partial
 from typing import Any
@@ -40,7 +40,7 @@ def products_fit(a: Bound) -> None:
 
 
 def div(a: Bound, x: Array, y: Array) -> Array:
-    """Integers are divided towards minus infinity; by 0 is undefined by the definition: here it gives 0."""
+    """Round quotients of integers towards minus infinity. Division by 0 is undefined; here it returns 0."""
     if a.T != I32:
         return x / y
     return np.where(y == 0, 0, x.astype(np.int64) // np.where(y == 0, 1, y))
@@ -52,12 +52,15 @@ def by_zero(a: Bound, x: Array, y: Array) -> Any:
 
 
 def product(a: Bound, x: Array, y: Array) -> Array:
-    """In float64 where quantised: at far scales real values leave float32's range before they are scaled back."""
+    """Multiply, in float64 if quantised.
+
+    With extreme scales, real values leave float32's range before they are scaled back.
+    """
     return np.multiply(x, y, dtype=np.float64 if a.out.quantised else x.dtype)
 
 
 def power(base: Array, exponent: Array) -> Array:
-    """One exponent of 0.5 is spread out: for that, numpy takes the root, which is NaN at minus infinity."""
+    """Expand a single exponent of 0.5: for that, numpy uses the root, which is NaN at minus infinity."""
     every = np.broadcast_shapes(base.shape, exponent.shape)
     return np.power(base, np.array(np.broadcast_to(exponent, every)) if (exponent == 0.5).any() else exponent)
 
@@ -67,7 +70,7 @@ def prelu(x: Array, alpha: Array) -> Array:
 
 
 def above_product(d: Draw) -> tuple[float, int]:
-    """Range: an output scale greater than the product of the inputs', by little or much."""
+    """Range: an output scale slightly or much greater than the product of the inputs'."""
     product = d["input1"].scale * d["input2"].scale
     scale, zero = d.quantisation(d.kind)
     return float(np.float32(np.clip(max(product * 1.001, scale * product ** d.pick(0, 1)), 1e-44, 3e38))), zero
@@ -124,7 +127,7 @@ register(
         FLOAT | QUANT | {I32: V1_2},
         PAIR,
         kernel=elementwise(np.maximum),
-        doc="The greater element; NaN where one of the two is NaN.",
+        doc="The greater element; NaN if either is NaN.",
         example=example([3, 5], input1=[1, 5], input2=[3, 3]),
     ),
     binary(
@@ -132,7 +135,7 @@ register(
         FLOAT | QUANT | {I32: V1_2},
         PAIR,
         kernel=elementwise(np.minimum),
-        doc="The lesser element; NaN where one of the two is NaN.",
+        doc="The lesser element; NaN if either is NaN.",
         example=example([1, 3], input1=[1, 5], input2=[3, 3]),
     ),
     binary(
@@ -140,7 +143,7 @@ register(
         FLOAT | QUANT,
         (Form(*args("input alpha", T)),),
         kernel=elementwise(prelu),
-        doc="What is below 0 times alpha, the rest as it is.",
+        doc="Multiplies elements below 0 by alpha; others are unchanged.",
         example=example([-1, 3], input=[-2, 3], alpha=[0.5, 0.5]),
     ),
 )

@@ -50,7 +50,7 @@ def both(a: Bound, *tensors: Any) -> tuple[Array, ...]:
 
 
 def both_shapes(a: Bound) -> list[Shape | None]:
-    """Shape rule: sequences like the input, of the output sizes, their sum where merged; then the last states."""
+    """Shape rule: sequences like the input with the output sizes, their sum if merged; then the last states."""
     sizes = "fw_output_size", "fw_units", "bw_output_size", "bw_units"
     return two_way_shapes(a, (sizes[0], sizes[2]), *sizes)
 
@@ -77,7 +77,7 @@ register(
         ),
         (
             out("fw_output", T),
-            out("bw_output", T, default=None),  # where outputs are merged, the states follow at once
+            out("bw_output", T, default=None),  # if outputs are merged, the states follow at once
             *args("fw_state_out fw_cell_state_out bw_state_out bw_cell_state_out", T, since=V1_3, default=None),
         ),
         real(double(both)),

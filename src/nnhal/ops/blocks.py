@@ -1,4 +1,4 @@
-"""SPACE_TO_DEPTH, DEPTH_TO_SPACE, SPACE_TO_BATCH_ND, BATCH_TO_SPACE_ND, CHANNEL_SHUFFLE: blocks traded between axes."""
+"""SPACE_TO_DEPTH, DEPTH_TO_SPACE, SPACE_TO_BATCH_ND, BATCH_TO_SPACE_ND, CHANNEL_SHUFFLE: blocks moved between axes."""
 
 import math
 from collections.abc import Callable
@@ -81,13 +81,13 @@ def shuffled(a: Bound, x: Array) -> Array:
 
 
 def grouped(a: Bound) -> None:
-    """The channels fall into groups of one size."""
+    """The channels are in groups of one size."""
     size = a.input.dims[axis_of(a, "axis", a.input.rank)]
     a.require(size is None or size % a.groups == 0, f"axis {a.axis} has size {size}, must be a multiple of {a.groups}")
 
 
 def blocked(size: str) -> dict[str, Range]:
-    """Ranges: a dimension that blocks divide."""
+    """Ranges: a dimension that is a multiple of the block."""
     return {size: lambda d: d["block"] * d.whole(1, 3)}
 
 
@@ -117,7 +117,7 @@ register(
             "out_d": lambda a: a.depth // a.block**2,
         },
         sized={"depth": lambda d: d["block"] ** 2 * d.whole(1, 3)},
-        doc="Depth laid out as blocks of height and width.",
+        doc="Moves depth to blocks of height and width.",
         example=example([[[[1], [2]], [[3], [4]]]], input=[[[[1, 2, 3, 4]]]], block=2),
     ),
     Op(
@@ -133,7 +133,7 @@ register(
             "out_d": lambda a: a.depth * a.block**2,
         },
         sized=blocked("height") | blocked("width"),
-        doc="Blocks of height and width gathered into depth.",
+        doc="Moves blocks of height and width to depth.",
         example=example([[[[1, 2, 3, 4]]]], input=[[[[1], [2]], [[3], [4]]]], block=2),
     ),
     Op(
@@ -148,7 +148,7 @@ register(
             "out_h": lambda a: padded_size(a, 0),
             "out_w": lambda a: padded_size(a, 1),
         },
-        doc="Blocks of height and width spread over the batch.",
+        doc="Moves blocks of height and width to the batch.",
         example=example(
             [[[[1]]], [[[2]]], [[[3]]], [[[4]]]],
             input=[[[[1], [2]], [[3], [4]]]],
@@ -169,7 +169,7 @@ register(
             "out_w": lambda a: a.width * block_sizes(a)[1],
         },
         sized={"batch": lambda d: d["blocks"].array.prod() * d.whole(1, 2)},
-        doc="The batch gathered into blocks of height and width.",
+        doc="Moves the batch to blocks of height and width.",
         example=example([[[[1], [2]], [[3], [4]]]], input=[[[[1]]], [[[2]]], [[[3]]], [[[4]]]], blocks=[2, 2]),
     ),
     Op(
@@ -186,7 +186,7 @@ register(
         shuffled,
         (grouped,),
         reorder=by_axis("axis"),
-        doc="Channels of the same place in each group brought together.",
+        doc="Groups the channels that have the same position in each group.",
         example=example([1, 3, 2, 4], input=[1, 2, 3, 4], groups=2, axis=0),
     ),
 )

@@ -1,6 +1,7 @@
-"""AXIS_ALIGNED_BBOX_TRANSFORM, and what all operations on boxes share: rules, moving boxes by deltas, their overlap.
+"""AXIS_ALIGNED_BBOX_TRANSFORM, and shared functions of operations on boxes: rules, moving boxes by deltas, overlap.
 
-A box is [x1, y1, x2, y2] in the original image. Quantised ones count eighths of a pixel: TENSOR_QUANT16_ASYMM, scale 0.125.
+A box is [x1, y1, x2, y2] in the original image. Quantised ones are in eighths of a pixel: TENSOR_QUANT16_ASYMM, scale
+0.125.
 """
 
 from collections.abc import Callable
@@ -44,7 +45,7 @@ NUMBER = per({F32: FLOAT32, F16: FLOAT16, Q8: FLOAT32, Q8S: FLOAT32})  # of thre
 
 
 def eighths(names: str) -> Callable[[Bound], None]:
-    """Rule: these tensors count eighths of a pixel where they are quantised."""
+    """Rule: these tensors are in eighths of a pixel if they are quantised."""
 
     def check(a: Bound) -> None:
         for name in names.split():
@@ -70,7 +71,7 @@ def ordered(name: str) -> Callable[[Bound], None]:
 
 
 def in_batches(a: Bound) -> None:
-    """Rule: each box lies in one of the pictures."""
+    """Rule: each box belongs to one of the pictures."""
     index = a.batch_index.array
     for wrong in index[(index < 0) | (index >= a.batches)]:
         a.fail(f"batch_index holds {wrong}, must be from 0 to {a.batches - 1}")
@@ -101,7 +102,7 @@ def boxes_in(name: str, size: Callable[[Draw], tuple[float, float]]) -> Range:
 
 
 def counted(d: Draw, name: str, places: Array) -> Value:
-    """Places as an argument holds them; quantised ones in eighths, rounded down."""
+    """Return coordinates as an argument stores them; quantised ones in eighths, rounded down."""
     kind = d.type_of(name)
     if kind in (Q16A, Q16S):
         return Value(kind, places.shape, EIGHTH, data=np.floor(places / EIGHTH).astype(dtype_of(kind)))
@@ -114,7 +115,7 @@ def pictures(d: Draw) -> Value:
 
 
 def real_of(name: str, low: float, high: float) -> Range:
-    """Range: real numbers of a tensor, quantised ones with a scale that just covers them."""
+    """Range: real numbers of a tensor; a quantised one has a scale that just covers them."""
 
     def draw(d: Draw) -> Value:
         kind, shape = d.type_of(name), d.shape_of(name)
@@ -131,7 +132,7 @@ def real_of(name: str, low: float, high: float) -> Range:
 
 
 def distinct(name: str) -> Range:
-    """Range: scores from 0 to 1, each once: which of equal ones is taken first is not defined."""
+    """Range: scores from 0 to 1 without repetition: the order of equal ones is undefined."""
 
     def draw(d: Draw) -> Value:
         value: Value = real_of(name, 0, 1)(d)
@@ -146,7 +147,7 @@ def distinct(name: str) -> Range:
 
 
 def batch_places(d: Draw) -> Array:
-    """Range: which picture each box lies in, in order."""
+    """Range: the picture of each box, in order."""
     return np.sort(d.whole(0, d.size("batches") - 1, d.shape_of("batch_index")))
 
 
@@ -154,20 +155,20 @@ def batch_places(d: Draw) -> Array:
 
 
 def moved(centre: Array, size: Array, deltas: Array) -> Array:
-    """Boxes by their corners: the centre moved by shares of the size, the size multiplied by powers of e."""
+    """Return boxes by their corners: the centre moved by shares of the size, the size multiplied by powers of e."""
     centre = centre + deltas[..., :2] * size
     half = np.exp(deltas[..., 2:4]) * size / 2
     return np.concatenate([centre - half, centre + half], -1)
 
 
 def refined(boxes: Array, deltas: Array, image: Array) -> Array:
-    """Boxes moved by deltas [dx, dy, dw, dh] and clipped to pictures of size [height, width]."""
+    """Move boxes by deltas [dx, dy, dw, dh] and clip them to pictures of size [height, width]."""
     low, high = boxes[..., :2], boxes[..., 2:]
     return np.clip(moved((low + high) / 2, high - low, deltas), 0, image[..., [1, 0, 1, 0]])
 
 
 def overlap(box: Array, boxes: Array) -> Array:
-    """Intersection over union of one box with each of others; of two that are empty, 0."""
+    """Return the intersection over union of one box with each other one; 0 for two empty ones."""
     sides = np.minimum(box[2:], boxes[:, 2:]) - np.maximum(box[:2], boxes[:, :2])
     common = np.maximum(sides, 0).prod(-1)
     union = (box[2:] - box[:2]).prod() + (boxes[:, 2:] - boxes[:, :2]).prod(-1) - common
@@ -175,7 +176,7 @@ def overlap(box: Array, boxes: Array) -> Array:
 
 
 def whole(a: Bound) -> None:
-    """There are four deltas a class."""
+    """There are four deltas per class."""
     a.require(a.deltas % 4 == 0, f"bbox_deltas has dimension 1 = {a.deltas}, must be four times the number of classes")
 
 
@@ -205,7 +206,7 @@ register(
         real(transform),
         (eighths("roi image_info"), ordered("roi"), in_batches, nonzero("batches deltas", "num_rois"), whole),
         sized={"deltas": lambda d: 4 * d.whole(1, 3)},
-        doc="Boxes moved and resized by deltas, for each class, and clipped to their picture.",
+        doc="Moves and resizes boxes by deltas, for each class, and clips them to their picture.",
         example=example(
             [[5, 1, 8, 5]], roi=[[1, 1, 5, 5]], bbox_deltas=[[1, 0, 0, 0]], batch_index=[0], image_info=[[6, 8]]
         ),

@@ -1,4 +1,4 @@
-"""What kernels and rules share: real and stored values, layouts, activations, windows, broadcasting."""
+"""Shared functions of kernels and rules: real and stored values, layouts, activations, windows, broadcasting."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
@@ -19,10 +19,10 @@ ACTIVATION_RANGE = {
     Activation.RELU6: (0.0, 6.0),
 }
 
-INNER = 1024  # products that one float32 sums up
-IN_A_ROW = 512  # float32 terms that an engine may add one after the other, all stages of a sum together
+INNER = 1024  # products in one float32 sum
+IN_A_ROW = 512  # float32 terms that an engine may add one after another, all stages of a sum together
 
-# The float before 1/2: added to what lies just below a half it does not reach the next integer, as 1/2 does by rounding.
+# The float before 1/2: added to a number just below a half, it does not round up to the next integer, as 1/2 would.
 BELOW_HALF = {np.dtype(t): np.nextafter(t(0.5), t(0)) for t in (np.float32, np.float64)}
 
 # The tolerances of the definition, absolute and relative: one number for both in half precision.
@@ -33,13 +33,13 @@ FLOAT = (1e-5, 5 * 2**-23)
 
 
 def rounded(x: Array) -> Array:
-    """The nearest integers of a float32 or float64 array, halves away from zero."""
+    """Return the nearest integers of a float32 or float64 array, halves away from zero."""
     whole: Array = np.trunc(x + np.copysign(BELOW_HALF[x.dtype], x))
     return whole
 
 
 def single(number: float) -> float:
-    """A number as float32 holds it; infinite beyond its range."""
+    """Return a number as float32; infinite beyond its range."""
     if not number:
         return 0.0
     with np.errstate(over="ignore", under="ignore"):
@@ -47,7 +47,7 @@ def single(number: float) -> float:
 
 
 def decode(value: Value, x: Array) -> Array:
-    """The real values of a tensor: float16 widened, quantised elements as (q - zero_point) * scale, in float32."""
+    """Return the real values of a tensor: float16 widened, quantised elements as (q - zero_point) * scale, in float32."""
     if value.channel is not None:
         shape = [1] * x.ndim
         shape[value.channel.axis] = -1
@@ -58,34 +58,34 @@ def decode(value: Value, x: Array) -> Array:
 
 
 def encode(value: Value, real: Array) -> Array:
-    """Real values as the tensor stores them: rounded half away from zero, saturated."""
+    """Return real values as the tensor stores them: rounded half away from zero, saturated."""
     if not value.quantised:
         return real.astype(value.dtype, copy=False)
     limits = np.iinfo(value.dtype)
-    with np.errstate(over="ignore"):  # what is infinite saturates
+    with np.errstate(over="ignore"):  # infinity saturates
         steps = rounded(real / np.float32(value.scale))
     return np.clip(steps + value.zero_point, limits.min, limits.max).astype(value.dtype)
 
 
 def centred(value: Value, x: Array, dtype: Any = np.float32) -> Array:
-    """q - zero_point of a quantised tensor in a floating type, exact for 8 and 16 bits."""
+    """Return q - zero_point of a quantised tensor in a floating type, exact for 8 and 16 bits."""
     return np.subtract(x, value.zero_point, dtype=dtype)
 
 
 def fused(a: Bound) -> Activation:
-    """The activation fused into an operation, NONE where it has none; Unknown where the execution gives it."""
+    """Return the fused activation, NONE if there is none; Unknown if it is known only at execution."""
     found: Activation = a.activation if a.form_has("activation") else Activation.NONE
     return found
 
 
 def activate(a: Bound, x: Array) -> Array:
-    """Apply the fused activation of `a`, where it has one, to real values."""
+    """Apply the fused activation of `a`, if there is one, to real values."""
     low, high = ACTIVATION_RANGE[a.__dict__.get("activation", Activation.NONE)]
     return x if (low, high) == (-np.inf, np.inf) else np.clip(x, np.float32(low), np.float32(high))
 
 
 def real(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A kernel on real values: tensors are decoded before it; activation and encoding follow it."""
+    """Make a kernel on real values: it decodes tensors first; activation and encoding follow."""
 
     @wraps(function)
     def kernel(a: Bound, *tensors: Any) -> Any:
@@ -98,7 +98,7 @@ def real(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def elementwise(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A kernel on real values by a function that needs only them: `elementwise(np.exp)`."""
+    """Make a kernel on real values from a function of only these: `elementwise(np.exp)`."""
     return real(lambda a, *tensors: function(*tensors))
 
 
@@ -109,7 +109,7 @@ def _each(convert: Callable[[Value, Array], Array], value: Any, x: Any) -> Any:
 
 
 def lowest(x: Array) -> Any:
-    """The least value of an array's type."""
+    """Return the least value of an array's type."""
     return x.dtype.type(-np.inf) if x.dtype.kind == "f" else np.iinfo(x.dtype).min
 
 
@@ -117,9 +117,10 @@ def lowest(x: Array) -> Any:
 
 
 def nhwc(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A kernel written for NHWC: arguments and outputs marked `layout` are permuted where `nchw` is true.
+    """Make a kernel from one for NHWC: arguments and outputs marked `layout` are permuted if `nchw` is true.
 
-    It gets them without gaps: numpy adds up in the order of memory, and results must not depend on what made a tensor.
+    It gets contiguous arrays: numpy adds up in the order of memory, and results must not depend on the origin of a
+    tensor.
     """
 
     @wraps(function)
@@ -138,14 +139,14 @@ def nhwc(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def padding(a: Bound, axis: str) -> tuple[int, int]:
-    """Padding before and after `axis` ("h" or "w"), from the scheme or stated explicitly."""
+    """Return the padding before and after `axis` ("h" or "w"), from the scheme or explicit."""
     if not a.form_has("scheme"):
         return (a.pad_top, a.pad_bottom) if axis == "h" else (a.pad_left, a.pad_right)
     return (0, 0) if a.scheme == Padding.VALID else same_padding(a, axis)
 
 
 def same_padding(a: Bound, axis: str) -> tuple[int, int]:
-    """Padding before and after `axis` as of the scheme SAME, whatever the operation says."""
+    """Return the padding before and after `axis` for the scheme SAME, whatever scheme the operation has."""
     size, stride = _size(a, axis), getattr(a, f"stride_{axis}")
     total = max(0, (-(-size // stride) - 1) * stride + _reach(a, axis) - size)
     return total // 2, total - total // 2
@@ -157,18 +158,18 @@ def _size(a: Bound, axis: str) -> int:
 
 
 def dilation_of(a: Bound, axis: str) -> int:
-    """How far apart the elements are that a filter meets along `axis`; 1 where the operation has no dilation."""
+    """Return the distance of the elements that a filter meets along `axis`; 1 if the operation has no dilation."""
     name = f"dilation_{axis}"
     return int(getattr(a, name)) if a.form_has(name) else 1
 
 
 def _reach(a: Bound, axis: str) -> int:
-    """How far a filter reaches over the input, dilation counted."""
+    """Return the extent of a filter over the input, with its dilation."""
     return (int(getattr(a, f"filter_{axis}")) - 1) * dilation_of(a, axis) + 1
 
 
 def out_size(axis: str) -> Callable[[Bound], int]:
-    """Shape rule: how many positions a window takes along `axis`."""
+    """Shape rule: the number of positions of a window along `axis`."""
 
     def rule(a: Bound) -> int:
         size = _size(a, axis) + sum(padding(a, axis))
@@ -183,14 +184,14 @@ WINDOWED = {"out_h": out_size("h"), "out_w": out_size("w")}
 
 
 def narrow(a: Bound) -> None:
-    """Rule: the padding is smaller than the filter, with what its dilation skips."""
+    """Rule: the padding is smaller than the dilated filter."""
     for axis in "wh":
         pads, reach = padding(a, axis), _reach(a, axis)
         a.require(max(pads) < reach, f"padding {pads} must be smaller than filter_{axis} = {reach}")
 
 
 def pad_spatial(a: Bound, x: Array, fill: float = 0.0) -> Array:
-    """An NHWC array with the padding of `a` around height and width."""
+    """Return an NHWC array with the padding of `a` around height and width."""
     pads = padding(a, "h"), padding(a, "w")
     if pads == ((0, 0), (0, 0)):
         return x
@@ -200,7 +201,7 @@ def pad_spatial(a: Bound, x: Array, fill: float = 0.0) -> Array:
 
 
 def taps(a: Bound, x: Array, fill: float = 0.0) -> Iterator[tuple[int, int, Array]]:
-    """For each position (i, j) of the filter, the padded NHWC input it meets: an array [n, out_h, out_w, c]."""
+    """Yield for each position (i, j) of the filter the padded NHWC input that it meets: an array [n, out_h, out_w, c]."""
     out_h, out_w = out_size("h")(a), out_size("w")(a)
     padded = pad_spatial(a, x, fill)
     for i in range(a.filter_h):
@@ -211,14 +212,17 @@ def taps(a: Bound, x: Array, fill: float = 0.0) -> Iterator[tuple[int, int, Arra
 
 
 def windows(a: Bound, x: Array) -> Array:
-    """What the filter meets at each of its positions: a view [n, out_h, out_w, filter_h, filter_w, c] of padded NHWC."""
+    """Return the input of the filter at each position: a view [n, out_h, out_w, filter_h, filter_w, c] of padded NHWC."""
     view = sliding_window_view(pad_spatial(a, x), (_reach(a, "h"), _reach(a, "w")), (1, 2))
     steps = (slice(None, None, n) for n in (a.stride_h, a.stride_w, 1, dilation_of(a, "h"), dilation_of(a, "w")))
     return np.moveaxis(view[:, *steps], 3, -1)
 
 
 def product(x: Array, y: Array, out: Array | None = None) -> Array:
-    """A matrix product. One of many float32 is the sum of shorter ones in float64, whose own sums are near enough."""
+    """Multiply matrices.
+
+    A long float32 product is the float64 sum of shorter ones, whose float32 sums are accurate enough.
+    """
     many = x.shape[-1]
     if x.dtype != np.float32 or many <= INNER:
         return np.matmul(x, y, out=out)
@@ -231,7 +235,7 @@ def product(x: Array, y: Array, out: Array | None = None) -> Array:
 
 
 def interpolate(x: Array, at: Array, axis: int) -> Array:
-    """Elements at positions between 0 and the last along `axis`: each from the two nearest, by distance."""
+    """Interpolate at positions between 0 and the last along `axis`: from the two nearest elements, by distance."""
     before = at.astype(np.int64)
     after = np.minimum(before + 1, x.shape[axis] - 1)
     share = (at - before).astype(np.float32).reshape(-1, *[1] * (x.ndim - axis - 1))
@@ -252,7 +256,9 @@ def nonzero(names: str, but: str = "batches") -> Callable[[Bound], None]:
 
 
 def padded_with_zero(a: Bound) -> None:
-    """A quantised input whose zero point is not 0 is padded with it since 1.2; before, the padding is undefined."""
+    """Since 1.2, a quantised input is padded with its zero point, also if that is not 0; before, such padding is
+    undefined.
+    """
     if a.T == OperandType.TENSOR_QUANT8_ASYMM and a.input.zero_point:
         a.since(V1_2, "quantised inputs whose zero point is not 0 may be padded since 1.2")
 
@@ -265,7 +271,7 @@ def indices_within(a: Bound, name: str, size: int) -> None:
 
 
 def broadcast(a: Bound, *values: Value) -> Shape:
-    """Shape that results from broadcasting, where every dimension is equal, 1 or unknown."""
+    """Return the shape that results from broadcasting, if every dimension is equal, 1 or unknown."""
     shapes = [v.dims for v in values]
     rank = max(map(len, shapes))
     result: list[int | None] = []
@@ -283,13 +289,13 @@ def broadcast_shape(a: Bound) -> Sequence[Shape | None]:
 
 
 def axis_of(a: Bound, name: str, rank: int) -> int:
-    """The scalar argument `name` as an axis of 0 to rank - 1; negative ones count from the end."""
+    """Return the scalar argument `name` as an axis of 0 to rank - 1; negative ones count from the end."""
     axis: int = getattr(a, name)
     a.require(-rank <= axis < rank, f"{name} = {axis}, must be from {-rank} to {rank - 1}")
     return axis % rank
 
 
 def type_range(code: int) -> tuple[int, int]:
-    """Least and greatest stored value of an integer type."""
+    """Return the least and greatest stored value of an integer type."""
     limits = np.iinfo(dtype_of(code))
     return int(limits.min), int(limits.max)

@@ -36,7 +36,7 @@ OUTPUT = (out("output", TRUTH),)
 
 
 def alike(a: Bound) -> list[Shape]:
-    """Shape rule: the three tensors have one shape; what one of them knows of it holds for all."""
+    """Shape rule: the three tensors have one shape; a dimension known from one holds for all."""
     shapes = [v.dims for _, v in a.inputs if isinstance(v, Value)]
     known = shapes[0]
     for shape in shapes[1:]:
@@ -46,7 +46,7 @@ def alike(a: Bound) -> list[Shape]:
 
 
 def condition(d: Draw) -> Value:
-    """Range: as many truths as there are elements to choose from."""
+    """Range: one truth value for each element."""
     return d.tensor(B8, d["input1"].known)
 
 
@@ -101,7 +101,7 @@ register(
         "LOGICAL_OR",
         forms=PAIR,
         kernel=elementwise(np.logical_or),
-        doc="Whether one of the two is true.",
+        doc="Whether at least one is true.",
         example=example([True, True, False], input1=[True, True, False], input2=[True, False, False]),
     ),
     logical(
@@ -118,7 +118,7 @@ register(
         (out("output", T),),
         elementwise(np.where),
         infer=alike,
-        doc="The element of the first tensor where the condition is true, else of the second.",
+        doc="The element of the first tensor if the condition is true, else of the second.",
         example=example([1, 4], condition=[True, False], input1=[1, 2], input2=[3, 4]),
     ),
 )

@@ -1,4 +1,4 @@
-"""IF, WHILE: run a referenced subgraph once, or for as long as another one says."""
+"""IF, WHILE: run a referenced subgraph once, or as long as another one returns true."""
 
 import time
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ ANY = tuple(t for t in OperandType if TYPE_FACTS[t].dtype is not None)
 
 
 def alike(a: Bound, where: str, inner: Value, outer: Value | None) -> None:
-    """An operand of a subgraph and the one that it stands for have one type, quantisation and, where stated, shape."""
+    """Require that an operand of a subgraph and its outer operand have one type, quantisation and, if declared, shape."""
     if outer is None:
         return
     a.require(inner.type == outer.type, f"{where} is {type_name(inner.type)}, must be {type_name(outer.type)}")
@@ -34,7 +34,7 @@ def all_alike(a: Bound, model: str, kind: str, inner: Sequence[Value], outer: Se
 
 
 def common(*shapes: Shape | None) -> Shape | None:
-    """What is known of a shape that is one of these."""
+    """Return the known dimensions of a shape that is one of these."""
     first, *others = shapes
     if first is None or any(s is None or len(s) != len(first) for s in others):
         return None
@@ -47,10 +47,10 @@ def is_condition(a: Bound, where: str, value: Value) -> None:
 
 
 def call(a: Bound, context: Any, model: SubgraphFacts, values: Sequence[Array | None]) -> list[Array]:
-    """Run a subgraph on values that fit the shapes that it states."""
+    """Run a subgraph on values that match its declared shapes."""
     for index, (inner, x) in enumerate(zip(model.inputs, values, strict=True)):
         if x is not None and inner.shape is not None and not agree(inner.shape, x.shape):
-            a.fail(f"input {index} of subgraph {model.index} is given {show(x.shape)}, must be {show(inner.shape)}")
+            a.fail(f"input {index} of subgraph {model.index} has shape {show(x.shape)}, must be {show(inner.shape)}")
     results: list[Array] = context.call(model.index, values)
     return results
 
@@ -64,7 +64,7 @@ def condition_is_one(a: Bound) -> None:
 
 
 def branches_fit(a: Bound) -> None:
-    """Inputs and outputs of both subgraphs are like the operation's operands and outputs."""
+    """Inputs and outputs of both subgraphs match the operation's operands and outputs."""
     for name in ("then_model", "else_model"):
         model = getattr(a, name)
         all_alike(a, name, "input", model.inputs, a.operands)
@@ -72,7 +72,7 @@ def branches_fit(a: Bound) -> None:
 
 
 def either_shape(a: Bound) -> list[Shape | None]:
-    """Shape rule: what is known of the outputs of both subgraphs."""
+    """Shape rule: the dimensions that the outputs of both subgraphs have in common."""
     branches = zip(a.then_model.outputs, a.else_model.outputs, strict=True)
     return [common(one.shape, other.shape) for one, other in branches]
 
@@ -85,7 +85,7 @@ def branch(a: Bound, context: Any, condition: Array, operands: list[Array | None
 
 
 def condition_fits(a: Bound) -> None:
-    """The condition's inputs are like the operands; its one output is one truth value."""
+    """The condition's inputs match the operands; its one output is one truth value."""
     model: SubgraphFacts = a.condition_model
     all_alike(a, "condition_model", "input", model.inputs, a.operands)
     a.require(len(model.outputs) == 1, f"condition_model has {len(model.outputs)} outputs, must have 1")
@@ -93,7 +93,7 @@ def condition_fits(a: Bound) -> None:
 
 
 def body_fits(a: Bound) -> None:
-    """The first outputs are the operation's; all outputs become the first inputs of the next turn."""
+    """The first outputs are the operation's; all outputs become the first inputs of the next iteration."""
     model: SubgraphFacts = a.body_model
     all_alike(a, "body_model", "input", model.inputs, a.operands)
     count = len(model.outputs)
@@ -109,7 +109,7 @@ def body_fits(a: Bound) -> None:
 
 
 def loop_shapes(a: Bound) -> list[Shape | None]:
-    """The shape after no turn and that after any other."""
+    """Shape rule: the dimensions that the shapes after no iteration and after any other one have in common."""
     ends = zip(a.outs, a.operands, a.body_model.outputs, strict=False)
     return [None if first is None else common(first.shape, last.shape) for _, first, last in ends]
 
@@ -166,7 +166,7 @@ register(
         (condition_fits, body_fits),
         infer=loop_shapes,
         context=True,
-        doc="Runs the body for as long as the condition holds, on values that the body changes from turn to turn.",
+        doc="Runs the body as long as the condition holds, on values that the body changes in each iteration.",
         example=Example({}, [12], WHILE_CODE.strip()),
     ),
 )

@@ -1,4 +1,4 @@
-"""CAST, QUANTIZE, DEQUANTIZE: from one type to another."""
+"""CAST, QUANTIZE, DEQUANTIZE: conversions between types."""
 
 import numpy as np
 
@@ -35,7 +35,7 @@ OTHERS = {B8: V1_3, Q16A: V1_3, Q16S: V1_3, Q8S: V1_3, Q8SYMM: V1_3}  # to the s
 
 
 def cast(a: Bound, x: Array) -> Array:
-    """Stored values, truncated towards 0; what does not fit into an integer type becomes its nearest value, NaN 0."""
+    """Convert stored values, truncated towards 0; a value outside an integer type is saturated, and NaN becomes 0."""
     if a.out.dtype.kind == "f" or x.dtype == a.out.dtype:
         return x.astype(a.out.dtype, copy=False)
     return np.nan_to_num(np.clip(x.astype(np.float64), *type_range(a.out.type))).astype(a.out.dtype)
@@ -46,7 +46,7 @@ def convert(a: Bound, x: Array) -> Array:
 
 
 def quantized(x: Array) -> Array:
-    """No element stands for NaN: it gives the zero point."""
+    """NaN, which no element represents, becomes the zero point."""
     return np.where(np.isnan(x), np.float32(0), x)
 
 
@@ -58,8 +58,8 @@ register(
         (out("output", per(dict.fromkeys(NUMBERS, NUMBERS) | {t: {t: since} for t, since in OTHERS.items()})),),
         cast,
         reorder=each_element,
-        doc="The stored values in another type; scales and zero points do not count. To integers: truncated towards 0 and "
-        "saturated, NaN as 0.",
+        doc="Converts stored values to another type; scales and zero points are ignored. Integers are truncated towards 0 "
+        "and saturated, NaN becomes 0.",
         example=example([1, -1], input=[1.7, -1.7], out_type="TENSOR_INT32"),
     ),
     Op(
@@ -70,7 +70,7 @@ register(
         elementwise(quantized),
         integer=integer.nearest,
         reorder=each_element,
-        doc="Real values as quantised ones, rounded and saturated, infinite ones too; NaN as 0.",
+        doc="Quantises real values, rounded and saturated, infinite ones too; NaN becomes 0.",
         example=example(
             [126, 129, 255], input=[-1, 0.5, 200], out_type="TENSOR_QUANT8_ASYMM", scale=0.5, zero_point=128
         ),
@@ -83,7 +83,7 @@ register(
         real(convert),
         integer=integer.scaled_and_shifted,
         reorder=each_element,
-        doc="The real values that quantised ones stand for.",
+        doc="Returns the real values of quantised ones.",
         example=example([-1, 0, 1.5], input=Stored([126, 128, 131], Q8, 0.5, 128)),
     ),
 )

@@ -1,4 +1,4 @@
-"""CONV_2D, DEPTHWISE_CONV_2D, GROUPED_CONV_2D: a filter slides over height and width, and its products are summed up."""
+"""CONV_2D, DEPTHWISE_CONV_2D, GROUPED_CONV_2D: a filter moves over height and width, and its products are summed up."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -41,7 +41,7 @@ TAIL = (
 
 
 def forms(filter_dims: str, *more: Arg, tail: Sequence[Arg] = TAIL) -> tuple[Form, ...]:
-    """Padding explicit or by scheme."""
+    """Return the signatures with explicit padding and with a padding scheme."""
     head = (
         x,
         arg("filter", FILTER, filter_dims, drawn=filter_of(filter_dims.split().index("depth_out"))),
@@ -51,7 +51,7 @@ def forms(filter_dims: str, *more: Arg, tail: Sequence[Arg] = TAIL) -> tuple[For
 
 
 def convolved(a: Bound, x: Array, weights: Array) -> Array:
-    """As matrix products: each row holds what the filter meets at one position."""
+    """Convolve by matrix products: each row holds the elements that the filter meets at one position."""
     view, matrix = windows(a, x), weights.reshape(len(weights), -1).T
     depth, units = matrix.shape
     result = np.empty((*view.shape[:3], units), x.dtype)
@@ -66,7 +66,7 @@ def convolved(a: Bound, x: Array, weights: Array) -> Array:
 def depthwise(a: Bound, x: Array, weights: Array) -> Array:
     repeated = x if a.depth_multiplier == 1 else np.repeat(x, a.depth_multiplier, -1)
     long = x.dtype == np.float32 and weights[0, :, :, 0].size > ROW
-    taken = np.float64 if long else x.dtype  # one product is added after the other
+    taken = np.float64 if long else x.dtype  # one product is added after another
     return np.einsum("nhwijc,ijc->nhwc", windows(a, repeated), weights[0], dtype=taken).astype(x.dtype, copy=False)
 
 
@@ -124,7 +124,7 @@ register(
         integer=nhwc(weighted_integers(depthwise, 3, halves_up=lambda a, signed: signed and in_whole_lanes(a))),
         sized=REACH | {"depth_out": lambda d: d.size("depth_in") * d["depth_multiplier"]},
         where=WINDOWED | {"depth_out": lambda a: a.depth_in * a.depth_multiplier},
-        doc="Convolution of each channel by itself, with one or more filters.",
+        doc="Convolution of each channel alone, with one or more filters.",
         example=example(
             [[[[20, 301]]]],
             input=[[[[2, 3]]]],

@@ -45,7 +45,7 @@ register(
         filled,
         (matching,),
         infer=stated,
-        doc="A tensor of the given shape, every element the given value.",
+        doc="Fills a tensor of the given shape with the given value.",
         example=example([7, 7], shape=[2], value=7.0),
     ),
 )

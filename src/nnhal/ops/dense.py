@@ -15,7 +15,7 @@ from nnhal.ops.weighted import BIAS, TYPES, bias_of, bias_scale, filter_of, outp
 
 
 def batch_size(a: Bound) -> int:
-    """Shape rule: how many rows of `input_size` the elements of the input make."""
+    """Shape rule: the number of rows of `input_size` among the input's elements."""
     dims, size = a.input.known, a.input_size
     count = math.prod(dims)
     a.require(
@@ -31,7 +31,7 @@ def fully_connected(a: Bound, x: Array, weights: Array) -> Array:
 
 
 def rows_of(x: Array) -> Array:
-    """The tensor row by row in memory: matrix products add up in another order where it is a view of a transposed one."""
+    """Copy a tensor to row-major memory: a product of a transposed view would add up in another order."""
     return np.ascontiguousarray(x)
 
 
@@ -45,7 +45,7 @@ def same_batches(a: Bound) -> None:
 
 
 def fitting(d: Draw) -> Value:
-    """Range: matrices that those of x can be multiplied with."""
+    """Range: matrices that can be multiplied by those of x."""
     *batches, rows, columns = d["x"].known
     inner, other = rows if d["adj_x"] else columns, d.whole(1, 5)
     return d.tensor(d.kind, (*batches, other, inner) if d["adj_y"] else (*batches, inner, other))
@@ -65,7 +65,7 @@ def product_shape(a: Bound) -> list[Shape]:
 
 
 def batch_matmul(a: Bound, x: Array, y: Array) -> Array:
-    """Quantised products are summed up exactly, 32-bit integers wrap around."""
+    """Add up quantised products exactly; 32-bit integers wrap around."""
     both = (rows_of(x), a.adj_x), (rows_of(y), a.adj_y)
     left, right = (m.swapaxes(-1, -2) if adjoint else m for m, adjoint in both)
     if a.T == Q8S:
@@ -102,7 +102,7 @@ register(
         integer=weighted_integers(fully_connected, single=True),
         sized={"input_size": lambda d: d.pick(*divisors(math.prod(d["input"].known)))},
         sums="products",
-        doc="Each row of input_size elements times the weights, transposed.",
+        doc="Multiplies each row of input_size elements by the transposed weights.",
         example=example([[21, 37]], input=[[1, 2]], weights=[[3, 4], [5, 6]], bias=[10, 20]),
     ),
     Op(

@@ -1,4 +1,4 @@
-"""Which module has the record of which operation, so that a program loads those that its models need."""
+"""Maps operations to the modules of their records, so that a program loads only those of its models."""
 
 FAMILIES = {
     "activation": "RELU RELU1 RELU6 TANH LOGISTIC ELU HARD_SWISH",

@@ -1,4 +1,7 @@
-"""A 64-bit fingerprint of bytes: FarmHash's, by its published definition. It never changes, so models may depend on it."""
+"""A 64-bit fingerprint of bytes: FarmHash's, by its published definition.
+
+It never changes, because models depend on it.
+"""
 
 from struct import unpack_from
 
@@ -8,7 +11,7 @@ Pair = tuple[int, int]
 
 
 def fingerprint64(data: bytes) -> int:
-    """The fingerprint as an unsigned number."""
+    """Return the fingerprint as an unsigned number."""
     size = len(data)
     if size <= 16:
         return _to16(data, size)

@@ -1,8 +1,9 @@
-"""Fixed-point arithmetic of the quantised LSTMs, which are defined bit by bit: every product is rounded, in a given way.
+"""Fixed-point arithmetic of the quantised LSTMs, which are defined bit by bit.
 
-A 16-bit value with n integer bits is an integer q that stands for q * 2**(n - 15). The functions follow the published
-algorithms of gemmlowp, on which all implementations agree; their tanh is off by up to 12 units of 2**-15, so computing
-in float would not give the defined results. Arrays are int64, so that nothing overflows on the way.
+Every product is rounded in a prescribed way. A 16-bit value with n integer bits is an integer q that represents q *
+2**(n - 15). The functions follow the published algorithms of gemmlowp, on which all implementations agree. Their tanh
+is off by up to 12 units of 2**-15, so floating-point computation would not give the defined results. Arrays are int64,
+so that no intermediate overflows.
 """
 
 import math
@@ -21,22 +22,22 @@ def saturate(x: Array, bits: int = 16) -> Array:
 
 
 def quotient(x: Array, by: int) -> Array:
-    """x / by without its fraction."""
+    """Return x / by without its fraction."""
     return np.sign(x) * (np.abs(x) // by)
 
 
 def halve(x: Array, times: int | Array) -> Array:
-    """x / 2**times, rounded half away from zero."""
+    """Return x / 2**times, rounded half away from zero."""
     return np.sign(x) * ((np.abs(x) + np.left_shift(1, times) // 2) >> times)
 
 
 def multiply(x: Array, y: int | Array, fraction: int = 15) -> Array:
-    """x * y / 2**fraction, rounded half up."""
+    """Return x * y / 2**fraction, rounded half up."""
     return np.minimum(np.right_shift(x * y + (1 << (fraction - 1)), fraction), (1 << fraction) - 1)
 
 
 def scaled(x: Array, factor: float) -> Array:
-    """32-bit x times a real factor, which is held as a fraction of 31 bits and a power of two."""
+    """Return 32-bit x times a real factor, represented by a fraction of 31 bits and a power of two."""
     mantissa, exponent = math.frexp(factor)
     fraction = round(mantissa * 2**31)
     if fraction == 2**31:
@@ -46,7 +47,7 @@ def scaled(x: Array, factor: float) -> Array:
 
 
 def dot(x: Array, zero_point: int, weights: Array) -> Array:
-    """Exact sums of products (x - zero_point) * weights."""
+    """Return exact sums of products (x - zero_point) * weights."""
     return ((x.astype(np.float64) - zero_point) @ weights.astype(np.float64).T).astype(np.int64)
 
 
@@ -55,15 +56,15 @@ def _constant(value: float, fraction: int = 15) -> int:
 
 
 def _powers(bits: int) -> Iterable[tuple[int, int]]:
-    """For each power of two from 1/4 up: its bit in a value with `bits` integer bits, and e to its negative."""
+    """Yield for each power of two from 1/4 up its bit in a value with `bits` integer bits, and e to its negative."""
     return ((1 << (15 - bits + p), _constant(math.exp(-(2.0**p)))) for p in range(-2, bits))
 
 
 def exp_negative(x: Array, bits: int) -> Array:
-    """e**x without integer bits, for x <= 0 with `bits` integer bits.
+    """Return e**x without integer bits, for x <= 0 with `bits` integer bits.
 
-    x is split into r in [-1/4, 0) and a multiple of 1/4. Taylor's series around -1/8 gives e**r; each bit of the multiple
-    gives one more factor.
+    x is split into r in [-1/4, 0) and a multiple of 1/4. Taylor's series around -1/8 gives e**r; each bit of the
+    multiple contributes one more factor.
     """
     quarter = 1 << (13 - bits)
     r = (x & (quarter - 1)) - quarter
@@ -79,7 +80,7 @@ def exp_negative(x: Array, bits: int) -> Array:
 
 
 def _reciprocal(e: Array) -> Array:
-    """2 / (1 + e) with two integer bits, for e in [0, 1]: three of Newton's steps from a line close to it."""
+    """Return 2 / (1 + e) with two integer bits, for e in [0, 1]: three Newton steps from a line close to it."""
     half = (e + ONE + 1) >> 1
     y = _constant(48 / 17, 13) + multiply(half, _constant(-32 / 17, 13))
     for _ in range(3):
@@ -88,21 +89,22 @@ def _reciprocal(e: Array) -> Array:
 
 
 def tanh(x: Array, bits: int) -> Array:
-    """tanh without integer bits, of x with `bits` integer bits: (1 - e) / (1 + e) with e = exp(-2 |x|)."""
+    """Return tanh without integer bits, of x with `bits` integer bits: (1 - e) / (1 + e) with e = exp(-2 |x|)."""
     y = saturate((_reciprocal(exp_negative(-np.abs(x), bits + 1)) - _constant(1, 13)) << 2)
     return np.sign(x) * y
 
 
 def logistic(x: Array, bits: int) -> Array:
-    """1 / (1 + exp(-x)) without integer bits, of x with `bits` integer bits."""
+    """Return 1 / (1 + exp(-x)) without integer bits, of x with `bits` integer bits."""
     y = saturate(_reciprocal(exp_negative(-np.abs(x), bits)) << 1)
     return np.where(x > 0, y, np.where(x == 0, _constant(1 / 2), ONE - y))
 
 
 def inverse_root(x: Array) -> tuple[Array, Array]:
-    """1 / sqrt(x) of positive 31-bit integers, as a fraction of 31 bits and how often the product with it is halved.
+    """Return 1 / sqrt(x) of positive 31-bit integers.
 
-    Five of Newton's steps from 1, which is not always enough for all digits, but is the definition.
+    The result is a fraction of 31 bits and the number of halvings of the product with it. The definition has five
+    Newton steps from 1, which do not always give all digits.
     """
     pairs = (29 - np.frexp(x)[1].astype(np.int64)) // 2
     between = x * 4.0**pairs * 2.0**-29  # from 1/4 to 1

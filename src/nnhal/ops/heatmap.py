@@ -1,4 +1,4 @@
-"""HEATMAP_MAX_KEYPOINT: the greatest place of each heatmap, between its elements."""
+"""HEATMAP_MAX_KEYPOINT: the position of the maximum of each heatmap, between its elements."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from nnhal.ops.boxes import BOX_TYPES, BOXES, boxes_in, eighths, ordered
 from nnhal.ops.common import decode, nhwc, real
 from nnhal.ops.schema import BOOL, F16, F32, Q8, Q8S, Bound, Form, Op, T, arg, example, out, register
 
-REACH = 1.5  # how far from the greatest element the greatest place may lie
+REACH = 1.5  # the greatest distance of the maximum from the greatest element
 
 
 def large(a: Bound) -> None:
@@ -17,10 +17,10 @@ def large(a: Bound) -> None:
 
 
 def peak(a: Bound, around: Array) -> tuple[Array, Array]:
-    """Where a parabola through 3 x 3 elements [..., y, x] has its peak, as [x, y] from their middle, and its value there.
+    """Return the peak of a parabola through 3 x 3 elements [..., y, x] and its value there.
 
-    Taylor's expansion to the second order: m + g·d + d·H·d / 2 with the slope g and the curvature H; d solves H d = -g.
-    Where H cannot be inverted, d is 0.
+    The peak is [x, y] from their middle. Taylor's expansion to the second order is m + g·d + d·H·d / 2 with the slope g
+    and the curvature H; d solves H d = -g. If H is singular, d is 0.
     """
     (nw, n, ne), (w, m, e), (sw, s, se) = np.moveaxis(around, (-2, -1), (0, 1))
     gx, gy = (e - w) / 2, (s - n) / 2
@@ -36,13 +36,13 @@ def peak(a: Bound, around: Array) -> tuple[Array, Array]:
 
 
 def mirrored(places: Array, size: int) -> Array:
-    """Places up to one beyond either edge, where what is beyond is the mirror image of what is within."""
+    """Return positions up to one beyond either edge; elements beyond an edge are mirror images."""
     last = size - 1
     return last - np.abs(last - np.abs(places))
 
 
 def keypoints(a: Bound, heatmap: Array, boxes: Array) -> tuple[Array, Array]:
-    maps = np.moveaxis(heatmap, -1, 1).astype(np.float64)  # of which products are taken
+    maps = np.moveaxis(heatmap, -1, 1).astype(np.float64)  # their products need it
     size = a.heatmap_size
     y, x = np.divmod(maps.reshape(*maps.shape[:2], size * size).argmax(-1), size)
     beside = np.arange(-1, 2)
@@ -55,7 +55,7 @@ def keypoints(a: Bound, heatmap: Array, boxes: Array) -> tuple[Array, Array]:
 
 
 def unclear(a: Bound, heatmap: Array, _: Array) -> tuple[Array, Array]:
-    """Open: Which maps have the greatest element twice, or products of elements that float32 cannot hold."""
+    """Open: Maps whose greatest element occurs twice, or whose products of elements exceed float32."""
     x = decode(a.heatmap, heatmap).astype(np.float64)
     twice = (x == x.max((1, 2), keepdims=True)).sum((1, 2)) > 1
     found = twice | ~(np.square(x).max((1, 2)) <= np.finfo(np.float32).max / 64)
@@ -74,7 +74,7 @@ register(
                     BOX_TYPES,
                     "num_boxes 4",
                     drawn=boxes_in("boxes", lambda d: (60, 60)),
-                    doc="where the heatmaps lie in the original image",
+                    doc="the boxes of the heatmaps in the original image",
                 ),
                 arg("nchw", BOOL),
             ),
@@ -87,8 +87,8 @@ register(
         (large, eighths("boxes"), ordered("boxes")),
         leaves_open=nhwc(unclear),
         sized={"heatmap_size": lambda d: d.whole(2, 6)},
-        doc="The greatest place of each heatmap, in the original image, and its score. Where the greatest element is there "
-        "twice, or squares of elements are beyond float32, both are up to the driver.",
+        doc="The position of the maximum of each heatmap, in the original image, and its score. If the greatest element "
+        "occurs twice, or squares of elements exceed float32, both results are up to the driver.",
         example=example(([[1]], [[[1, 3]]]), heatmap=[[[[0], [0]], [[1], [0]]]], boxes=[[0, 0, 4, 4]], nchw=False),
     ),
 )

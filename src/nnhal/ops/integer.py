@@ -1,8 +1,8 @@
 """8-bit operations in integers, as TensorFlow Lite's built-in kernels compute them: the results under exact numerics.
 
-Sums are 32-bit integers. A real factor is a fraction of 31 bits and a power of two, so a product with it is rounded twice:
-when the fraction is multiplied, halves upwards, and when the power divides. The second rounds halves upwards in some
-kernels, away from zero in others. The real kernels round once, halves away from zero.
+Sums are 32-bit integers. A real factor is a fraction of 31 bits and a power of two, so a product with it is rounded
+twice: after the multiplication by the fraction, halves upwards, and at the division by the power. The second rounding
+is half upwards in some kernels, half away from zero in others. The real kernels round once, halves away from zero.
 """
 
 import math
@@ -17,13 +17,13 @@ from nnhal.ops.common import ACTIVATION_RANGE, decode, encode, fused, rounded
 from nnhal.ops.fixedpoint import halve, quotient
 from nnhal.ops.schema import Bound, Kernel
 
-LEAST_SHIFT = -31  # a factor below 2**-32 is taken for 0
+LEAST_SHIFT = -31  # a factor below 2**-32 counts as 0
 LANES = 8  # elements that most kernels compute at once
-SUM_BITS = 20  # that sums of tensors have behind the point
+SUM_BITS = 20  # fraction bits of sums of tensors
 
 
 def multiplier(factor: float | Array) -> tuple[Array, Array]:
-    """Real factors as fractions of 31 bits and powers of two."""
+    """Return real factors as fractions of 31 bits and powers of two."""
     mantissa, power = np.frexp(np.asarray(factor, np.float64))
     fraction, power = np.floor(mantissa * 2**31 + 0.5).astype(np.int64), power.astype(np.int64)
     whole = fraction == 2**31
@@ -32,9 +32,10 @@ def multiplier(factor: float | Array) -> tuple[Array, Array]:
 
 
 def rescaled(x: Array, factor: float | Array, up: bool | Array = False, cut: bool | Array = False) -> Array:
-    """32-bit integers times real factors. up: where the second rounding is upwards at halves; elsewhere away from zero.
+    """Multiply 32-bit integers by real factors.
 
-    cut: where there is no second rounding, but bits are cut off.
+    up: whether the second rounding is half upwards; else half away from zero. cut: whether bits are cut off instead of
+    the second rounding.
     """
     return scaled_by(x, *multiplier(factor), up, cut)
 
@@ -42,7 +43,7 @@ def rescaled(x: Array, factor: float | Array, up: bool | Array = False, cut: boo
 def scaled_by(
     x: Array, fraction: int | Array, power: int | Array, up: bool | Array = False, cut: bool | Array = False
 ) -> Array:
-    """As `rescaled`, by a fraction of 31 bits and a power of two."""
+    """Multiply as `rescaled`, by a fraction of 31 bits and a power of two."""
     left, right = np.clip(power, 0, 30), np.maximum(-power, 0)
     wide = np.clip(x.astype(np.int64) << left, -(2**31), 2**31 - 1)
     product = np.minimum((wide * np.asarray(fraction) + (1 << 30)) >> 31, 2**31 - 1)
@@ -52,14 +53,14 @@ def scaled_by(
 
 
 def stored(a: Bound, steps: Array) -> Array:
-    """Steps from the output's zero point as it stores them, within the fused activation's bounds."""
+    """Return the output's stored values from distances to its zero point, within the fused activation's bounds."""
     value = a.out
     low, high = encode(value, np.array(ACTIVATION_RANGE[fused(a)], np.float32)).tolist()
     return np.clip(steps + value.zero_point, low, high).astype(value.dtype)
 
 
 def quantised(kernel: Kernel, otherwise: Kernel) -> Kernel:
-    """A kernel for quantised outputs, with another for all others."""
+    """Make a kernel for quantised outputs, with another for all others."""
 
     @wraps(kernel)
     def chosen(a: Bound, *tensors: Any) -> Any:
@@ -69,19 +70,19 @@ def quantised(kernel: Kernel, otherwise: Kernel) -> Kernel:
 
 
 def in_lanes(count: int) -> Array:
-    """Which of so many elements are among eight that are computed at once."""
+    """Return which of so many elements are among eight that are computed at once."""
     return np.asarray(np.arange(count) < count // LANES * LANES)
 
 
 def steps(value: Value, x: Array) -> Array:
-    """q - zero_point of a quantised tensor."""
+    """Return q - zero_point of a quantised tensor."""
     return np.subtract(x, value.zero_point, dtype=np.int64)
 
 
 def summed(function: Callable[[Array, Array], Array], cut: bool = False) -> Kernel:
-    """Kernel: a sum or difference of two tensors, in a common scale of twice the coarser one with 20 bits behind it.
+    """Make a kernel for the sum or difference of two tensors, in twice the coarser scale with 20 more bits.
 
-    cut: whether unsigned tensors of one shape have bits cut off behind those, eight elements at a time.
+    cut: whether unsigned tensors of one shape have bits cut off instead of rounded, eight elements at a time.
     """
 
     def kernel(a: Bound, x: Array, y: Array) -> Array:
@@ -95,14 +96,16 @@ def summed(function: Callable[[Array, Array], Array], cut: bool = False) -> Kern
 
 
 def product(a: Bound, x: Array, y: Array) -> Array:
-    """A product of two tensors, whose factor is computed in float32."""
+    """Multiply two tensors; the factor is computed in float32."""
     factor = np.float32(a.input1.scale) * np.float32(a.input2.scale) / np.float32(a.out.scale)
     return stored(a, rescaled(steps(a.input1, x) * steps(a.input2, y), float(factor)))
 
 
 def mean(a: Bound, x: Array, axes: Array) -> Array:
-    """The mean along axes, of one scale and zero point. Over pictures it is that of stored values, by the factor 1 / count;
-    elsewhere the factor is 1, and its fraction is divided by the count.
+    """Return the mean along axes, for one scale and zero point.
+
+    Over pictures it is that of stored values, by the factor 1 / count. Elsewhere the factor is 1, and its fraction is
+    divided by the count.
     """
     over = tuple({axis % x.ndim for axis in axes.tolist()})
     count = math.prod(x.shape[axis] for axis in over)
@@ -116,7 +119,7 @@ def mean(a: Bound, x: Array, axes: Array) -> Array:
 
 
 def scaled_and_shifted(a: Bound, x: Array) -> Array:
-    """The real values of stored ones: a product, then a sum, each rounded to float32."""
+    """Return the real values of stored ones: a product, then a sum, each rounded to float32."""
     value = a.input
     if value.channel is not None or not value.zero_point:
         return encode(a.out, decode(value, x))
@@ -125,8 +128,10 @@ def scaled_and_shifted(a: Bound, x: Array) -> Array:
 
 
 def nearest(a: Bound, x: Array) -> Array:
-    """Real values as stored ones; NaN as 0. Eight at a time are multiplied with the reciprocal of the scale, and halves are
-    rounded to even. The rest is divided by the scale, and halves are rounded away from zero.
+    """Return real values as stored ones; NaN as 0.
+
+    Eight at a time are multiplied by the reciprocal of the scale, and halves are rounded to even. The rest is divided
+    by the scale, and halves are rounded away from zero.
     """
     real = decode(a.input, x).ravel()
     real = np.where(np.isnan(real), np.float32(0), real)
@@ -137,11 +142,14 @@ def nearest(a: Bound, x: Array) -> Array:
 
 # ------------------------------------------------------------------------------------------- HARD_SWISH, in 16 bits
 
-FINE = 7  # bits behind the point that inputs get
+FINE = 7  # fraction bits that inputs get
 
 
 def hard_swish(a: Bound, x: Array) -> Array:
-    """x times a gate between 0 and 1. The last product has its fraction cut off, which lies below the real one."""
+    """Multiply x by a gate between 0 and 1.
+
+    The fraction of the last product is cut off, so the result is below the real one.
+    """
     fine = np.float32(2.0**-FINE) * np.float32(a.input.scale)
     wide = steps(a.input, x) << FINE
     factor, power = _short(fine / np.float32(a.out.scale))
@@ -155,7 +163,7 @@ def hard_swish(a: Bound, x: Array) -> Array:
 
 
 def _short(factor: Any) -> tuple[int, int]:
-    """A real factor as a fraction of 15 bits and a power of two."""
+    """Return a real factor as a fraction of 15 bits and a power of two."""
     fraction, power = multiplier(float(factor))
     return min((int(fraction) + 2**15) >> 16, 2**15 - 1), int(power)
 
@@ -165,5 +173,5 @@ def _in_16_bits(x: Array) -> Array:
 
 
 def _doubled(x: Array, factor: int) -> Array:
-    """x * factor / 2**15, rounded half up."""
+    """Return x * factor / 2**15, rounded half up."""
     return np.asarray((x * factor + (1 << 14)) >> 15)

@@ -1,4 +1,4 @@
-"""CONCATENATION, PACK, SPLIT: tensors joined along an axis, and cut apart."""
+"""CONCATENATION, PACK, SPLIT: tensors joined along an axis, or divided."""
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from nnhal.ops.schema import (
 
 
 def joined(a: Bound) -> list[Shape]:
-    """Shape rule: that of the parts, which differ along the axis only; their sizes are added up there."""
+    """Shape rule: the shape of the parts, which differ only along the axis; the sum of their sizes there."""
     count = a.parts[0].rank
     axis = axis_of(a, "axis", count)
     dims: list[int | None] = list(a.parts[0].dims)
@@ -60,12 +60,12 @@ def concatenate(a: Bound, xs: list[Array]) -> Array:
 
 
 def rank(d: Draw) -> int:
-    """Range: how many dimensions the parts of a call have."""
+    """Range: the number of dimensions of a call's parts."""
     return int(d.once("rank", 1, 2, 3, 4))
 
 
 def along_axis(d: Draw) -> list[Value]:
-    """Range: parts that differ along the axis, of one quantisation or each with its own."""
+    """Range: parts that differ along the axis, with one quantisation or one for each."""
     at, shape, own = d["axis"], d.whole(1, 4, rank(d)), d.quantisation(d.kind)
     return [
         d.tensor(
@@ -78,7 +78,7 @@ def along_axis(d: Draw) -> list[Value]:
 
 
 def of_parts(d: Draw) -> tuple[float, int]:
-    """Range: the output's scale is that of the first part, or finer or coarser."""
+    """Range: the scale of the first part, or a finer or coarser one."""
     first = d["parts"][0]
     if d.pick(True, False):
         return first.scale, first.zero_point
@@ -93,7 +93,7 @@ def alike(d: Draw) -> list[Value]:
 
 
 def packed(a: Bound) -> list[Shape]:
-    """Shape rule: that of the parts, which is one, with their number put in at the axis."""
+    """Shape rule: the one shape of the parts, with their number inserted at the axis."""
     first = a.parts[0].dims
     axis = axis_of(a, "axis", len(first) + 1)
     for n, value in enumerate(a.parts):
@@ -116,7 +116,7 @@ def same_quantisation(a: Bound) -> None:
 def cut_shapes(a: Bound) -> list[Shape]:
     """Shape rule: the size along the axis, a multiple of pieces, is divided by it; there are as many outputs."""
     axis = axis_of(a, "axis", a.input.rank)
-    a.require(len(a.outs) == a.pieces, f"gives {len(a.outs)} outputs, must give pieces = {a.pieces}")
+    a.require(len(a.outs) == a.pieces, f"has {len(a.outs)} outputs, must have pieces = {a.pieces}")
     size = a.input.dims[axis]
     a.require(
         size is None or size % a.pieces == 0, f"dimension {axis} = {size}, must be a multiple of pieces = {a.pieces}"
@@ -144,7 +144,7 @@ register(
         infer=joined,
         scaled={"output": of_parts},
         reorder=by_axis("axis", "parts"),
-        doc="Tensors one behind the other along an axis.",
+        doc="Concatenates tensors along an axis.",
         example=example([1, 2, 3], parts=[[1], [2, 3]], axis=0),
     ),
     Op(
@@ -160,7 +160,7 @@ register(
         lambda a, xs: np.stack(xs, a.axis),
         (same_quantisation,),
         infer=packed,
-        doc="Tensors of one shape stacked along a new axis.",
+        doc="Stacks tensors of one shape along a new axis.",
         example=example([[1, 3], [2, 4]], axis=1, parts=[[1, 2], [3, 4]]),
     ),
     Op(
@@ -178,7 +178,7 @@ register(
         infer=cut_shapes,
         counted=lambda d: d["pieces"],
         reorder=by_axis("axis"),
-        doc="A tensor cut into equal pieces along an axis.",
+        doc="Splits a tensor into equal pieces along an axis.",
         example=example(([1, 2], [3, 4]), input=[1, 2, 3, 4], axis=0, pieces=2, outputs=2),
     ),
 )

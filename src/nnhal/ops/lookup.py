@@ -13,24 +13,24 @@ from nnhal.ops.schema import F16, F32, I32, Q8, Q8S, SAME, Bound, Form, Op, T, a
 
 
 def row_numbers(d: Draw) -> Array:
-    """Range: places of rows."""
+    """Range: indices of rows."""
     found: Array = d.whole(0, d["values"].known[0] - 1, d.shape_of("lookups"))
     return found
 
 
 def sorted_keys(d: Draw) -> Array:
-    """Range: keys in ascending order, now and then one twice."""
+    """Range: keys in ascending order, sometimes with one twice."""
     return np.sort(d.whole(-3, 9, d["values"].known[0]))
 
 
 def wanted_keys(d: Draw) -> Array:
-    """Range: keys that are there, and others."""
+    """Range: existing keys, and others."""
     found: Array = d.whole(-4, 10, d.shape_of("lookups"))
     return found
 
 
 def a_row_each(d: Draw) -> Value | None:
-    """Range: a weight for each row of the input; may be left out of sparse projections."""
+    """Range: a weight for each row of the input; sparse projections may omit it."""
     if d["kind"] != LshProjection.DENSE and d.pick(True, False):
         return None
     return d.tensor(d.kind, d["input"].known[:1])
@@ -41,24 +41,24 @@ values = arg("values", T, rank=(2, MAX_RANK))
 
 
 def rows(a: Bound) -> list[Shape]:
-    """Shape rule: that of values, with as many rows as lookups."""
+    """Shape rule: the shape of values, with as many rows as lookups."""
     return [(a.__dict__.get("count"), *a.values.dims[1:])]
 
 
 def within(a: Bound) -> None:
-    """Indices lie within the first dimension of the values."""
+    """Indices are within the first dimension of the values."""
     indices_within(a, "lookups", a.values.known[0])
 
 
 def found(a: Bound) -> list[Shape]:
-    """Shape rule: that of values, with as many rows as lookups; then one hit a lookup."""
+    """Shape rule: the shape of values, with as many rows as lookups; then one hit per lookup."""
     return [*rows(a), (a.__dict__.get("count"),)]
 
 
 def one_a_key(a: Bound) -> None:
     """Each key has a row of values."""
     a.require(
-        a.values.dims[0] in (None, a.keys_), f"values has {a.values.dims[0]} rows, must have {a.keys_}, one a key"
+        a.values.dims[0] in (None, a.keys_), f"values has {a.values.dims[0]} rows, must have {a.keys_}, one per key"
     )
 
 
@@ -68,7 +68,7 @@ def ascending(a: Bound) -> None:
 
 
 def by_key(a: Bound, wanted: Array, keys: Array, values: Array) -> tuple[Array, Array]:
-    """Rows without a hit are zero as they are stored, whatever the zero point."""
+    """Rows without a hit are stored zeros, whatever the zero point."""
     place = np.searchsorted(keys, wanted).clip(0, max(len(keys) - 1, 0))
     hits = keys[place] == wanted if len(keys) else np.zeros(len(wanted), bool)
     output = np.zeros((len(wanted), *values.shape[1:]), values.dtype)
@@ -77,7 +77,7 @@ def by_key(a: Bound, wanted: Array, keys: Array, values: Array) -> tuple[Array, 
 
 
 def of_one_key(a: Bound, wanted: Array, keys: Array, values: Array) -> Array:
-    """Open: Which row a key that stands twice gives: the elements in which its rows differ."""
+    """Open: The row of a key that occurs twice: the elements in which its rows differ."""
     mask = np.zeros((len(wanted), *values.shape[1:]), bool)
     for place, key in enumerate(wanted):
         rows = values[keys == key]
@@ -86,12 +86,12 @@ def of_one_key(a: Bound, wanted: Array, keys: Array, values: Array) -> Array:
 
 
 def hash_shape(a: Bound) -> list[Shape]:
-    """Shape rule: one element a function; of the dense kind one a bit."""
+    """Shape rule: one element per function; for the dense kind one per bit."""
     return [(a.functions * a.bits if a.kind == LshProjection.DENSE else a.functions,)]
 
 
 def signature_fits(a: Bound) -> None:
-    """A sparse signature fits 32 bits."""
+    """A sparse signature fits in 32 bits."""
     needed = a.bits + int(np.ceil(np.log2(max(a.functions, 1))))
     a.require(
         a.kind == LshProjection.DENSE or needed <= 32, f"sparse signatures need {needed} bits, must be at most 32"
@@ -143,7 +143,7 @@ register(
         lambda a, wanted, values: values[wanted],
         (within,),
         infer=rows,
-        doc="Rows picked by index.",
+        doc="Picks rows by index.",
         example=example([[5, 6], [1, 2]], lookups=[2, 0], values=[[1, 2], [3, 4], [5, 6]]),
     ),
     Op(
@@ -155,7 +155,7 @@ register(
         (one_a_key, ascending),
         infer=found,
         leaves_open=of_one_key,
-        doc="Rows picked by key; zeros, as they are stored, and no hit, where the key is not there.",
+        doc="Picks rows by key; a missing key gives stored zeros and no hit.",
         example=example(([[3], [0]], [1, 0]), lookups=[20, 15], keys=[10, 20], values=[[1], [3]]),
     ),
     Op(
@@ -173,7 +173,7 @@ register(
         project,
         (signature_fits, weighted, one_a_row, offset_level),
         infer=hash_shape,
-        doc="Bits by locality-sensitive hashing.",
+        doc="Computes bits by locality-sensitive hashing.",
         example=example([0], hashes=[[0.5]], input=[1.0], weight=[0.0], kind="dense"),
     ),
 )

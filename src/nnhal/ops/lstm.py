@@ -1,6 +1,7 @@
 """LSTM, UNIDIRECTIONAL_SEQUENCE_LSTM: one step, and a sequence, of the cell with all its optional parts.
 
-Optional: the input gate (left out: coupled to the forget gate, CIFG), peepholes, projection, layer normalisation, clips.
+Optional: the input gate (if omitted: coupled to the forget gate, CIFG), peepholes, projection, layer normalisation,
+clips.
 """
 
 from collections.abc import Callable
@@ -63,7 +64,7 @@ SCALAR = per({F32: FLOAT32, F16: FLOAT16})
 
 
 def part(prefix: str, name: str) -> Range:
-    """Range: an optional weight, left out with the others of its part of the cell."""
+    """Range: an optional weight, omitted together with the others of its part of the cell."""
     stem = name.split("_", maxsplit=1)[0]
     if stem == "projection":
         needs = [stem, name]
@@ -79,7 +80,7 @@ def part(prefix: str, name: str) -> Range:
 
 
 def weight(prefix: str, name: str) -> Range:
-    """Range: weights that keep sums small, or a bias; one of integers, in small units, is about 1."""
+    """Range: weights that keep sums small, or a bias; an integer bias, in small units, is about 1."""
     if "bias" not in name:
         return gentle(prefix + name)
 
@@ -101,7 +102,7 @@ def sizes(prefix: str = "") -> dict[str, Range]:
 
 
 def group(names: str, dims: str, prefix: str = "", optional: str = "", types: Any = T, **more: Any) -> tuple[Arg, ...]:
-    """Weights of one type and shape; those among `optional` may be omitted."""
+    """Make weights of one type and shape; those among `optional` may be omitted."""
     there = optional.split()
     return tuple(
         arg(prefix + n, types, dims, optional=n in there, drawn=(part if n in there else weight)(prefix, n), **more)
@@ -112,7 +113,7 @@ def group(names: str, dims: str, prefix: str = "", optional: str = "", types: An
 def cell_args(
     prefix: str = "", source: str = "input_size", *, weight: Any = T, peephole: Any = T, bias: Any = T
 ) -> tuple[Arg, ...]:
-    """The weights of one cell, in the order in which all LSTM operations take them; `source` is what it reads."""
+    """Make the weights of one cell, in the order of all LSTM operations; `source` is the size of its input."""
     units, state = f"{prefix}units", f"{prefix}output_size"
     inputs = "input_to_input input_to_forget input_to_cell input_to_output"
     states = "state_to_input state_to_forget state_to_cell state_to_output"
@@ -129,13 +130,13 @@ def cell_args(
 
 
 def norm_args(prefix: str = "", **more: Any) -> tuple[Arg, ...]:
-    """Weights of the layer normalisation of each gate."""
+    """Make the weights of the layer normalisation of each gate."""
     names = "norm_input norm_forget norm_cell norm_output"
     return group(names, f"{prefix}units", prefix, optional=names, **more)
 
 
 def state_args(prefix: str = "") -> tuple[Arg, ...]:
-    """Output and cell state of the step before."""
+    """Make output and cell state of the previous step."""
     names = {f"{prefix}state": f"batch {prefix}output_size", f"{prefix}cell_state": f"batch {prefix}units"}
     return tuple(arg(name, T, dims, drawn=of_cell(name)) for name, dims in names.items())
 
@@ -150,7 +151,7 @@ cell_activation = activation_among(*KINDS)
 
 
 def together(names: str, prefix: str = "") -> Callable[[Bound], None]:
-    """Rule: `names` are given all or none; the first, for the input gate, only where there is that gate."""
+    """Rule: `names` are given all or none; the first, for the input gate, only if there is that gate."""
 
     def check(a: Bound) -> None:
         first, *others = (prefix + n for n in names.split())
@@ -167,7 +168,7 @@ def together(names: str, prefix: str = "") -> Callable[[Bound], None]:
 
 
 def input_gate(prefix: str = "") -> Callable[[Bound], None]:
-    """Rule: what the input gate needs is given all or none."""
+    """Rule: the weights of the input gate are given all or none."""
 
     def check(a: Bound) -> None:
         all_or_none(a, [f"{prefix}{n}" for n in ("input_to_input", "state_to_input", "bias_input")])
@@ -190,7 +191,7 @@ def projected(prefix: str = "") -> Callable[[Bound], None]:
 
 
 def cell_checks(prefix: str = "") -> tuple[Callable[[Bound], None], ...]:
-    """The rules of one cell's optional parts."""
+    """Return the rules of one cell's optional parts."""
     return (
         input_gate(prefix),
         together("peep_input peep_forget peep_output", prefix),
@@ -205,7 +206,7 @@ def normalise(x: Array, weight: Array) -> Array:
 
 
 def cell(a: Bound, w: SimpleNamespace) -> tuple[Step, States]:
-    """One time step, and the states [batch, output_size] and [batch, units] that it starts from.
+    """Return one time step, and the states [batch, output_size] and [batch, units] that it starts from.
 
     The definition is Hochreiter and Schmidhuber's with peepholes (Gers), projection (Sak) and layer normalisation (Ba).
     """
@@ -252,7 +253,10 @@ def sequence(a: Bound, *tensors: Any) -> tuple[Array, ...]:
 
 
 def scratch(a: Bound) -> int:
-    """The size of the scratch output; Unknown where none is declared and the input gate may yet be left out at run time."""
+    """The size of the scratch output.
+
+    Unknown if none is declared and the input gate may be omitted at execution.
+    """
     weights = a.input_to_input
     if weights is not None and weights.data is None and not (a.out.shape and a.out.shape[-1]):
         raise Unknown("scratch_size")
@@ -260,15 +264,15 @@ def scratch(a: Bound) -> int:
 
 
 def room(a: Bound, own_gate: bool) -> int:
-    """Room for four gates, for three without an input gate of its own; the other where that is declared."""
+    """Return the size for four gates, or for three without a separate input gate; the other one if that is declared."""
     sizes = [int(a.units) * count for count in ((4, 3) if own_gate else (3, 4))]
     declared = a.out.shape
     return sizes[1] if declared and declared[-1] == sizes[1] else sizes[0]
 
 
 def outputs_counted(a: Bound) -> None:
-    """Both last states are given out, or none."""
-    a.require(len(a.outs) != 2, "got 2 outputs, gives 1 or 3: both last states or none")
+    """Both last states are outputs, or neither."""
+    a.require(len(a.outs) != 2, "has 2 outputs, must have 1 or 3: both last states or none")
 
 
 def one_way_shapes(a: Bound) -> list[Shape | None]:
@@ -277,7 +281,10 @@ def one_way_shapes(a: Bound) -> list[Shape | None]:
 
 
 def half_open(prefix: str = "") -> dict[str, Any]:
-    """For examples: all weights are 0, so the gates are half open; half of the state 6 and of the bias 2 make 4."""
+    """Make the arguments of examples.
+
+    All weights are 0, so the gates are half open; half of the state 6 and of the bias 2 make 4.
+    """
     weights = [f"{source}_to_{gate}" for source in ("input", "state") for gate in ("forget", "cell", "output")]
     biases = {"bias_forget": [0], "bias_cell": [2], "bias_output": [0]}
     values: dict[str, Any] = {name: [[0]] for name in weights} | biases | {"state": [[0]], "cell_state": [[6]]}

@@ -1,4 +1,7 @@
-"""BOX_WITH_NMS_LIMIT, and non-maximum suppression: the best box is chosen, those that overlap it lose score or drop out."""
+"""BOX_WITH_NMS_LIMIT, and non-maximum suppression.
+
+The best box is chosen; boxes that overlap it lose score or are dropped.
+"""
 
 from collections.abc import Callable
 from enum import IntEnum
@@ -12,7 +15,7 @@ from nnhal.ops.common import real
 from nnhal.ops.ranges import between, whole
 from nnhal.ops.schema import F16, F32, I32, INT32, Q8, Q8S, SAME, Bound, Form, Op, T, arg, args, example, out, register
 
-# Scores of the other boxes, and their overlaps with the one chosen, to new scores and whether each stays.
+# Maps the scores of the other boxes, and their overlaps with the chosen one, to new scores and whether each stays.
 Suppress = Callable[[Array, Array], tuple[Array, Array]]
 
 
@@ -25,7 +28,7 @@ class NmsKernel(IntEnum):
 
 
 def hard(threshold: float) -> Suppress:
-    """Drop what overlaps by the threshold or more."""
+    """Drop boxes whose overlap is at least the threshold."""
     return lambda scores, shared: (scores, shared < threshold)
 
 
@@ -46,7 +49,7 @@ def soft(a: Bound) -> Suppress:
 
 
 def choose(boxes: Array, scores: Array, suppress: Suppress, most: int = -1) -> tuple[Array, Array]:
-    """Indices of the boxes chosen, best first, and the scores they had by then. most: negative for any number."""
+    """Return the indices of the chosen boxes, best first, and their scores at that time. most: negative for no limit."""
     rest = np.arange(len(scores))
     chosen: list[int] = []
     final: list[float] = []
@@ -63,9 +66,9 @@ def choose(boxes: Array, scores: Array, suppress: Suppress, most: int = -1) -> t
 def choose_by_class(
     boxes: Array, scores: Array, threshold: float, suppress: Suppress, most: int
 ) -> tuple[Array, Array, Array]:
-    """Box, class and score of what each class but 0, the background, chooses of boxes [n, classes, 4]; best first.
+    """Return box, class and score of the choice of each class but 0, the background; best first.
 
-    threshold: a score must be greater.
+    boxes: [n, classes, 4]. threshold: a score must be greater.
     """
     found = []
     for kind in range(1, scores.shape[1]):
@@ -78,7 +81,7 @@ def choose_by_class(
 
 
 def grouped(a: Bound) -> None:
-    """Rule: boxes of one picture stand together."""
+    """Rule: boxes of one picture are adjacent."""
     index = a.batch_index.array
     first = index[:1].tolist() + index[1:][index[1:] != index[:-1]].tolist()
     a.require(min(first, default=0) >= 0, f"batch_index holds {min(first, default=0)}, must be at least 0")
@@ -86,7 +89,7 @@ def grouped(a: Bound) -> None:
 
 
 def four_a_class(a: Bound) -> None:
-    """There are four coordinates a class."""
+    """There are four coordinates per class."""
     a.require(
         a.coordinates == 4 * a.num_classes,
         f"roi has dimension 1 = {a.coordinates}, must be 4 * {a.num_classes} classes",
@@ -94,7 +97,7 @@ def four_a_class(a: Bound) -> None:
 
 
 def classes(a: Bound) -> None:
-    """Rule: there is a class besides the background."""
+    """Rule: there is a class in addition to the background."""
     a.require(a.num_classes >= 2, f"num_classes = {a.num_classes}, must be at least 2: class 0 is the background")
 
 
@@ -106,7 +109,7 @@ def sigma(a: Bound) -> None:
 
 
 def limited(a: Bound, scores: Array, roi: Array, index: Array) -> tuple[Array, ...]:
-    """The best of each picture, over all classes; in the order of pictures, classes, falling scores."""
+    """Return the best boxes of each picture, over all classes; in the order of pictures, classes, falling scores."""
     boxes = roi.reshape(*scores.shape, 4)
     most = a.max_num_detections
     parts = []
@@ -147,8 +150,8 @@ register(
             "num_classes": whole(2, 4),
             "coordinates": lambda d: 4 * d.size("num_classes"),
         },
-        doc="The best boxes of each picture, of every class but 0, the background, without those that overlap better ones. "
-        "A score must be greater than score_threshold; an overlap of iou_threshold counts; a score lowered to "
+        doc="Returns the best boxes of each picture, of every class but 0, the background, without those that overlap "
+        "better ones. A score must be greater than score_threshold; an overlap of iou_threshold counts; a score lowered to "
         "nms_score_threshold stays.",
         example=example(
             ([0.9, 0.7], [[0, 0, 4, 4], [9, 9, 10, 10]], [1, 1], [0, 0]),

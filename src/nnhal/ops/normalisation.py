@@ -65,12 +65,12 @@ def first_ranks(*ranks: int) -> Callable[[Bound], None]:
 
 
 def below_peak(a: Bound, x: Array) -> Array:
-    """Exponents less the greatest one along the axis, which changes no quotient and overflows nowhere."""
+    """Subtract the greatest exponent along the axis, which changes no quotient and avoids overflow."""
     return np.subtract(x, x.max(a.axis, keepdims=True, initial=-np.inf), dtype=np.float64) * a.beta
 
 
 def endless(a: Bound, x: Array) -> Any:
-    """Open: all along the axis where an element is infinity, since the sum of powers is infinite too."""
+    """Open: All elements along the axis of an infinite one, because the sum of powers is infinite too."""
     return False if a.input.quantised else (x == np.inf).any(a.axis, keepdims=True)
 
 

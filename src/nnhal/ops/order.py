@@ -1,4 +1,4 @@
-"""How an operation is said of tensors whose dimensions stand in another order: what `Op.reorder` of a record is made of."""
+"""Rules for `Op.reorder` of a record: an operation on tensors whose dimensions have another order."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -11,23 +11,23 @@ TO_NHWC: Permutation = (0, 2, 3, 1)  # of an NCHW tensor
 
 
 def composed(first: Permutation, then: Permutation) -> Permutation:
-    """The order of a tensor that was put into the order `first`, and what came of it into the order `then`."""
+    """Return the order that results from `first` followed by `then`."""
     return tuple([first[i] for i in then])
 
 
 def inverse(order: Permutation) -> Permutation:
-    """The order that leads back."""
+    """Return the inverse order."""
     return tuple(sorted(range(len(order)), key=order.__getitem__))
 
 
 def keeps_elements(shape: Sequence[int | None], order: Permutation) -> bool:
-    """Whether the elements of a tensor of that shape lie in the same places in memory in that order."""
+    """Whether the elements of a tensor of that shape keep their positions in memory in that order."""
     moving = [i for i in order if shape[i] != 1]
     return moving == sorted(moving)
 
 
 def without(order: Permutation, gone: Collection[int]) -> Permutation:
-    """The order of what is left where the dimensions `gone` of the tensor vanish."""
+    """Return the order of the remaining dimensions if the dimensions `gone` are removed."""
     kept = [i for i in range(len(order)) if i not in gone]
     return tuple([kept.index(i) for i in order if i not in gone])
 
@@ -36,14 +36,14 @@ def without(order: Permutation, gone: Collection[int]) -> Permutation:
 
 
 def each_element(a: Bound, order: Permutation) -> Reordered:
-    """All tensors in one order, but for those of one element that have fewer dimensions."""
+    """Reorder all tensors alike, except those of one element that have fewer dimensions."""
     tensors = [(argument.name, value) for argument, value in a.inputs if isinstance(value, Value)]
     turned = [name for name, value in tensors if value.rank == len(order) or any(d != 1 for d in value.dims)]
     return Reordered(dict.fromkeys(turned, order), [order] * len(a.outs), {})
 
 
 def by_axis(axis: str, tensor: str = "input") -> Reorder:
-    """The argument `axis`, a scalar or a tensor of one, names a dimension of `tensor`, of one tensor or several."""
+    """The argument `axis`, a scalar or a tensor of one, is a dimension of `tensor`, which is one tensor or several."""
 
     def rule(a: Bound, order: Permutation) -> Reordered:
         return Reordered({tensor: order}, [order] * len(a.outs), {axis: _moved(getattr(a, axis), order)})
@@ -52,7 +52,7 @@ def by_axis(axis: str, tensor: str = "input") -> Reorder:
 
 
 def by_axes(axes: str) -> Reorder:
-    """Dimensions named by the argument `axes` are reduced; they vanish, unless there is a `keep_dims` that is true."""
+    """Dimensions in the argument `axes` are reduced; they are removed, unless there is a `keep_dims` that is true."""
 
     def rule(a: Bound, order: Permutation) -> Reordered:
         given = getattr(a, axes)
@@ -65,7 +65,7 @@ def by_axes(axes: str) -> Reorder:
 
 
 def each_dimension(*names: str, masks: Sequence[str] = (), shrinking: str = "") -> Reorder:
-    """Arguments `names` have an entry for each dimension, `masks` a bit; those with a bit in `shrinking` vanish."""
+    """Arguments `names` have an entry for each dimension, `masks` a bit; those with a bit in `shrinking` are removed."""
 
     def rule(a: Bound, order: Permutation) -> Reordered:
         changed: dict[str, Any] = {name: getattr(a, name).array[list(order)] for name in names}
@@ -77,7 +77,7 @@ def each_dimension(*names: str, masks: Sequence[str] = (), shrinking: str = "") 
 
 
 def vanishing(axes_of: Callable[[Bound], Sequence[int]]) -> Reorder:
-    """The dimensions that `axes_of` names vanish; the argument `axes` names them."""
+    """The dimensions that `axes_of` returns are removed; the argument `axes` lists them."""
 
     def rule(a: Bound, order: Permutation) -> Reordered:
         gone = axes_of(a)
@@ -89,7 +89,7 @@ def vanishing(axes_of: Callable[[Bound], Sequence[int]]) -> Reorder:
 
 
 def in_shape(name: str) -> Reorder:
-    """The output has the shape that the argument `name` says, and the elements of the input one by one."""
+    """The output has the shape in the argument `name`, and the elements of the input in order."""
 
     def rule(a: Bound, order: Permutation) -> Reordered:
         shape = a.shapes[0]
@@ -101,7 +101,7 @@ def in_shape(name: str) -> Reorder:
 
 
 def in_other_layout(a: Bound) -> Reordered:
-    """The operation in the other layout: what is marked so in its record is reordered, and `nchw` turned round."""
+    """Return the operation in the other layout: marked tensors are reordered, and `nchw` is inverted."""
     order = TO_NHWC if a.nchw else TO_NCHW
     inputs = {x.name: order for x in a.form if x.layout}
     for x in a.form:
@@ -113,7 +113,7 @@ def in_other_layout(a: Bound) -> Reordered:
 
 
 def _moved(axis: Any, order: Permutation) -> Any:
-    """Where dimensions that are named, a number or a tensor of them, stand in an order."""
+    """Return the new positions of dimensions, a number or a tensor of them."""
     if isinstance(axis, Value):
         return [order.index(i % len(order)) for i in axis.array.tolist()]
     return order.index(axis % len(order))

@@ -1,4 +1,4 @@
-"""PAD, PAD_V2, MIRROR_PAD: elements put around a tensor."""
+"""PAD, PAD_V2, MIRROR_PAD: elements added around a tensor."""
 
 import numpy as np
 
@@ -34,7 +34,7 @@ OUT = (out("output", T, quant=SAME),)
 
 
 def within_reach(d: Draw) -> list[list[int]]:
-    """Range: no more than there are elements to mirror."""
+    """Range: at most as many elements as there are to mirror."""
     reach = 1 if d["mode"] == MirrorPad.REFLECT else 0
     return [d.whole(0, max(0, n - reach), 2).tolist() for n in d["input"].known]
 
@@ -47,7 +47,7 @@ VALUE = per({F32: FLOAT32, F16: FLOAT16, Q8: INT32, Q8S: INT32})
 def row_a_dimension(a: Bound) -> None:
     """The paddings have a row for each dimension."""
     rows, rank = a.paddings.dims[0], a.input.rank
-    a.require(rows in (None, rank), f"paddings has {rows} rows, must have {rank}, one a dimension")
+    a.require(rows in (None, rank), f"paddings has {rows} rows, must have {rank}, one per dimension")
 
 
 def widths(a: Bound) -> list[tuple[int, int]]:
@@ -57,7 +57,7 @@ def widths(a: Bound) -> list[tuple[int, int]]:
 
 
 def padded(a: Bound) -> list[Shape]:
-    """Shape rule: each dimension and what is added before and behind it."""
+    """Shape rule: each dimension plus the elements before and after it."""
     return [tuple(None if d is None else d + sum(w) for d, w in zip(a.input.dims, widths(a), strict=True))]
 
 
@@ -77,7 +77,7 @@ def fits(a: Bound) -> None:
 
 
 def mirrored(a: Bound) -> None:
-    """No more is mirrored than there is: REFLECT does not repeat the border."""
+    """The padding is at most what can be mirrored: REFLECT does not repeat the edge."""
     reach = 1 if a.mode == MirrorPad.REFLECT else 0
     for d, w in zip(a.input.dims, widths(a), strict=True):
         if d is not None:
@@ -98,7 +98,7 @@ register(
         (row_a_dimension, padded_with_zero),
         infer=padded,
         reorder=each_dimension("paddings"),
-        doc="Zeros around a tensor.",
+        doc="Pads a tensor with zeros.",
         example=example([0, 1, 2, 0, 0], input=[1, 2], paddings=[[1, 2]]),
     ),
     Op(
@@ -110,7 +110,7 @@ register(
         (row_a_dimension, fits),
         infer=padded,
         reorder=each_dimension("paddings"),
-        doc="A value around a tensor.",
+        doc="Pads a tensor with a value.",
         example=example([9, 1, 2], input=[1, 2], paddings=[[1, 0]], value=9),
     ),
     Op(
@@ -122,7 +122,7 @@ register(
         (row_a_dimension, mirrored),
         infer=padded,
         reorder=each_dimension("paddings"),
-        doc="The tensor's mirror image around it.",
+        doc="Pads a tensor with its mirror image.",
         example=example([3, 2, 1, 2, 3], input=[1, 2, 3], paddings=[[2, 0]], mode="reflect"),
     ),
 )

@@ -1,4 +1,4 @@
-"""AVERAGE_POOL_2D, MAX_POOL_2D, L2_POOL_2D: reduce a window that slides over height and width."""
+"""AVERAGE_POOL_2D, MAX_POOL_2D, L2_POOL_2D: reduce a window that moves over height and width."""
 
 from functools import partial, reduce
 
@@ -20,14 +20,14 @@ FLOAT, QUANT = {F32: V1_0, F16: V1_2}, {Q8: V1_0, Q8S: V1_3}
 
 
 def mean(a: Bound, x: Array) -> Array:
-    """Over the real elements, padding does not count; in float64, whose range no sum leaves."""
+    """Average the real elements without padding, in float64, whose range no sum exceeds."""
     x, ones = x.astype(np.float64), np.ones((1, *x.shape[1:3], 1))
     total, count = (reduce(np.add, (t for _, _, t in taps(a, values))) for values in (x, ones))
     return total / count
 
 
 def average(a: Bound, x: Array) -> Array:
-    """Quantised: the mean of stored values, halves rounded away from a stored 0, then the activation."""
+    """Average; if quantised, the stored values, halves rounded away from a stored 0, then the activation."""
     if not a.input.quantised:
         return np.asarray(real(mean)(a, x))
     return encode(a.out, activate(a, decode(a.out, rounded(mean(a, x)))))
@@ -42,7 +42,7 @@ def l2(a: Bound, x: Array) -> Array:
 
 
 def unsummed(a: Bound, x: Array) -> Array:
-    """Open: Means where the sum of the magnitudes leaves float32's range, or that are NaN."""
+    """Open: Means whose sum of magnitudes exceeds float32's range, or that are NaN."""
     real_mean = mean(a, decode(a.input, x))
     count = reduce(np.add, (t for _, _, t in taps(a, np.ones((1, *x.shape[1:3], 1)))))
     total = mean(a, np.abs(decode(a.input, x))) * count
@@ -63,7 +63,7 @@ register(
         kernel=nhwc(average),
         sums="terms",
         leaves_open=nhwc(unsummed),
-        doc="Mean of each window; of stored values where quantised, halves rounded away from a stored 0.",
+        doc="Mean of each window; of stored values if quantised, halves rounded away from a stored 0.",
         example=example([[[[3]]]], input=[[[[1], [2]], [[3], [6]]]], filter_size=2, padding="valid"),
     ),
     pool(

@@ -1,4 +1,4 @@
-"""GENERATE_PROPOSALS, DETECTION_POSTPROCESSING: boxes from predefined anchors, the best of them."""
+"""GENERATE_PROPOSALS, DETECTION_POSTPROCESSING: the best boxes from predefined anchors."""
 
 import numpy as np
 
@@ -53,19 +53,19 @@ SCALAR = per({F32: FLOAT32, F16: FLOAT16})
 
 
 def four_an_anchor(a: Bound) -> None:
-    """There are four deltas an anchor."""
+    """There are four deltas per anchor."""
     a.require(a.deltas == 4 * a.num_anchors, f"bbox_deltas has depth {a.deltas}, must be 4 * {a.num_anchors} anchors")
 
 
 def shifted(a: Bound, anchors: Array) -> Array:
-    """The anchors at each place of the feature map, in the original image: [height * width * num_anchors, 4]."""
+    """Return the anchors at each position of the feature map, in the original image: [height * width * num_anchors, 4]."""
     y, x = np.indices((a.height, a.width), np.float32)
     corner = np.stack([x * a.width_stride, y * a.height_stride], -1)[:, :, None]
     return (np.concatenate([corner, corner], -1) + anchors).reshape(-1, 4)
 
 
 def propose(a: Bound, scores: Array, deltas: Array, anchors: Array, image: Array) -> tuple[Array, ...]:
-    """In each picture: boxes from anchors and deltas, the best before NMS, without small ones, the best by NMS."""
+    """Return for each picture boxes from anchors and deltas: the best before NMS, without small ones, the best by NMS."""
     start = shifted(a, anchors)
     boxes = refined(start, deltas.reshape(a.batches, len(start), 4), image[:, None])
     scores = scores.reshape(boxes.shape[:2])
@@ -93,18 +93,18 @@ def encoding(a: Bound) -> None:
 
 
 def limits(a: Bound) -> None:
-    """Rule: the limit that counts for the kind of NMS is at least 1."""
+    """Rule: the limit for the kind of NMS is at least 1."""
     name = "max_detections_per_class" if a.use_regular_nms else "max_classes_per_detection"
     a.require(getattr(a, name) >= 1, f"{name} = {getattr(a, name)}, must be at least 1")
 
 
 def rows(a: Bound) -> int:
-    """Shape rule: room for all detections; the fast NMS gives several classes to one box, each a row of its own."""
+    """Shape rule: the most detections; the fast NMS may give one box several classes, each in a separate row."""
     return int(a.max_num_detections * (1 if a.use_regular_nms else a.max_classes_per_detection))
 
 
 def regular(a: Bound, boxes: Array, scores: Array) -> tuple[Array, ...]:
-    """Box, class and score of each detection, with an NMS for each class."""
+    """Return box, class and score of each detection, with an NMS for each class."""
     by_class = np.broadcast_to(boxes[:, None], (*scores.shape, 4))
     most, threshold = a.max_detections_per_class, a.score_threshold
     found = choose_by_class(by_class, scores, threshold, hard(a.iou_threshold), most)
@@ -112,7 +112,7 @@ def regular(a: Bound, boxes: Array, scores: Array) -> tuple[Array, ...]:
 
 
 def fast(a: Bound, boxes: Array, scores: Array) -> tuple[Array, ...]:
-    """Box, class and score of each detection, with one NMS on the best score of each box: then its best classes."""
+    """Return box, class and score of each detection, with one NMS on the best score of each box: then its best classes."""
     best = scores[:, 1:].max(-1)
     able = np.flatnonzero(best > a.score_threshold)
     chosen, _ = choose(boxes[able], best[able], hard(a.iou_threshold), a.max_num_detections)
@@ -122,7 +122,7 @@ def fast(a: Bound, boxes: Array, scores: Array) -> tuple[Array, ...]:
 
 
 def detect(a: Bound, scores: Array, deltas: Array, anchors: Array) -> tuple[Array, ...]:
-    """Rows that no detection needs are 0."""
+    """Unused rows are 0."""
     scale = np.array([a.scale_y, a.scale_x, a.scale_h, a.scale_w], np.float32)
     boxes = moved(anchors[:, :2], anchors[:, 2:], deltas[..., :4] / scale)
     shape = a.batches, rows(a)
@@ -175,13 +175,13 @@ register(
             ordered("anchors"),
             positive("height_stride width_stride"),
         ),
-        sized={  # of whose scores 8 bits can tell each from the others
+        sized={  # so few that their 8-bit scores can all differ
             "batches": whole(1, 3),
             **dict.fromkeys(("height", "width", "num_anchors"), whole(1, 4)),
             "deltas": lambda d: 4 * d.size("num_anchors"),
         },
-        doc="The best boxes, from anchors at every place of a feature map and deltas for them. Height and width must be "
-        "greater than min_size as it is, and the centre left of and above the picture's edge; an overlap of "
+        doc="Returns the best boxes, from anchors at every position of a feature map and deltas for them. Height and width "
+        "must be greater than the unscaled min_size, and the centre left of and above the picture's edge; an overlap of "
         "iou_threshold counts.",
         example=example(
             ([0.9], [[0, 0, 4, 4]], [0]),
@@ -210,7 +210,7 @@ register(
                     T,
                     "num_anchors 4",
                     drawn=real_of("anchors", 0.5, 8),
-                    doc="each [y, x, h, w], the place being the centre",
+                    doc="each [y, x, h, w], where y, x is the centre",
                 ),
                 *args(
                     "scale_y scale_x scale_h scale_w", SCALAR, drawn=between(1, 10), doc="the deltas are divided by it"
@@ -233,7 +233,7 @@ register(
         (classes, encoding, positive("scale_y scale_x scale_h scale_w"), limits),
         where={"rows": rows},
         sized={"length_box_encoding": whole(4, 5), "num_classes": whole(2, 4), "num_anchors": whole(1, 12)},
-        doc="The best boxes and their classes, from anchors and deltas for them. A score must be greater than "
+        doc="Returns the best boxes and their classes, from anchors and deltas for them. A score must be greater than "
         "score_threshold; an overlap of iou_threshold counts.",
         example=example(
             ([[0.9, 0]], [[[0, 0, 2, 2], [0, 0, 0, 0]]], [[0, 0]], [1]),

@@ -1,6 +1,6 @@
 """QUANTIZED_LSTM: a step of an LSTM cell on 8-bit tensors, with all its optional parts, in fixed point.
 
-Gates and cell state have 16 bits. Before the function of a gate its value has three integer bits.
+Gates and cell state have 16 bits. Before a gate's function its value has three integer bits.
 """
 
 import math
@@ -50,7 +50,7 @@ GATE = 2.0**-12  # scale before the gates' functions
 
 
 def about(exponent: float, least: int = 0, most: int = 0) -> Range:
-    """Range: a scale about a power of two, and a zero point."""
+    """Range: a scale of about a power of two, and a zero point."""
     return lambda d: (float(np.float32(2.0 ** (exponent + d.rng.uniform(-1, 1)))), int(d.whole(least, most)))
 
 
@@ -108,12 +108,12 @@ def states_keep_scale(a: Bound) -> None:
 
 
 def ratio(one: float, two: float, by: float) -> float:
-    """one * two / by in single precision."""
+    """Return one * two / by in single precision."""
     return float(np.float32(one) * np.float32(two) / np.float32(by))
 
 
 def normalise(x: Array, weight: Array, bias: Array, scale: float) -> Array:
-    """Layer normalisation: mean and quotient carry 10 more bits, the bias has the scale of the weights / 1024."""
+    """Normalise a layer: mean and quotient have 10 more bits, the bias has the scale of the weights / 1024."""
     n = x.shape[1]
     mean = quotient(x.sum(1, keepdims=True) * 1024, n)
     variance = quotient((x * x).sum(1, keepdims=True) * (2**20 // n) - mean * mean, 2**20)
@@ -123,7 +123,7 @@ def normalise(x: Array, weight: Array, bias: Array, scale: float) -> Array:
 
 
 def gate(a: Bound, w: SimpleNamespace, name: str, memory: Array) -> Array:
-    """The sum of all that a gate reads, every term rounded and saturated at the scale before the gate's function."""
+    """Return the sum of all inputs of a gate, every term rounded and saturated at the scale before the gate's function."""
     norm, bias = getattr(w, f"norm_{name}"), getattr(w, f"bias_{name}")
     step = GATE if norm is None else getattr(a, f"{name}_intermediate_scale")
     total: Array = np.zeros((), np.int64)
@@ -169,7 +169,7 @@ def step(a: Bound, *tensors: Any) -> tuple[Array, Array, Array]:
     return output, memory.astype(np.int16), output
 
 
-HALF_OPEN = {  # for an example: half the state; tanh(x) is x where that is small
+HALF_OPEN = {  # for an example: half the state; tanh(x) is x if x is small
     "input": Stored([[1]], Q8S, 1.0),
     **dict.fromkeys(
         [f"{source}_to_{gate}" for source in ("input", "state") for gate in GATES[1:]], Stored([[0]], Q8SYMM, 1.0)
@@ -190,7 +190,7 @@ register(
             Form(
                 arg("input", T, "batch input_size"),
                 *cell_args(weight=Q8SYMM, peephole=Q16S, bias=I32),
-                arg("state", T, "batch output_size", doc="output of the step before"),
+                arg("state", T, "batch output_size", doc="output of the previous step"),
                 arg("cell_state", Q16S, "batch units"),
                 *norm_args(types=Q16S),
                 *args("cell_clip projection_clip", FLOAT32, optional=True, drawn=sometimes(among(0, 0.3, 1.5))),
@@ -208,7 +208,7 @@ register(
         ),
         step,
         (*cell_checks(), cell_is_power_of_two, intermediates_positive, hidden_positive, states_keep_scale),
-        sized=sizes() | {name: whole(1, 5) for name in ("units", "input_size")},  # of more, roundings add up
+        sized=sizes() | {name: whole(1, 5) for name in ("units", "input_size")},  # with more, roundings add up
         scaled=SCALES,
         doc="One step of an LSTM cell on 8-bit tensors, with optional parts like LSTM.",
         example=example(([[10]], [[20]], [[10]]), **HALF_OPEN, scale=2**-9),

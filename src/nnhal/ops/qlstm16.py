@@ -12,7 +12,7 @@ from nnhal.ops.ranges import Draw
 from nnhal.ops.recurrent import named
 from nnhal.ops.schema import I32, Q8, Q16S, Bound, Form, Op, Stored, T, arg, example, fixed, out, register
 
-OUTPUT = 2.0**-7, 128  # scale and zero point of what goes in and out: from -1 to 127/128
+OUTPUT = 2.0**-7, 128  # scale and zero point of inputs and outputs: from -1 to 127/128
 STATE = 2.0**-11, 0  # of the cell state: from -16 to 16
 GATE = 2.0**-12  # scale before the gates' functions: three integer bits
 GATES = "input", "forget", "cell", "output"
@@ -53,7 +53,7 @@ def common_scale(d: Draw) -> tuple[float, int]:
 
 
 def step(a: Bound, *tensors: Any) -> tuple[Array, Array]:
-    """All implementations join input and state in this order and their weights in the other, and so do converters."""
+    """All implementations, and all converters, join input and state in this order and their weights in the other."""
     w = named(a, [x.astype(np.int64) for x in tensors])
     read = np.concatenate((w.input, w.state), 1)
     factor = float(np.float32(a.bias_input.scale)) / GATE
@@ -96,7 +96,7 @@ register(
                 *group("state_to_input state_to_forget state_to_cell state_to_output", "output_size output_size"),
                 *group("bias_input bias_forget bias_cell bias_output", "output_size", types=I32),
                 arg("cell_state", Q16S, "batch output_size"),
-                arg("state", T, "batch output_size", doc="output of the step before"),
+                arg("state", T, "batch output_size", doc="output of the previous step"),
             ),
         ),
         (

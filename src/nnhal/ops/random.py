@@ -1,4 +1,4 @@
-"""RANDOM_MULTINOMIAL: draws classes with the probabilities that log-probabilities stand for."""
+"""RANDOM_MULTINOMIAL: draws classes by log-probabilities."""
 
 import numpy as np
 
@@ -11,14 +11,14 @@ from nnhal.ops.schema import F16, F32, I32, INT32, Bound, Form, Op, T, arg, exam
 
 
 def generator(seeds: Array) -> "np.random.Generator":
-    """Equal seeds give equal samples, everywhere; two zeros give others each time."""
+    """Return a generator: equal seeds give equal samples, everywhere; two zeros give others each time."""
     if not seeds.any():
         return np.random.default_rng()
     return np.random.Generator(np.random.Philox(key=seeds.astype(np.uint32).astype(np.uint64)))
 
 
 def draw(a: Bound, x: Array, seeds: Array) -> Array:
-    """By inverting the cumulative distribution of each row. What is not finite counts as impossible."""
+    """Invert the cumulative distribution of each row. An element that is not finite counts as impossible."""
     logits = decode(a.input, x).astype(np.float64)
     possible = np.isfinite(logits)
     a.require(possible.any(-1).all() or not a.sample_count, "input has a row without a finite value, must have one")
@@ -30,7 +30,7 @@ def draw(a: Bound, x: Array, seeds: Array) -> Array:
 
 
 def logits(d: Draw) -> Value:
-    """Range: rows of which one class at least is possible."""
+    """Range: rows in which at least one class is possible."""
     value: Value = d.plain("input")
     rows = value.array.copy()
     rows[~np.isfinite(rows).any(-1), :1] = 1

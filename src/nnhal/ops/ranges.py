@@ -1,8 +1,9 @@
-"""What test generators may choose for an argument: the ranges that records name with `drawn`, `sized` and `counted`.
+"""The values that test generators may choose for an argument.
 
-A range is a function of the call in the making, `Draw`: it returns a number, an array, a `Value` where the quantisation
-matters too, a list of them for a variadic argument, or None to leave the argument out. Asking a draw for another argument
-or dimension draws it first, so ranges may lean on each other.
+Records name these ranges with `drawn`, `sized` and `counted`. A range is a function of the call under construction,
+`Draw`. It returns a number, an array, a `Value` if the quantisation matters too, a list of them for a variadic
+argument, or None to omit the argument. Reading another argument or dimension from the draw draws it first, so ranges
+may depend on each other.
 """
 
 import math
@@ -15,70 +16,70 @@ from nnhal.base.operands import Array, Value
 
 
 class Draw(Protocol):
-    """One call of an operation in the making, as ranges see it."""
+    """One call of an operation under construction, as ranges see it."""
 
     rng: "np.random.Generator"
-    kind: int  # the operation's own type
+    kind: int  # the operation's type `T`
 
     def __getitem__(self, name: str) -> Any:
-        """Argument `name`: a number where it is a scalar, a Value where it is a tensor, None where it is left out."""
+        """Return argument `name`: a number for a scalar, a Value for a tensor, None if it is omitted."""
 
     def __contains__(self, name: object) -> bool:
-        """Whether the form has this argument."""
+        """Whether the signature has this argument."""
 
     def size(self, name: str) -> int:
-        """A named dimension."""
+        """Return a named dimension."""
 
     def type_of(self, name: str) -> int:
-        """The operand type that was chosen for an argument."""
+        """Return the operand type that was chosen for an argument."""
 
     def shape_of(self, name: str) -> tuple[int, ...]:
-        """The shape that an argument's pattern of dimensions takes."""
+        """Return the shape of an argument by its pattern of dimensions."""
 
     def tensor(self, kind: int, shape: Sequence[int], quant: tuple[float, int] | None = None) -> Value:
-        """A tensor whose elements are of the class that is drawn; of a quantisation that is drawn too, if none is given."""
+        """Draw a tensor whose elements belong to the drawn class; its quantisation is drawn too, if none is given."""
 
     def quantisation(self, kind: int) -> tuple[float, int]:
-        """A scale about 1, or about that of the class that is drawn, and a zero point; zeros where there is none."""
+        """Draw a scale of about 1, or about that of the drawn class, and a zero point; zeros if the type has none."""
 
     def plain(self, name: str) -> Any:
-        """What an argument is drawn as without a range of its own."""
+        """Draw an argument without its range."""
 
     def once(self, key: str, *choices: Any) -> Any:
-        """One of some; the same whenever this key is asked for in this call."""
+        """Choose one of some; always the same for this key in this call."""
 
     def whole(self, low: int, high: int, shape: Any = None) -> Any:
-        """Integers from `low` to `high`."""
+        """Draw integers from `low` to `high`."""
 
     def pick(self, *choices: Any) -> Any:
-        """One of some."""
+        """Choose one of some."""
 
 
 Range = Callable[[Draw], Any]
 
 
 def between(low: float, high: float) -> Range:
-    """Real numbers."""
+    """Draw real numbers."""
     return lambda d: d.rng.uniform(low, high)
 
 
 def whole(low: int, high: int) -> Range:
-    """An integer."""
+    """Draw an integer."""
     return lambda d: d.whole(low, high)
 
 
 def among(*choices: Any) -> Range:
-    """One of some values."""
+    """Choose one of some values."""
     return lambda d: d.pick(*choices)
 
 
 def array(name: str, low: int, high: int) -> Range:
-    """Integers for each element of tensor argument `name`."""
+    """Draw integers for each element of tensor argument `name`."""
     return lambda d: d.whole(low, high, d.shape_of(name))
 
 
 def an_axis(of: str = "input", beyond: int = 0, *, counted_back: bool = True) -> Range:
-    """A dimension of another tensor (of the first of several); `beyond` more than it has."""
+    """Draw a dimension of another tensor (of the first of several); `beyond` adds to their number."""
 
     def draw(d: Draw) -> int:
         rank = first(d[of]).rank + beyond
@@ -88,35 +89,35 @@ def an_axis(of: str = "input", beyond: int = 0, *, counted_back: bool = True) ->
 
 
 def first(value: Any) -> Value:
-    """A tensor, or the first of a variadic argument's."""
+    """Return a tensor, or the first one of a variadic argument."""
     found: Value = value[0] if isinstance(value, list) else value
     return found
 
 
 def some_axes(d: Draw) -> Array:
-    """Some dimensions of the input, perhaps twice."""
+    """Draw some dimensions of the input, perhaps with repetitions."""
     rank = d["input"].rank
     found: Array = d.whole(-rank, rank - 1, d.whole(1, rank))
     return found
 
 
 def element(d: Draw) -> Any:
-    """One element of the type that an argument `value` has, of the class that is drawn."""
+    """Draw one element of the drawn class, with the type of the argument `value`."""
     return d.tensor(d.type_of("value"), ()).array[()]
 
 
 def divisors(size: int) -> list[int]:
-    """What divides a size."""
+    """Return the divisors of a size."""
     return [n for n in range(1, size + 1) if size % n == 0] or [1]
 
 
 def parts_of_axis(d: Draw) -> int:
-    """What divides the input's size along the axis."""
+    """Draw a divisor of the input's size along the axis."""
     return int(d.pick(*divisors(d["input"].known[d["axis"]])))
 
 
 def factors(d: Draw) -> list[int]:
-    """A shape that holds the input's elements, with a -1 now and then."""
+    """Draw a shape that holds the input's elements, sometimes with a -1."""
     left, shape = math.prod(d["input"].known), []
     for _ in range(int(d.whole(0, 3))):
         shape.append(d.pick(*divisors(left)))
@@ -128,15 +129,15 @@ def factors(d: Draw) -> list[int]:
 
 
 def leading(name: str, most: int) -> Range:
-    """As many sizes as tensor `name` has dimensions, from 0 to `most` before and after each."""
+    """Draw as many sizes as tensor `name` has dimensions, each with 0 to `most` before and after."""
     return lambda d: d.whole(0, most, (first(d[name]).rank, 2))
 
 
 def like(name: str) -> Range:
-    """A tensor of the own type with the shape of another."""
+    """Draw a tensor of type `T` with the shape of another."""
     return lambda d: d.tensor(d.kind, d[name].known)
 
 
 def sometimes(draw: Range, share: float = 0.7) -> Range:
-    """What another range gives, or nothing."""
+    """Draw from another range, or omit the argument."""
     return lambda d: draw(d) if d.rng.random() < share else None

@@ -1,4 +1,4 @@
-"""What the recurrent operations share: activations, unrolling over time in either layout, two directions, linking."""
+"""Shared functions of the recurrent operations: activations, unrolling over time, two directions, linking."""
 
 from collections.abc import Callable, Iterable
 from functools import wraps
@@ -20,7 +20,7 @@ Step = Callable[[States, Array, Array | None], States]  # step(states, input, au
 
 
 def sigmoid(x: Array) -> Array:
-    """1 / (1 + exp(-x)), which neither overflows nor loses what is close to 0."""
+    """Return 1 / (1 + exp(-x)), which neither overflows nor loses precision close to 0."""
     result: Array = np.exp(np.minimum(x, 0)) / (1 + np.exp(-np.abs(x)))
     return result
 
@@ -51,18 +51,21 @@ def activation_among(*kinds: RecurrentActivation) -> Callable[[Bound], None]:
     return check
 
 
-# The fused activations of the definition, and the two more that converters use and implementations take.
+# The fused activations of the definition, and two more that converters use and implementations support.
 simple_activation = activation_among(*ACTIVATIONS)
 
 
 def size(a: Bound, name: str) -> int | None:
-    """A named dimension, None while it is unknown."""
+    """Return a named dimension, None while it is unknown."""
     found: int | None = a.__dict__.get(name)
     return found
 
 
 def given(a: Bound, name: str) -> bool:
-    """Whether an optional argument has a value; Unknown for an input declared as [0], which may be left out at run time."""
+    """Whether an optional argument has a value.
+
+    Unknown for an input declared as [0], which may be omitted at execution.
+    """
     value: Value | None = getattr(a, name)
     if value is not None and perhaps_omitted(value):
         raise Unknown(name)
@@ -70,7 +73,7 @@ def given(a: Bound, name: str) -> bool:
 
 
 def all_or_none(a: Bound, names: Iterable[str]) -> list[str]:
-    """Require that these optional arguments are given together; returns those that are."""
+    """Require that these optional arguments are given together; return those that are."""
     there = [n for n in names if given(a, n)]
     missing = [n for n in names if n not in there]
     a.require(not there or not missing, f"{', '.join(there)} is given, so {', '.join(missing)} must be given too")
@@ -78,7 +81,10 @@ def all_or_none(a: Bound, names: Iterable[str]) -> list[str]:
 
 
 def named(a: Bound, tensors: Iterable[Any], prefix: str = "") -> SimpleNamespace:
-    """The tensors of a kernel call by the names of their arguments; with a prefix only those that have it, without it."""
+    """Return the tensors of a kernel call by the names of their arguments.
+
+    With a prefix, return only those that have it, without it.
+    """
     pairs = zip((argument.name for argument, _ in a.inputs), tensors, strict=True)
     return SimpleNamespace(**{n.removeprefix(prefix): x for n, x in pairs if n.startswith(prefix)})
 
@@ -87,7 +93,10 @@ def named(a: Bound, tensors: Iterable[Any], prefix: str = "") -> SimpleNamespace
 
 
 def double(kernel: Kernel) -> Kernel:
-    """A kernel that computes in float64: roundings of float32 would add up over the steps, and the gates magnify them."""
+    """Make a kernel that computes in float64.
+
+    Roundings of float32 would add up over the steps, and the gates magnify them.
+    """
 
     @wraps(kernel)
     def wide(a: Bound, *tensors: Any) -> Any:
@@ -96,7 +105,7 @@ def double(kernel: Kernel) -> Kernel:
     return wide
 
 
-SHAKES, STEP = 6, 2.0**-22  # how often, and by how much
+SHAKES, STEP = 6, 2.0**-22  # the number of trials, and the relative change
 
 
 def overflows(tensors: Iterable[Any]) -> bool:
@@ -108,8 +117,8 @@ def overflows(tensors: Iterable[Any]) -> bool:
 
 
 def unsteady(kernel: Kernel) -> Kernel:
-    """Open: what follows from a value that is not finite; everything, where sums of products of two of the numbers could
-    leave float32's range; and what changes by more than the tolerance where each number that goes in changes in its last
+    """Open: elements that depend on a value that is not finite; all, if sums of products of two of the numbers could
+    leave float32's range; and elements that change by more than the tolerance if each input number changes in its last
     digit.
     """
 
@@ -135,7 +144,7 @@ def unsteady(kernel: Kernel) -> Kernel:
 
 
 def time_first(a: Bound, x: Array) -> Array:
-    """A sequence [batch, time, size] as [time, batch, size], or back, unless `time_major`."""
+    """Transpose a sequence [batch, time, size] to [time, batch, size], or back, unless `time_major`."""
     return x if a.time_major else x.swapaxes(0, 1)
 
 
@@ -146,7 +155,7 @@ def batch_agrees(a: Bound) -> None:
 
 
 def unroll(step: Step, states: States, x: Array, aux: Array | None = None) -> tuple[Array, States]:
-    """Run a cell over inputs [time, batch, size]: its outputs, and the last states."""
+    """Run a cell over inputs [time, batch, size]; return its outputs, and the last states."""
     outputs = np.empty((len(x), *states[0].shape), x.dtype)
     for t in range(len(x)):
         states = step(states, x[t], None if aux is None else aux[t])
@@ -155,7 +164,7 @@ def unroll(step: Step, states: States, x: Array, aux: Array | None = None) -> tu
 
 
 def sequence_shapes(a: Bound, features: int | None, *states: str) -> list[Shape | None]:
-    """Output shapes: the sequence of `features`, then the last state of each size."""
+    """Return the output shapes: the sequence of `features`, then the last state of each size."""
     batch = size(a, "batch")
     first, second, _ = a.input.shape or (None, None, None)
     sequence = (first, batch, features) if a.time_major else (batch, second, features)
@@ -163,7 +172,7 @@ def sequence_shapes(a: Bound, features: int | None, *states: str) -> list[Shape 
 
 
 def steps_of(name: str, features: str) -> Range:
-    """Range: a sequence in the layout that `time_major` says."""
+    """Range: a sequence in the layout of `time_major`."""
 
     def draw(d: Draw) -> Value:
         times, batch = d.size("times"), d.size("batch")
@@ -173,7 +182,7 @@ def steps_of(name: str, features: str) -> Range:
 
 
 def moderate(value: Value) -> Value:
-    """Numbers of which sums of products stay in float32's range."""
+    """Scale numbers so that sums of their products stay in float32's range."""
     if value.dtype != np.float32:
         return value
     x = value.array
@@ -181,12 +190,12 @@ def moderate(value: Value) -> Value:
 
 
 def of_cell(name: str) -> Range:
-    """Range: what goes into a cell besides weights."""
+    """Range: inputs of a cell other than weights."""
     return lambda d: moderate(d.plain(name))
 
 
 def gentle(name: str) -> Range:
-    """Range: weights of an eighth of what the class has, none beyond 1, so that sums stay about what goes in."""
+    """Range: weights of an eighth of the class's values, none beyond 1, so that sums stay about as large as the inputs."""
 
     def draw(d: Draw) -> Value:
         value: Value = d.plain(name)
@@ -198,7 +207,7 @@ def gentle(name: str) -> Range:
 
 
 def linking(d: Draw) -> str:
-    """Range: how an auxiliary input is used, if there is one."""
+    """Range: the use of an auxiliary input, if there is one."""
     return str(d.once("linking", "none", "parallel", "cross"))
 
 
@@ -214,7 +223,7 @@ READ = {"bw_input_size": lambda d: d.size("aux_size" if linking(d) == "parallel"
 
 
 def two_way_count(states: int) -> Callable[[Draw], int]:
-    """How many outputs are drawn."""
+    """Return a function that draws the number of outputs."""
     return lambda d: (1 if d["merge_outputs"] else 2) + int(d.pick(0, states))
 
 
@@ -235,11 +244,13 @@ def aux_agrees(a: Bound) -> None:
     """The auxiliary input has the batch and the times of the input."""
     if given(a, "aux_input"):
         ours, theirs = a.aux_input.dims[:2], a.input.dims[:2]
-        a.require(agree(ours, theirs), f"aux_input starts with {show(ours)}, must with {show(theirs)} as input does")
+        a.require(agree(ours, theirs), f"aux_input starts with {show(ours)}, must start with {show(theirs)} like input")
 
 
 def backward_reads(weight: str) -> Callable[[Bound], None]:
-    """Rule: the backward cell reads the input, in parallel linking (no auxiliary `weight`) the auxiliary input instead."""
+    """Rule: the backward cell reads the input; in parallel linking (no auxiliary `weight`) it reads the auxiliary
+    input.
+    """
 
     def check(a: Bound) -> None:
         source = "input_size" if not given(a, "aux_input") or given(a, weight) else "aux_size"
@@ -250,25 +261,25 @@ def backward_reads(weight: str) -> Callable[[Bound], None]:
 
 
 def outputs_counted(states: int) -> tuple[Callable[[Bound], None], ...]:
-    """Rules: one output merged, else two; then all `states` last states or none."""
+    """Rules: one output if merged, else two; then all `states` last states or none."""
 
     def possible(a: Bound) -> None:
         counts = 1, 2, 1 + states, 2 + states
-        a.require(len(a.outs) in counts, f"got {len(a.outs)} outputs, gives {' or '.join(map(str, counts))}")
+        a.require(len(a.outs) in counts, f"has {len(a.outs)} outputs, must have {' or '.join(map(str, counts))}")
 
     def merged(a: Bound) -> None:
         least = 1 if a.merge_outputs else 2
         counts = least, least + states
         a.require(
             len(a.outs) in counts,
-            f"got {len(a.outs)} outputs with merge_outputs = {a.merge_outputs}, must be {counts[0]} or {counts[1]}",
+            f"has {len(a.outs)} outputs with merge_outputs = {a.merge_outputs}, must be {counts[0]} or {counts[1]}",
         )
 
     return possible, merged
 
 
 def two_way_shapes(a: Bound, outputs: tuple[str, str], *states: str) -> list[Shape | None]:
-    """Output shapes: one merged sequence or two, then the last states."""
+    """Return the output shapes: one merged sequence or two, then the last states."""
     fw, bw = (size(a, name) for name in outputs)
     if a.merge_outputs:
         return sequence_shapes(a, None if fw is None or bw is None else fw + bw, *states)
@@ -278,9 +289,10 @@ def two_way_shapes(a: Bound, outputs: tuple[str, str], *states: str) -> list[Sha
 def two_ways(
     a: Bound, fw: tuple[Step, States], bw: tuple[Step, States], x: Array, aux: Array | None, crossed: bool
 ) -> tuple[Array, ...]:
-    """Run one cell forwards and one backwards: the output sequences, merged or not, then the last states of both.
+    """Run one cell forwards and one backwards; return the output sequences, merged or not, then both last states.
 
-    crossed: both cells read `aux` beside `x`; else the backward one reads it instead of `x`, where there is one.
+    crossed: whether both cells read `aux` in addition to `x`; otherwise the backward one reads it instead of `x`, if it
+    is given.
     """
     x = time_first(a, x)
     aux = None if aux is None else time_first(a, aux)

@@ -53,7 +53,7 @@ def elements_along(a: Bound) -> None:
 
 
 def reduced_shape(a: Bound) -> list[Shape]:
-    """An axis named twice counts once; where no dimension is left the shape is [1]."""
+    """An axis named twice counts once; if no dimension is left, the shape is [1]."""
     dims = a.input.dims
     axes = {axis % len(dims) for axis in a.axes.array.tolist()}
     if a.keep_dims > 0:
@@ -62,7 +62,7 @@ def reduced_shape(a: Bound) -> list[Shape]:
 
 
 def along(function: Kernel, **more: Any) -> Kernel:
-    """Kernel: a reduction by `function(x, axes)`."""
+    """Make a kernel: a reduction by `function(x, axes)`."""
 
     def kernel(a: Bound, x: Array, axes: Array) -> Array:
         return function(x, dimensions(x, axes), **more).reshape(a.shapes[0])
@@ -71,7 +71,7 @@ def along(function: Kernel, **more: Any) -> Kernel:
 
 
 def mean(a: Bound, x: Array, axes: Array) -> Array:
-    """Quantised: of steps from the zero point, whose halves are exact, rounded away from it."""
+    """Average; if quantised, the distances from the zero point, whose halves are exact, rounded away from it."""
     if not a.input.quantised:
         return np.asarray(real_mean(a, x, axes))
     steps = rounded(np.mean(centred(a.input, x, np.float64), dimensions(x, axes)))
@@ -96,8 +96,8 @@ def sums_overflow(a: Bound, x: Array, axes: Array) -> Any:
 
 
 def products_leave_range(a: Bound, x: Array, axes: Array) -> Any:
-    """Open: Products of which a part, multiplied in some order, leaves the range of normal float32 numbers, unless a NaN is
-    among them; a part that is too small does not count where there is a 0.
+    """Open: Products of which a part, multiplied in some order, leaves the range of normal float32 numbers, unless a
+    NaN is among them. A part that is too small does not count if there is a 0.
     """
     over, facts = dimensions(x, axes), np.finfo(np.float32)
     sizes = np.log2(np.where(np.isfinite(x) & (x != 0), np.abs(x), 1), dtype=np.float64)
@@ -107,7 +107,10 @@ def products_leave_range(a: Bound, x: Array, axes: Array) -> Any:
 
 
 def product(x: Array, axes: tuple[int, ...]) -> Array:
-    """In float64; a factor of 0 among finite ones makes it 0, even where their product overflows before it meets the 0."""
+    """Multiply in float64.
+
+    A factor of 0 among finite ones makes the product 0, even if it overflows before it meets the 0.
+    """
     zero = (x == 0).any(axes) & np.isfinite(x).all(axes)
     return np.where(zero, 0, np.multiply.reduce(x, axes, np.float64))
 
@@ -119,14 +122,17 @@ def not_empty(a: Bound) -> None:
 
 
 def without_axis(a: Bound) -> list[Shape]:
-    """Shape rule: that of the input without the axis; where no dimension is left, [1]."""
+    """Shape rule: the input's shape without the axis; if no dimension is left, [1]."""
     dims = a.input.dims
     axis = axis_of(a, "axis", len(dims))
     return [dims[:axis] + dims[axis + 1 :] or (1,)]
 
 
 def position(function: Kernel, nan: float) -> Kernel:
-    """Kernel: where `function` finds its element along the axis, NaN counted as `nan`; the first among equals."""
+    """Make a kernel: the index of the element of `function` along the axis, the first among equals.
+
+    nan: the number that NaN counts as.
+    """
     return lambda a, x: function(np.where(np.isnan(x), nan, x), a.axis).astype(np.int32).reshape(a.shapes[0])
 
 
@@ -168,7 +174,7 @@ register(
         FLOAT | QUANT,
         kernel=along(np.max),
         checks=(axes_exist, elements_along),
-        doc="The greatest element; NaN where there is one.",
+        doc="The greatest element; NaN if there is one.",
         example=example([5, 4], input=[[1, 5], [4, 3]], axes=[1], keep_dims=False),
     ),
     reduction(
@@ -176,7 +182,7 @@ register(
         FLOAT | QUANT,
         kernel=along(np.min),
         checks=(axes_exist, elements_along),
-        doc="The least element; NaN where there is one.",
+        doc="The least element; NaN if there is one.",
         example=example([1, 3], input=[[1, 5], [4, 3]], axes=[1], keep_dims=False),
     ),
     reduction(

@@ -1,4 +1,4 @@
-"""RESHAPE, SQUEEZE, EXPAND_DIMS, TRANSPOSE, RANK: the same elements under another shape; how many dimensions there are."""
+"""RESHAPE, SQUEEZE, EXPAND_DIMS, TRANSPOSE, RANK: the same elements in another shape, and the number of dimensions."""
 
 import math
 
@@ -48,9 +48,7 @@ RANKED = [t for t in TENSOR_TYPES if t < 10000]  # all but the OEM's
 
 
 def reshaped(a: Bound) -> list[Shape]:
-    """Shape rule: the elements of shape; one may be -1, for what is left of the number of elements, which stays: not known
-    where that number is not.
-    """
+    """Shape rule: the elements of shape; one may be -1, which keeps the number of elements and is unknown if that is."""
     rank = a.shape.array.size
     a.require(rank <= LIMIT_RANK, f"shape has {rank} elements, must have at most {LIMIT_RANK}")
     wanted = [int(n) for n in a.shape.array]
@@ -67,9 +65,9 @@ def reshaped(a: Bound) -> list[Shape]:
 
 
 def few_dimensions(a: Bound) -> None:
-    """NNAPI has up to four dimensions; more, which imported models have, count as feature level 8."""
+    """NNAPI has up to four dimensions; more, which imported models have, need feature level 8."""
     if max(a.input.rank, *a.shape.known) > MOST_DIMENSIONS:
-        a.since(FL8, f"more than {MOST_DIMENSIONS} dimensions are nnhal's own, for drivers of {FL8}")
+        a.since(FL8, f"more than {MOST_DIMENSIONS} dimensions need a driver of {FL8}")
 
 
 def shaped(a: Bound, x: Array, _: Array | None = None) -> Array:
@@ -90,13 +88,13 @@ def squeezed_axes(a: Bound) -> list[int]:
 
 
 def squeezed(a: Bound) -> list[Shape]:
-    """Shape rule: that of the input without the axes, which have size 1; where no dimension is left, [1]."""
+    """Shape rule: the input's shape without the axes, which have size 1; if no dimension is left, [1]."""
     axes = squeezed_axes(a)
     return [tuple(d for i, d in enumerate(a.input.dims) if i not in axes) or (1,)]
 
 
 def expanded(a: Bound) -> list[Shape]:
-    """Shape rule: that of the input with a 1 put in at the axis."""
+    """Shape rule: the input's shape with a 1 inserted at the axis."""
     axis = axis_of(a, "axis", a.input.rank + 1)
     dims = a.input.dims
     return [(*dims[:axis], 1, *dims[axis:])]
@@ -129,25 +127,25 @@ register(
     Op(
         "RESHAPE",
         {**FIRST, I32: FL6},
-        (Form(ANY, arg("shape", I32, "_", drawn=factors, doc="one -1 stands for what is left")),),
+        (Form(ANY, arg("shape", I32, "_", drawn=factors, doc="one -1 is computed from the number of elements")),),
         OUT,
         shaped,
         (few_dimensions,),
         infer=reshaped,
         reorder=in_shape("shape"),
         flat=True,
-        doc="The same elements in another shape.",
+        doc="Returns the same elements in another shape.",
         example=example([[1, 2], [3, 4]], input=[1, 2, 3, 4], shape=[2, -1]),
     ),
     Op(
         "SQUEEZE",
         SECOND,
-        (Form(SMALL, arg("axes", I32, "_", optional=True, drawn=of_size_one, doc="all of size 1 where omitted")),),
+        (Form(SMALL, arg("axes", I32, "_", optional=True, drawn=of_size_one, doc="all of size 1 if omitted")),),
         OUT,
         shaped,
         infer=squeezed,
         reorder=vanishing(squeezed_axes),
-        doc="Dimensions of size 1 are dropped.",
+        doc="Removes dimensions of size 1.",
         example=example([1, 2], input=[[[1], [2]]], axes=[0, 2]),
     ),
     Op(
@@ -157,7 +155,7 @@ register(
         OUT,
         shaped,
         infer=expanded,
-        doc="A dimension of size 1 is put in.",
+        doc="Inserts a dimension of size 1.",
         example=example([[1, 2]], input=[1, 2], axis=0),
     ),
     Op(
@@ -166,13 +164,13 @@ register(
         (
             Form(
                 SMALL,
-                arg("permutation", I32, "_", optional=True, drawn=order, doc="the dimensions in reverse where omitted"),
+                arg("permutation", I32, "_", optional=True, drawn=order, doc="the dimensions in reverse if omitted"),
             ),
         ),
         OUT,
         lambda a, x, _: x.transpose(permutation_of(a)),
         infer=transposed,
-        doc="Dimensions are permuted.",
+        doc="Permutes the dimensions.",
         example=example([[1, 3], [2, 4]], input=[[1, 2], [3, 4]], permutation=[1, 0]),
     ),
     Op(

@@ -1,4 +1,4 @@
-"""RESIZE_BILINEAR, RESIZE_NEAREST_NEIGHBOR: pictures with another height and width."""
+"""RESIZE_BILINEAR, RESIZE_NEAREST_NEIGHBOR: pictures resized to another height and width."""
 
 from collections.abc import Callable
 from functools import partial
@@ -50,7 +50,7 @@ GRID = (
 
 
 def new_size(axis: str) -> Callable[[Bound], int]:
-    """Shape rule: the size that is given, or scale times the size there was, rounded down."""
+    """Shape rule: the given size, or scale times the input's size, rounded down."""
 
     def rule(a: Bound) -> int:
         if a.form_has(f"out_{axis}"):
@@ -71,7 +71,10 @@ def one_grid(a: Bound) -> None:
 
 
 def positions(a: Bound, size: int, new: int) -> Array:
-    """Where the elements of the output lie in the input, along one axis; in float32, whose rounding decides neighbours."""
+    """Return the positions of the output's elements in the input, along one axis.
+
+    They are float32, whose rounding decides neighbours.
+    """
     between = a.align_corners and new > 1
     step = np.float32(size - 1) / np.float32(new - 1) if between else np.float32(size) / np.float32(new)
     at = np.arange(new, dtype=np.float32)
@@ -79,7 +82,7 @@ def positions(a: Bound, size: int, new: int) -> Array:
 
 
 def nearest(a: Bound, x: Array) -> Array:
-    """Rounded to the nearest element with aligned corners, else down."""
+    """Round to the nearest element with aligned corners, else down."""
     for axis, name in ((1, "h"), (2, "w")):
         size, new = x.shape[axis], new_size(name)(a)
         index = np.floor(positions(a, size, new).astype(np.float64) + (0.5 if a.align_corners else 0)).astype(np.int64)
@@ -88,22 +91,22 @@ def nearest(a: Bound, x: Array) -> Array:
 
 
 def places(a: Bound, x: Array, axis: int) -> Array:
-    """Where along an axis each element of the output is interpolated."""
+    """Return the position along an axis at which each output element is interpolated."""
     size, new = x.shape[axis], new_size("h" if axis == 1 else "w")(a)
     return np.clip(positions(a, size, new) - np.float32(0.5 * a.half_pixel_centers), 0, size - 1)
 
 
 def bilinear(a: Bound, x: Array) -> Array:
-    """Between the two nearest elements along each axis, by distance."""
+    """Interpolate the two nearest elements along each axis, by distance."""
     for axis in (1, 2):
         x = interpolate(x, places(a, x, axis), axis)
     return x
 
 
 def overflowing(a: Bound, x: Array) -> Any:
-    """Open: channels of a picture with elements that are not finite or beyond half the type's range, as their shares may be
-    0 and their differences may overflow; and elements that change by more than the tolerance where their place changes in
-    its last digit.
+    """Open: channels of a picture with elements that are not finite or beyond half the type's range, because their
+    shares may be 0 and their differences may overflow; and elements that change by more than the tolerance if their
+    position changes in its last digit.
     """
     if a.input.quantised:
         return np.zeros((1, 1, 1, 1), bool)
@@ -133,7 +136,7 @@ register(
         kernel=nhwc(real(bilinear)),
         sums="terms",
         leaves_open=nhwc(overflowing),
-        doc="Pictures resized, each element interpolated between four.",
+        doc="Resizes pictures; each element is interpolated between four.",
         example=example([[[[0], [5], [10], [10]]]], input=[[[[0], [10]]]], out_w=4, out_h=1),
     ),
     resize(
@@ -141,7 +144,7 @@ register(
         {F32: V1_2, F16: V1_2, Q8: V1_2, Q8S: V1_3},
         tuple(Form(x, *size, arg("nchw", BOOL), *GRID) for size in (by_shape, by_scale)),
         kernel=nhwc(nearest),
-        doc="Pictures resized, each element that of the nearest.",
+        doc="Resizes pictures; each element is the nearest one.",
         example=example([[[[0], [0], [10], [10]]]], input=[[[[0], [10]]]], out_w=4, out_h=1, nchw=False),
     ),
 )

@@ -1,4 +1,4 @@
-"""RNN, UNIDIRECTIONAL_SEQUENCE_RNN, BIDIRECTIONAL_SEQUENCE_RNN: a fully connected cell that reads its own last output."""
+"""RNN, UNIDIRECTIONAL_SEQUENCE_RNN, BIDIRECTIONAL_SEQUENCE_RNN: a fully connected cell that also reads its last output."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -50,13 +50,13 @@ def cell_args(prefix: str = "", source: str = "input_size") -> tuple[Arg, ...]:
             T,
             f"batch {units}",
             drawn=of_cell(f"{prefix}hidden_state"),
-            doc="output of the step before",
+            doc="output of the previous step",
         ),
     )
 
 
 def crossed(name: str) -> Range:
-    """Range: weights of the auxiliary input, where both cells read it besides the input."""
+    """Range: weights of the auxiliary input, if both cells read it in addition to the input."""
     return lambda d: gentle(name)(d) if linking(d) == "cross" else None
 
 
@@ -65,7 +65,7 @@ SEQUENCE = arg("input", T, "_ _ input_size", drawn=steps_of("input", "input_size
 
 
 def cell(a: Bound, w: SimpleNamespace) -> tuple[Step, States]:
-    """activation(x W' + h U' + b), and the state that it starts from."""
+    """Return activation(x W' + h U' + b) as a step, and the state that it starts from."""
     act = ACTIVATIONS[a.activation_kind]
 
     def step(states: States, x: Array, aux: Array | None) -> States:
@@ -99,12 +99,12 @@ def one_way_shapes(a: Bound) -> list[Shape | None]:
 
 
 def both_shapes(a: Bound) -> list[Shape | None]:
-    """Shape rule: sequences like the input, of the units, their sum where merged; then the last states."""
+    """Shape rule: sequences like the input, of the units, their sum if merged; then the last states."""
     return two_way_shapes(a, ("fw_units", "bw_units"), "fw_units", "bw_units")
 
 
 def running_sum(prefix: str = "") -> dict[str, Any]:
-    """For examples: arguments of a cell that adds its input to its last output."""
+    """Make the arguments of examples: a cell that adds its input to its last output."""
     values = {"weights": [[1]], "recurrent_weights": [[1]], "bias": [0], "hidden_state": [[0]]}
     return {prefix + name: value for name, value in values.items()}
 
@@ -160,7 +160,7 @@ register(
         ),
         (
             out("fw_output", T),
-            out("bw_output", T, default=None),  # where outputs are merged, the states follow at once
+            out("bw_output", T, default=None),  # if outputs are merged, the states follow at once
             *args("fw_hidden_state_out bw_hidden_state_out", T, since=V1_3, default=None),
         ),
         real(double(both)),

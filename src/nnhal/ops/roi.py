@@ -47,13 +47,13 @@ START = (
     *args(
         "height_stride width_stride",
         NUMBER,
-        drawn=among(0.5, 1, 2, 4),  # exact quotients: bins and numbers of points turn on them
+        drawn=among(0.5, 1, 2, 4),  # exact quotients: bins and numbers of points depend on them
         doc="size of the original image over that of the feature map",
     ),
 )
 NEW = "num_rois out_height out_width depth"
 
-# Reduces one axis of a feature map [height, width, depth], from a place to a place, to a number of bins.
+# Reduces one axis of a feature map [height, width, depth], between two positions, to a number of bins.
 Reduce = Callable[[Bound, Array, int, float, float], Array]
 
 
@@ -63,7 +63,7 @@ def scaled(a: Bound, roi: Array) -> Array:
 
 
 def within(a: Bound) -> None:
-    """Rule: regions lie in the image, but for what rounding to their type makes of its far edge."""
+    """Rule: regions are within the image, except for the rounding of its far edge to their type."""
     roi, edge = decode(a.roi, a.roi.array), np.array([a.width, a.height] * 2)
     places = scaled(a, roi)
     slack = 1 + np.finfo(a.roi.dtype if a.roi.dtype.kind == "f" else np.float32).eps
@@ -73,7 +73,7 @@ def within(a: Bound) -> None:
 
 
 def each_region(a: Bound, x: Array, places: Array, index: Array, reduce: Reduce) -> Array:
-    """Every region [x1, y1, x2, y2] of the picture that it lies in, reduced along height, then width."""
+    """Reduce every region [x1, y1, x2, y2] of its picture along height, then width."""
     made = np.empty((len(places), a.out_height, a.out_width, a.depth), x.dtype)
     for n, (batch, (x1, y1, x2, y2)) in enumerate(zip(index, places.tolist(), strict=True)):
         made[n] = reduce(a, reduce(a, x[batch], 0, y1, y2), 1, x1, x2)
@@ -81,11 +81,11 @@ def each_region(a: Bound, x: Array, places: Array, index: Array, reduce: Reduce)
 
 
 def averaged(a: Bound, x: Array, axis: int, start: float, end: float) -> Array:
-    """Means of points spread evenly over each bin, interpolated between elements; a region spans at least one."""
+    """Return means of points spread evenly over each bin, interpolated between elements; a region spans at least one."""
     count, points = ((a.out_height, a.height_samples), (a.out_width, a.width_samples))[axis]
     size = max(end - start, 1)
     points = points or math.ceil(size / count)
-    room = count * points * (x.nbytes // x.shape[axis] + 16)  # and the places themselves
+    room = count * points * (x.nbytes // x.shape[axis] + 16)  # and the positions themselves
     a.require(
         room <= MAX_OPERAND_BYTES, f"{points} sampling points take {room} bytes, must be at most {MAX_OPERAND_BYTES}"
     )
@@ -99,13 +99,13 @@ def align(a: Bound, x: Array, roi: Array, index: Array) -> Array:
 
 
 def greatest(a: Bound, x: Array, axis: int, start: float, end: float) -> Array:
-    """Greatest elements of bins from whole places to whole places, which may overlap; 0 where a bin is empty."""
+    """Return the greatest elements of bins between whole positions; bins may overlap; 0 if a bin is empty."""
     count = (a.out_height, a.out_width)[axis]
     size, k = int(end - start) + 1, np.arange(count)
     first, last = (np.minimum(int(start) + n, x.shape[axis]) for n in (k * size // count, -(-(k + 1) * size // count)))
-    more = np.concatenate([x, x.take([-1], axis)], axis)  # so that the end of the last bin is a place too
+    more = np.concatenate([x, x.take([-1], axis)], axis)  # so that the end of the last bin is a position too
     bins = np.maximum.reduceat(more, np.stack([first, last], -1).ravel(), axis)
-    bins = bins.take(2 * k, axis)  # the others lie between bins
+    bins = bins.take(2 * k, axis)  # the others are between bins
     return np.where(
         np.expand_dims(first < last, [n for n in range(x.ndim) if n != axis]), bins, x.dtype.type(a.input.zero_point)
     )
@@ -140,7 +140,7 @@ register(
         nhwc(real(align)),
         CHECKS,
         sums="terms",
-        doc="Regions of interest scaled to one size, by means of interpolated points.",
+        doc="Scales regions of interest to one size, by means of interpolated points.",
         example=example(
             [[[[2.5]]]],
             input=[[[[1], [2]], [[3], [4]]]],
@@ -162,7 +162,7 @@ register(
         (out("output", T, NEW, layout=True, quant=SAME),),
         nhwc(pool),
         CHECKS,
-        doc="Regions of interest scaled to one size, by the greatest elements.",
+        doc="Scales regions of interest to one size, by the greatest elements.",
         example=example(
             [[[[4]]]],
             input=[[[[1], [2]], [[3], [4]]]],

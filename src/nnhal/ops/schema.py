@@ -1,10 +1,10 @@
-"""The schema language: one `Op` record says all there is to know of an operation.
+"""The schema language: one `Op` record defines everything about an operation.
 
-A record lists the *forms* in which the operation may be called; a form is a list of `arg`s. `bind` matches the operands
-of one operation against the record: it chooses the form, checks types, ranks, dimensions, ranges and the record's own
-rules, and returns a `Bound` whose attributes are the *decoded* arguments. Whatever touches a value that is only known at
-run time is deferred: `bind` is called again by the executor when the value is there. The level of the operation falls out
-on the way. Documentation, validation, shape inference and random graphs are all read off the same record.
+A record lists the *signatures* (`Form`) of the operation; each is a list of `arg`s. `bind` matches the operands of one
+operation against the record: it chooses the signature and checks types, ranks, dimensions, ranges and the record's
+rules. It returns a `Bound` whose attributes are the *decoded* arguments, and determines the lowest HAL version. A check
+of a value that is known only at execution is deferred: the executor calls `bind` again when it has the value.
+Documentation, validation, shape inference and random graphs are all derived from the same record.
 """
 
 import math
@@ -44,11 +44,11 @@ Kernel = Callable[..., Any]
 Check = Callable[["Bound"], None]
 Permutation: TypeAlias = tuple[int, ...]  # dimension k of the reordered tensor is dimension `order[k]` of the tensor
 Reorder = Callable[["Bound", Permutation], "Reordered"]
-Slot: TypeAlias = tuple["Arg", int, int]  # an argument, and the half-open range of inputs that it takes
+Slot: TypeAlias = tuple["Arg", int, int]  # an argument, and the half-open range of its inputs
 
 
 class _Var:
-    """The operation's own type: one type that all operands marked `T` share, out of `Op.types`."""
+    """The operation's type `T`: the type, out of `Op.types`, that all operands marked `T` share."""
 
     def __repr__(self) -> str:
         return "T"
@@ -58,7 +58,7 @@ T = _Var()
 
 
 class Per(Record, frozen=True):
-    """Types that follow from the operation's own type, as in: the bias of a quantised convolution is TENSOR_INT32."""
+    """Types derived from the operation's type `T`, for example: the bias of a quantised convolution is TENSOR_INT32."""
 
     table: Mapping[Any, Allowed]
 
@@ -76,7 +76,7 @@ def _allowed(types: Loose) -> Allowed:
 
 
 def per(table: Mapping[Any, Loose]) -> Per:
-    """Types by the operation's own type: `per({F32: F32, Q8: I32})`."""
+    """Map the operation's type `T` to other types: `per({F32: F32, Q8: I32})`."""
     return Per({own: _allowed(types) for own, types in table.items()})
 
 
@@ -89,32 +89,32 @@ REQUIRED = _Missing()
 
 
 class Arg(PartlyCompared, frozen=True, dict=True):
-    """One argument of a form, or one output. Made by `arg`, `args` and `out`."""
+    """One argument of a signature, or one output. Made by `arg`, `args` and `out`."""
 
     name: str
-    spec: Spec  # the operand types allowed
-    dims: tuple[str, ...] | None = None  # one name a dimension; equal names must have equal sizes; "_" is any size
+    spec: Spec  # the allowed operand types
+    dims: tuple[str, ...] | None = None  # one name for each dimension; equal names have equal sizes; "_" is any size
     rank: tuple[int, int] | None = None  # least and most
-    layout: bool = False  # `dims` is written for NHWC and permuted where the argument `nchw` is true
-    by_layout: bool = False  # holds a number for each dimension, in the order of the layout
+    layout: bool = False  # `dims` is in the order of NHWC and is permuted if the argument `nchw` is true
+    by_layout: bool = False  # it holds a number for each dimension, in the order of the layout
     optional: bool = False  # may be omitted (lifetime NO_VALUE, or an input without a value)
-    since: Level = V1_0  # a trailing argument that earlier levels do not have
-    default: Any = REQUIRED  # value of a trailing argument that is not there
-    paired: bool = False  # a trailing argument that is there whenever the one before it is
+    since: Level = V1_0  # a trailing argument that earlier HAL versions do not have
+    default: Any = REQUIRED  # value of an omitted trailing argument
+    paired: bool = False  # a trailing argument that is there exactly if the previous one is
     at_least: float | None = None
     at_most: float | None = None
     enum: type[IntEnum] | None = None
     many: int | None = None  # variadic: the least number of operands
     quant: "Quant | None" = None
-    undefined: bool = False  # an output whose contents say nothing
-    drawn: Callable[[Any], Any] | None = None  # what generated calls give it: `ops.ranges`
+    undefined: bool = False  # an output whose contents are undefined
+    drawn: Callable[[Any], Any] | None = None  # draws its value in generated calls: `ops.ranges`
     doc: str = ""
 
     _not_compared = frozenset({"drawn"})
 
     @kept
     def scalar(self) -> bool:
-        """Whether the argument is decoded to a Python value rather than handed to the kernel as an array."""
+        """Whether the argument is decoded to a Python value instead of being passed to the kernel as an array."""
         if isinstance(self.spec, _Var):
             return False
         tables = self.spec.table.values() if isinstance(self.spec, Per) else (self.spec,)
@@ -122,7 +122,7 @@ class Arg(PartlyCompared, frozen=True, dict=True):
 
 
 class Quant(Record, frozen=True):
-    """Rule for an output's quantisation: that of the first `T` argument, or fixed values by type."""
+    """The rule for an output's quantisation: that of the first `T` argument, or fixed values by type."""
 
     same: bool = False
     fixed: Mapping[Any, tuple[float, int]] = field(default_factory=dict)
@@ -132,16 +132,21 @@ SAME = Quant(same=True)
 
 
 def fixed(table: Mapping[Any, tuple[float, int]]) -> Quant:
-    """Output scale and zero point stated by the definition, for each type."""
+    """Return a rule with the scale and zero point that the definition prescribes for each type."""
     return Quant(fixed=table)
 
 
 def arg(
     name: str, spec: Spec | Loose | type[IntEnum], dims: str | None = None, *, rank: Any = None, **more: Any
 ) -> Arg:
-    """An argument: `arg("input", T, "batch height width depth")`, `arg("axis", INT32)`, `arg("activation", Activation)`.
+    """Make an argument, such as `arg("axis", INT32)` or `arg("input", T, "batch height width depth")`.
 
-    rank: an int or (least, most), where no `dims` are given. A scalar INT32 with an enum class is decoded to its member.
+    Args:
+        name: The name, an attribute of `Bound`.
+        spec: The types, or an enum class: a scalar INT32 is decoded to its member.
+        dims: The names of the dimensions, separated by spaces.
+        rank: An int or (least, most), if there are no `dims`.
+        more: Further fields of `Arg`.
     """
     if isinstance(spec, type):
         more["enum"], spec = spec, INT32
@@ -151,27 +156,27 @@ def arg(
 
 
 def args(names: str, spec: Spec | Loose | type[IntEnum], dims: str | None = None, **more: Any) -> tuple[Arg, ...]:
-    """Several arguments of one kind: `args("stride_w stride_h", INT32, at_least=1)`."""
+    """Make several arguments of one kind: `args("stride_w stride_h", INT32, at_least=1)`."""
     return tuple(arg(name, spec, dims, **more) for name in names.split())
 
 
-out = arg  # outputs are described with the same words
+out = arg  # outputs have the same description
 
 
 class Form(tuple[Arg, ...]):
-    """One way to call an operation: its arguments in order. What follows from a number of inputs is worked out once."""
+    """A signature: one way to call an operation, its arguments in order. Results for a number of inputs are cached."""
 
     _slots: dict[int, tuple[Slot, ...]]
     _tensors: dict[int, tuple[int | slice | None, ...]]
 
-    def __new__(cls, *arguments: Arg) -> "Form":  # noqa: D102
+    def __new__(cls, *arguments: Arg) -> "Form":
         form = super().__new__(cls, arguments)
         form._slots, form._tensors = {}, {}
         return form
 
     @kept
     def counts(self) -> tuple[list[int], int | None]:
-        """The numbers of inputs this form takes, and the least number where it is variadic."""
+        """The allowed numbers of inputs, and the least number if the signature is variadic."""
         least = sum(1 for a in self if a.default is REQUIRED and a.many is None) + sum(a.many or 0 for a in self)
         trailing = sum(1 for a in self if a.default is not REQUIRED)
         whole = [n for n in range(least, least + trailing + 1) if n >= len(self) or not self[n].paired]
@@ -179,26 +184,26 @@ class Form(tuple[Arg, ...]):
 
     @kept
     def places(self) -> dict[str, int]:
-        """The place of each argument."""
+        """The position of each argument."""
         return {a.name: n for n, a in enumerate(self)}
 
     @kept
     def defaults(self) -> tuple[Any, ...]:
-        """What stands for each argument that is not given; None for one that has to be."""
+        """The default of each argument; None for a required one."""
         return tuple(None if a.default is REQUIRED else a.default for a in self)
 
     @kept
     def required(self) -> int:
-        """The place of the last argument that has to be given, -1 for none."""
+        """The position of the last required argument, -1 for none."""
         return max((n for n, a in enumerate(self) if a.default is REQUIRED), default=-1)
 
     def takes(self, count: int) -> bool:
-        """Whether `count` inputs can fit this form."""
+        """Whether this signature can have `count` inputs."""
         counts, least = self.counts
         return count in counts or (least is not None and count >= least)
 
     def slots(self, count: int) -> tuple[Slot, ...]:
-        """For each argument the half-open range of inputs that it takes, out of `count`."""
+        """Return each argument with the half-open range of its inputs, out of `count`."""
         if count not in self._slots:
             self._slots[count] = tuple(self._divided(count))
         return self._slots[count]
@@ -213,14 +218,14 @@ class Form(tuple[Arg, ...]):
             yield a, at, end
             at = end
         if variadic and at != count:
-            raise AssertionError("a variadic form takes all inputs")
+            raise AssertionError("a variadic signature has any number of inputs")
 
     def each(self, count: int) -> list[Arg]:
-        """The argument that each of `count` inputs belongs to."""
+        """Return the argument of each of `count` inputs."""
         return [a for a, start, end in self.slots(count) for _ in range(start, end)]
 
     def tensors(self, given: Sequence[Any]) -> list[Any]:
-        """The tensor arguments among what is given for the inputs, as a kernel takes them: variadic ones as lists."""
+        """Return the tensor arguments of a kernel, out of the arrays of the inputs: variadic ones as lists."""
         count = len(given)
         if count not in self._tensors:
             self._tensors[count] = tuple(
@@ -242,7 +247,7 @@ class Tolerance(Record, frozen=True):
 
 
 class Stored(Record, frozen=True):
-    """A constant of an example whose type has to be named: quantised elements as they are stored."""
+    """A constant of an example with an explicit type: quantised elements as they are stored."""
 
     values: Any
     type: OperandType
@@ -251,12 +256,13 @@ class Stored(Record, frozen=True):
 
 
 class Example(Record, frozen=True):
-    """A small worked example, for the documentation; a test runs it. Made by `example`.
+    """A small worked example for the documentation, which a test runs. Made by `example`.
 
-    arguments: plain values, members of enums by name, and the builder's options.
-    outputs: computed by hand from the definition, quantised ones as stored; a tuple where there are several, None for
-        one whose contents are undefined.
-    code: where a call is not enough, the statements that make `y` with the builder `b`.
+    Attributes:
+        outputs: Computed by hand from the definition, quantised ones as stored; a tuple if there are several, None for
+            one with undefined contents.
+        arguments: Plain values, members of enums by name, and the builder's options.
+        code: If a call is not enough, the statements that make `y` with the builder `b`.
     """
 
     arguments: Mapping[str, Any]
@@ -265,16 +271,18 @@ class Example(Record, frozen=True):
 
 
 def example(outputs: Any, /, **arguments: Any) -> Example:
-    """What a call of the builder gives: `example([4, 6], input1=[1, 2], input2=[3, 4])`."""
+    """Make an example of a call of the builder: `example([4, 6], input1=[1, 2], input2=[3, 4])`."""
     return Example(arguments, outputs)
 
 
 class Reordered(NamedTuple):
-    """An operation whose tensors stand in another order.
+    """An operation whose tensors have another order of dimensions.
 
-    inputs: the orders of tensor arguments, by name; as they are where not named. A constant may have fewer dimensions: it is
-    taken to have dimensions of 1 before its own. outputs: the orders of the outputs, () for as it is.
-    arguments: those that have another value, by name.
+    Attributes:
+        inputs: The orders of tensor arguments, by name; others are unchanged. A constant may have fewer dimensions: it
+            counts as having leading dimensions of 1.
+        outputs: The orders of the outputs, () for unchanged.
+        arguments: The arguments with another value, by name.
     """
 
     inputs: Mapping[str, Permutation]
@@ -285,25 +293,28 @@ class Reordered(NamedTuple):
 class Op(Record, frozen=True, dict=True):
     """The record of one operation.
 
-    types: the operation's own types `T`, each with the level that introduced it.
-    where: for names in an output's `dims` that no input binds, how to compute them from the bound arguments.
-    infer: computes all output shapes at once, where `dims` cannot say it; returns one shape an output.
-    checks: each a rule of its own; it calls `a.require`, and may raise the level with `a.since`.
-    sums: "terms" where outputs are sums, which may be made in any order; "products" where they are of products of tensors,
-        defined as far as all that goes in is finite and the sum of the products' magnitudes is within the type's range.
-    leaves_open: what else the definition leaves to the driver: `leaves_open(a, *tensors)`, of the kernel's arguments, gives
-        a mask for the first output, or one for each; its documentation says it in words.
-    sized, counted, scaled: what generated calls have for a named dimension, for the number of outputs, and for the scale
-        and zero point of a tensor (see `ops.ranges`).
-    reorder: where tensors may as well stand in another order, the operation in that order, by a rule of `ops.order`; Unknown
-        where it cannot be said so. Layouts need none: they are marked in the arguments.
-    flat: the first input counts by its elements in row-major order, whatever its shape; `reorder` is then by the order of
-        the output.
-    random: whether results are samples, which another generator draws otherwise from the same seeds.
-    kernel: `kernel(a, *tensors)`: arrays of the tensor arguments in order (None: omitted, a list: variadic), returns the
-        output array or a tuple of them. A control-flow kernel (`context=True`) gets the execution context too.
-    integer: the kernel for quantised tensors under exact numerics, in the integer arithmetic of TensorFlow Lite; None where
-        `kernel` has the same results.
+    Attributes:
+        types: The operation's types `T`, each with the HAL version that introduced it.
+        where: Computes names in an output's `dims` that no input binds, from the bound arguments.
+        infer: Computes all output shapes at once, if `dims` cannot; returns one shape for each output.
+        checks: The rules; each calls `a.require`, and may raise the required HAL version with `a.since`.
+        sums: "terms" if outputs are sums, in any order; "products" if they are sums of products of tensors, which are
+            defined if all inputs are finite and the sum of the products' magnitudes is within the type's range.
+        leaves_open: The results that the definition leaves to the driver: `leaves_open(a, *tensors)`, with the kernel's
+            arguments, returns a mask for the first output, or one for each. Its docstring describes it.
+        sized: Draws a named dimension for generated calls (see `ops.ranges`).
+        counted: Draws the number of outputs.
+        scaled: Draws the scale and zero point of a tensor.
+        reorder: The operation on tensors in another order of dimensions, by a rule of `ops.order`; Unknown if there is
+            none. Layouts need none: the arguments are marked.
+        flat: Whether the first input counts only by its elements in row-major order; `reorder` then has the order of
+            the output.
+        random: Whether results are samples, which another generator draws differently from the same seeds.
+        kernel: `kernel(a, *tensors)`: its arguments are the arrays of the tensor arguments in order (None: omitted, a
+            list: variadic), its result is the output array or a tuple of them. A control-flow kernel (`context=True`)
+            also gets the execution context.
+        integer: The kernel for quantised tensors under exact numerics, in the integer arithmetic of TensorFlow Lite;
+            None if `kernel` has the same results.
     """
 
     name: str
@@ -330,19 +341,19 @@ class Op(Record, frozen=True, dict=True):
 
     @property
     def code(self) -> int:
-        """The numeric code: NNAPI's own, or the registered extension's."""
+        """The numeric code: NNAPI's, or the registered extension's."""
         if self.name in OperationType.__members__:
             return OperationType[self.name]
         return next(code for code, name in FOREIGN_OPERATIONS.items() if name == self.name)
 
     @kept
     def since(self) -> Level:
-        """The first level that has the operation."""
+        """The first HAL version that has the operation."""
         return OperationType[self.name].since if self.name in OperationType.__members__ else V1_2
 
     @kept
     def existence(self) -> str:
-        """Why a call needs the level that it does, where nothing asks for a later one."""
+        """The reason for the HAL version of a call that needs no later one."""
         return f"{self.name} exists since {self.since}"
 
 
@@ -354,8 +365,8 @@ _RESERVED = frozenset(
 class Bound:
     """One operation with its arguments decoded: each argument is an attribute, and so is each named dimension.
 
-    Scalars are Python values or enum members, tensors are `Value`s, variadic arguments are tuples of `Value`s, omitted ones
-    None. Asking for what is not known yet raises Unknown, which defers the rule that asked.
+    Scalars are Python values or enum members, tensors are `Value`s, variadic arguments are tuples of `Value`s, omitted
+    ones None. Reading a value that is not known yet raises Unknown, which defers the rule that reads it.
     """
 
     def __init__(self, op: Op, form: Form, name: str, outs: Sequence[Value | None]) -> None:
@@ -365,12 +376,12 @@ class Bound:
         if missing := [i for i, value in enumerate(outs) if value is None]:
             self.fail(f"output {missing[0]} is omitted, must be given")
         self.outs = tuple(value for value in outs if value is not None)
-        self.given: tuple[Value | None, ...] = ()  # the operands that it was bound to
+        self.given: tuple[Value | None, ...] = ()  # the operands of the operation
         self.shapes: list[Shape | None] = []
         self.level: Level = op.since
         self.reasons: list[str] = [op.existence]
-        self.needed: int  # inputs that have to be there: those after them hold their defaults
-        self.deferred = False  # something has to be checked or computed at run time
+        self.needed: int  # the inputs without trailing ones that hold their defaults
+        self.deferred = False  # whether something has to be checked or computed at execution
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(name) if name.startswith("__") else Unknown(name)
@@ -382,14 +393,14 @@ class Bound:
 
     @property
     def shape_of_output(self) -> tuple[int, ...]:
-        """The inferred shape of the first output, every dimension known: for kernels."""
+        """The inferred shape of the first output for kernels, with all dimensions known."""
         shape = self.shapes[0]
         if shape is None or None in shape:
             raise Unknown("the output's shape")
         return shape  # type: ignore[return-value]
 
     def form_has(self, name: str) -> bool:
-        """Whether the chosen form has an argument or dimension of this name."""
+        """Whether the chosen signature has an argument or dimension of this name."""
         return name in self.form.places or name in self.__dict__
 
     def fail(self, message: str) -> NoReturn:
@@ -397,19 +408,19 @@ class Bound:
         raise InvalidModel(f"{self.name}: {message}")
 
     def require(self, condition: Any, message: str) -> None:
-        """Fail with `message` unless the condition holds."""
+        """Raise InvalidModel with `message` unless the condition holds."""
         if not condition:
             self.fail(message)
 
     def since(self, level: Level, reason: str) -> None:
-        """The operation needs at least `level`, because of `reason`."""
+        """Require at least the HAL version `level`, because of `reason`."""
         if level > self.level:
             self.level = level
             self.reasons.append(reason)
 
 
 class OperationTable(dict[str, Op]):
-    """The records by name: nnhal's own in one order, whichever was loaded first, then those of extensions."""
+    """The records by name: first nnhal's, in a fixed order whichever is loaded first, then those of extensions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -422,13 +433,13 @@ class OperationTable(dict[str, Op]):
         return dict.__getitem__(self, name)
 
     def loaded(self, name: str) -> bool:
-        """Whether there is a record of that name, after its family, if it has one, has begun to load."""
+        """Whether a record of that name exists, or its family has begun to load."""
         if name in self._families:
             import_module(f"nnhal.ops.{self._families[name]}")
         return dict.__contains__(self, name)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The record of that name, or the default."""
+        """Return the record of that name, or the default."""
         try:
             return self[name]
         except KeyError:
@@ -445,15 +456,13 @@ class OperationTable(dict[str, Op]):
         return sum(1 for _ in self)
 
     def keys(self) -> KeysView[str]:  # type: ignore[override]
-        """All names."""
         return KeysView(self)
 
     def values(self) -> ValuesView[Op]:  # type: ignore[override]
-        """All records, loaded now where they are not yet."""
+        """Return all records; loads those that are not loaded yet."""
         return ValuesView(self)
 
     def items(self) -> ItemsView[str, Op]:  # type: ignore[override]
-        """All names with their records."""
         return ItemsView(self)
 
 
@@ -462,15 +471,19 @@ OPS = OperationTable()
 
 @cache
 def _taken() -> frozenset[str]:
-    """Names that no argument can have."""
+    """Return the names that no argument can have."""
     return _RESERVED | frozenset(dir(Bound))
 
 
 def register(*records: Op) -> None:
-    """Add records to the table of operations; a record that contradicts itself is a programming error."""
+    """Add records to the table of operations.
+
+    Raises:
+        ValueError: A record contradicts itself, or is registered twice.
+    """
     for record in records:
-        known = OPS.loaded(record.name)  # a family that registers its own has begun
-        if known and record.name in OperationType.__members__:  # that of an extension may be loaded again
+        known = OPS.loaded(record.name)  # a family may be loading while it registers its records
+        if known and record.name in OperationType.__members__:  # the record of an extension may be loaded again
             raise ValueError(f"{record.name} is registered twice")
         for form in record.forms:
             names = [a.name for a in form]
@@ -487,8 +500,17 @@ def register(*records: Op) -> None:
 def bind(op: Op, inputs: Sequence[Value | None], outputs: Sequence[Value | None], name: str = "") -> Bound:
     """Match operands against the record of an operation.
 
-    inputs, outputs: what is known of each operand; None for an omitted one. name: for messages, `ADD #3`.
-    Raises InvalidModel in the grammar of errors. `shapes` of the result holds the inferred output shapes.
+    Args:
+        op: The record.
+        inputs: The known facts of each operand; None for an omitted one.
+        outputs: The same of the outputs.
+        name: The operation's name for messages, such as `ADD #3`.
+
+    Returns:
+        The decoded arguments; `shapes` has the inferred output shapes.
+
+    Raises:
+        InvalidModel: An operand breaks a rule.
     """
     name = name or op.name
     a = _choose(op, inputs, outputs, name)
@@ -516,7 +538,7 @@ def _attempt(a: Bound, rule: Callable[[Bound], Any]) -> Any:
 
 
 def _choose(op: Op, inputs: Sequence[Value | None], outputs: Sequence[Value | None], name: str) -> Bound:
-    """The first form whose count and types fit; else the error of the form that fitted furthest."""
+    """Return the first signature whose count and types match; else raise the error of the one that matched furthest."""
     problems: list[tuple[int, str]] = []
     for form in op.forms:
         if not form.takes(len(inputs)):
@@ -533,11 +555,11 @@ def _choose(op: Op, inputs: Sequence[Value | None], outputs: Sequence[Value | No
     counts = sorted({c for form in op.forms for c in form.counts[0]})
     variadic = [least for form in op.forms if (least := form.counts[1]) is not None]
     takes = f"{min(variadic)} or more" if variadic else " or ".join(map(str, counts))
-    raise InvalidModel(f"{name}: got {len(inputs)} inputs, takes {takes}")
+    raise InvalidModel(f"{name}: has {len(inputs)} inputs, must have {takes}")
 
 
 def _match_types(a: Bound, inputs: Sequence[Value | None]) -> tuple[int, str]:
-    """How many inputs match the form, and what is wrong with the next one, "" for nothing."""
+    """Return how many inputs match the signature, and the fault of the next one, "" for none."""
     a.needed = needed(a.form, inputs)
     for argument, start, end in a.form.slots(len(inputs)):
         for index in range(start, end):
@@ -553,11 +575,11 @@ def _match_types(a: Bound, inputs: Sequence[Value | None]) -> tuple[int, str]:
 
 
 def needed(form: Form, inputs: Sequence[Value | None]) -> int:
-    """How many inputs have to be there: trailing ones that hold their defaults say nothing, and raise no level."""
+    """Return how many inputs are needed: trailing ones that hold their defaults do not raise the HAL version."""
     for argument, start, end in reversed(form.slots(len(inputs))):
         value = inputs[start] if end > start else None
         if argument.default is REQUIRED or (end > start and (value is None or not _is_default(argument, value))):
-            return end if form.takes(end) else end + 1  # what is paired is kept
+            return end if form.takes(end) else end + 1  # paired arguments stay together
     return 0
 
 
@@ -566,14 +588,14 @@ def _is_default(argument: Arg, value: Value) -> bool:
 
 
 def _match_type(a: Bound, argument: Arg, side: str, index: int, value: Value, counts: bool = True) -> str:
-    """What is wrong with the type of an operand, "" for nothing. side: "input" or "output", for messages."""
+    """Return the fault in the type of an operand, "" for none. side: "input" or "output", for messages."""
     allowed, kind = types_for(a.op, argument, a.T), value.type
     if isinstance(argument.spec, _Var) and a.T is not None and kind != a.T:
         like = f"must be {type_name(a.T)} like the operands before it"
         return f"{side} {index} ({argument.name}) is {type_name(kind)}, {like}"
     if kind not in allowed:
         choices = ", ".join(f"{type_name(t)} since {level}" for t, level in allowed.items())
-        return f"{side} {index} ({argument.name}) is {type_name(kind)}; allowed: {choices}"
+        return f"{side} {index} ({argument.name}) is {type_name(kind)}, must be one of: {choices}"
     if isinstance(argument.spec, _Var):
         a.T = kind
     if counts and allowed[kind] > a.level:
@@ -582,7 +604,7 @@ def _match_type(a: Bound, argument: Arg, side: str, index: int, value: Value, co
 
 
 def types_for(op: Op, argument: Arg, own: int | None) -> Allowed:
-    """The types an argument may have, given the operation's own type where it is known."""
+    """Return the types that an argument may have, by the operation's type `T` if it is known."""
     if isinstance(argument.spec, _Var):
         return op.types
     if isinstance(argument.spec, Per):
@@ -598,7 +620,7 @@ def _match_outputs(a: Bound) -> None:
     count = len(a.outs)
     if not variadic and not least <= count <= len(a.op.outputs):
         numbers = sorted({least, len(a.op.outputs)})
-        a.fail(f"got {count} outputs, gives {' or '.join(map(str, numbers))}")
+        a.fail(f"has {count} outputs, must have {' or '.join(map(str, numbers))}")
     for index, value in enumerate(a.outs):
         output = output_at(a.op, index)
         if problem := _match_type(a, output, "output", index, value):
@@ -608,7 +630,7 @@ def _match_outputs(a: Bound) -> None:
 
 
 def output_at(op: Op, index: int) -> Arg:
-    """The record of output `index`; a variadic output takes all from its place on."""
+    """Return the record of output `index`; a variadic output includes all later ones."""
     return op.outputs[min(index, len(op.outputs) - 1)]
 
 
@@ -649,7 +671,7 @@ def _scalar(a: Bound, argument: Arg, index: int, value: Value) -> Any:
 
 
 def _unify(a: Bound, argument: Arg, index: int, value: Value) -> None:
-    """Check rank and dimensions of a tensor against its pattern; bind the names."""
+    """Check rank and dimensions of a tensor against its pattern, and bind the names."""
     if value.shape is None or (argument.optional and perhaps_omitted(value)):
         a.deferred = True
         return
@@ -681,12 +703,12 @@ def _unify(a: Bound, argument: Arg, index: int, value: Value) -> None:
 
 
 def perhaps_omitted(value: Value) -> bool:
-    """Whether an operand is declared as [0], of whatever rank: so are inputs that may be left out at run time."""
+    """Whether an operand is declared as [0], of any rank: such an input may be omitted at execution."""
     return value.data is None and value.shape is not None and not any(value.shape)
 
 
 def pattern(a: Bound, argument: Arg) -> tuple[str, ...]:
-    """The dimension names of an argument in the order of its layout."""
+    """Return the dimension names of an argument in the order of its layout."""
     names = argument.dims or ()
     if argument.layout and a.nchw:
         return (names[0], names[-1], *names[1:-1])
@@ -694,7 +716,7 @@ def pattern(a: Bound, argument: Arg) -> tuple[str, ...]:
 
 
 def _finish(a: Bound) -> None:
-    """Infer the output shapes; check them and the quantisation against what the outputs declare."""
+    """Infer the output shapes; compare them and the quantisation with the declared ones."""
     a.shapes = _infer(a)
     first = next((v for argument, v in a.inputs if isinstance(argument.spec, _Var) and isinstance(v, Value)), None)
     for index, (value, shape) in enumerate(zip(a.outs, a.shapes, strict=True)):
@@ -758,10 +780,10 @@ def _not_known(a: Bound) -> int:
 
 
 def agree(one: Shape, other: Shape) -> bool:
-    """Whether two shapes can be the same, unknown dimensions taken as any size."""
+    """Whether two shapes can be equal; an unknown dimension matches any size."""
     return len(one) == len(other) and all(m is None or n is None or m == n for m, n in zip(one, other, strict=True))
 
 
 def show(shape: Sequence[int | None] | None) -> str:
-    """A shape for people: `[1, ?, 3]`, `[?...]` where the rank is unknown."""
+    """Format a shape: `[1, ?, 3]`, `[?...]` if the rank is unknown."""
     return "[?...]" if shape is None else f"[{', '.join('?' if d is None else str(d) for d in shape)}]"

@@ -1,4 +1,4 @@
-"""SLICE, STRIDED_SLICE, GATHER, TILE, REVERSE, TOPK_V2: elements picked by their place, or by their size."""
+"""SLICE, STRIDED_SLICE, GATHER, TILE, REVERSE, TOPK_V2: elements picked by position or by size."""
 
 import numpy as np
 
@@ -15,18 +15,18 @@ MOVED = {F32: V1_2, F16: V1_2, I32: V1_2, Q8: V1_2, Q8S: V1_3}
 
 
 def begins(d: Draw) -> list[int]:
-    """Range: where a part can begin."""
+    """Range: beginnings of a slice."""
     return [int(d.whole(0, n)) for n in d["input"].known]
 
 
 def lengths(d: Draw) -> list[int]:
-    """Range: how long a part can be; -1 for all that is left."""
+    """Range: lengths of a slice; -1 for all remaining elements."""
     left = (n - b for n, b in zip(d["input"].known, d["begin"].array.tolist(), strict=True))
     return [d.pick(-1, n, int(d.whole(0, n))) for n in left]
 
 
 def places(d: Draw) -> list[int]:
-    """Range: where a part in steps can begin or end: also before and behind the elements, and counted from the end."""
+    """Range: beginnings or ends of a strided slice: also before and after the elements, and counted from the end."""
     return [int(d.whole(-n - 1, n + 1)) for n in d["input"].known]
 
 
@@ -41,7 +41,7 @@ def mask(d: Draw) -> int:
 
 
 def indices(d: Draw) -> Array:
-    """Range: places along the axis, in a tensor of any rank."""
+    """Range: indices along the axis, in a tensor of any rank."""
     size = d["input"].known[d["axis"]]
     shape = [int(n) for n in d.whole(1, 3, d.pick(1, 1, 2))]
     found: Array = d.whole(0, size - 1, shape) if size else np.zeros(0, np.int32)
@@ -49,7 +49,7 @@ def indices(d: Draw) -> Array:
 
 
 def sliced(a: Bound) -> list[Shape]:
-    """Shape rule: size, which lies within the input from begin on; -1 is all that is left."""
+    """Shape rule: size, which is within the input from begin on; -1 is all remaining elements."""
     begin, size, dims = a.begin.array.tolist(), a.size.array.tolist(), a.input.dims
     a.require(
         len(begin) == len(size) == len(dims), f"begin and size have {len(begin)} and {len(size)}, must have {len(dims)}"
@@ -71,7 +71,7 @@ def block(a: Bound, x: Array, begin: Array, _: Array) -> Array:
 
 
 def strided(a: Bound) -> list[slice]:
-    """What begin, end, strides and the masks pick of each dimension."""
+    """Return the slice of each dimension by begin, end, strides and the masks."""
     rank = a.input.rank
     rows = [value.array.tolist() for value in (a.begin, a.end, a.strides)]
     a.require(all(len(row) == rank for row in rows), f"begin, end and strides must have {rank} elements each")
@@ -83,13 +83,13 @@ def strided(a: Bound) -> list[slice]:
 
 
 def strided_shape(a: Bound) -> list[Shape]:
-    """Shape rule: the steps along each dimension; one that shrinks has one and vanishes; where all do, [1]."""
+    """Shape rule: the size of each slice; a dimension that shrinks has size 1 and is removed; if all are, [1]."""
     shape = []
     for i, (part, d) in enumerate(zip(strided(a), a.input.dims, strict=True)):
         count = None if d is None else len(range(*part.indices(d)))
         if a.shrink_mask >> i & 1:
-            a.require(part.step > 0, f"strides[{i}] = {part.step}, must be above 0 where the dimension shrinks")
-            a.require(count in (1, None), f"dimension {i} shrinks and is a slice of {count}, must be of 1")
+            a.require(part.step > 0, f"strides[{i}] = {part.step}, must be above 0 if the dimension shrinks")
+            a.require(count in (1, None), f"dimension {i} shrinks and has a slice of {count}, must have one of 1")
         else:
             shape.append(count)
     return [tuple(shape) or (1,)]
@@ -100,7 +100,7 @@ def stepped(a: Bound, x: Array, *_: Array) -> Array:
 
 
 def gathered(a: Bound) -> list[Shape]:
-    """Shape rule: that of the input, with that of the indices in the place of the axis."""
+    """Shape rule: the input's shape, with the shape of the indices instead of the axis."""
     axis = axis_of(a, "axis", a.input.rank)
     return [(*a.input.dims[:axis], *a.indices.dims, *a.input.dims[axis + 1 :])]
 
@@ -111,7 +111,7 @@ def within(a: Bound) -> None:
 
 
 def tiled(a: Bound) -> list[Shape]:
-    """Shape rule: each dimension times its multiple, at least 1; the rank stays whatever the multiples are."""
+    """Shape rule: each dimension times its multiple, at least 1; the rank does not change."""
     if a.multiples.data is None:
         return [(None,) * a.input.rank]
     times = a.multiples.array.tolist()
@@ -121,13 +121,13 @@ def tiled(a: Bound) -> list[Shape]:
 
 
 def axis_to_reverse(a: Bound) -> None:
-    """The axis is that of a dimension, counted from the front."""
+    """The axis is a dimension, counted from the front."""
     (axis,) = a.axis.array.tolist()
     a.require(0 <= axis < a.input.rank, f"axis = {axis}, must be from 0 to {a.input.rank - 1}")
 
 
 def top_shapes(a: Bound) -> list[Shape]:
-    """Shape rule: that of the input with k, at most the last dimension, in its place."""
+    """Shape rule: the input's shape with k instead of the last dimension, at most as large."""
     dims = a.input.dims
     size = dims[-1]
     a.require(size is None or a.k <= size, f"k = {a.k}, must be at most the last dimension, {size}")
@@ -136,7 +136,7 @@ def top_shapes(a: Bound) -> list[Shape]:
 
 
 def top(a: Bound, x: Array) -> tuple[Array, Array]:
-    """Of equal values the one with the larger index comes first; NaN counts as minus infinity."""
+    """Of equal values the one with the larger index is first; NaN counts as minus infinity."""
     order = np.argsort(np.where(np.isnan(x), -np.inf, x), -1, kind="stable")[..., ::-1][..., : a.k]
     return np.take_along_axis(x, order, -1), order.astype(np.int32)
 
@@ -149,14 +149,14 @@ register(
             Form(
                 ANY,
                 arg("begin", I32, "_", drawn=begins),
-                arg("size", I32, "_", drawn=lengths, doc="-1: all that is left"),
+                arg("size", I32, "_", drawn=lengths, doc="-1: all remaining elements"),
             ),
         ),
         OUT,
         block,
         infer=sliced,
         reorder=each_dimension("begin", "size"),
-        doc="A block of a tensor.",
+        doc="Picks a block of a tensor.",
         example=example([2, 3], input=[1, 2, 3], begin=[1], size=[-1]),
     ),
     Op(
@@ -176,7 +176,7 @@ register(
         reorder=each_dimension(
             "begin", "end", "strides", masks=("begin_mask", "end_mask", "shrink_mask"), shrinking="shrink_mask"
         ),
-        doc="A block of a tensor in steps; bits of the masks say which begins and ends are ignored and which axes vanish.",
+        doc="Picks a block of a tensor with strides; bits of the masks select ignored begins and ends, and removed axes.",
         example=example(
             [3, 1], input=[1, 2, 3], begin=[-1], end=[0], strides=[-2], begin_mask=0, end_mask=1, shrink_mask=0
         ),
@@ -189,7 +189,7 @@ register(
         lambda a, x, i: x.take(i, a.axis),
         (within,),
         infer=gathered,
-        doc="Slices picked by index along an axis.",
+        doc="Picks slices by index along an axis.",
         example=example([30, 10], input=[10, 20, 30], axis=0, indices=[2, 0]),
     ),
     Op(
@@ -200,7 +200,7 @@ register(
         lambda a, x, m: np.tile(x, m),
         infer=tiled,
         reorder=each_dimension("multiples"),
-        doc="A tensor repeated along its axes.",
+        doc="Repeats a tensor along its axes.",
         example=example([1, 2, 1, 2], input=[1, 2], multiples=[2]),
     ),
     Op(
@@ -211,7 +211,7 @@ register(
         lambda a, x, axis: np.flip(x, int(axis[0])),
         (axis_to_reverse,),
         reorder=by_axis("axis"),
-        doc="The order along an axis turned round.",
+        doc="Reverses the order along an axis.",
         example=example([3, 2, 1], input=[1, 2, 3], axis=[0]),
     ),
     Op(
@@ -221,8 +221,8 @@ register(
         (out("values", T, quant=SAME), out("indices", {I32: V1_2})),
         top,
         infer=top_shapes,
-        doc="The k greatest along the last axis, and where they were; of equal ones the last comes first, and NaN counts as "
-        "minus infinity.",
+        doc="Returns the k greatest elements along the last axis, and their indices; of equal ones the last is first, and "
+        "NaN counts as minus infinity.",
         example=example(([30, 20], [1, 2]), input=[10, 30, 20], k=2),
     ),
 )

@@ -32,11 +32,11 @@ def bias_fits(a: Bound) -> None:
 
 
 def state_fits(a: Bound) -> None:
-    """The header asks for memory_size - 1 entries a filter; the operation has always been used with memory_size."""
+    """The header requires memory_size - 1 entries per filter; all implementations use memory_size."""
     sizes = [a.filters * a.memory_size, a.filters * (a.memory_size - 1)]
     a.require(
         a.state_size in sizes,
-        f"state has {a.state_size} elements a batch, must have filters * memory_size = {sizes[0]} "
+        f"state has {a.state_size} elements per batch, must have filters * memory_size = {sizes[0]} "
         f"(or, without the place for the newest, {sizes[1]})",
     )
 
@@ -49,14 +49,14 @@ def units(a: Bound) -> int:
 def svdf(
     a: Bound, x: Array, weights_feature: Array, weights_time: Array, bias: Array | None, state: Array
 ) -> tuple[Array, Array]:
-    """The newest feature value of each filter is pushed into its memory, over which its time filter then runs."""
+    """Push the newest feature value of each filter into its memory, and apply the time filter to that memory."""
     batch, filters, memory = len(x), *weights_time.shape
     kept = state.reshape(batch, filters, a.state_size // max(filters, 1))
     feature = x @ weights_feature.T
     window = np.concatenate((kept[..., : memory - 1], feature[..., None]), -1)
     products = (window * weights_time).reshape(batch, units(a), a.rank * memory)
     output = products.sum(-1) + (0 if bias is None else bias)
-    pushed = np.zeros_like(kept)  # its last place, where there is one, is free for the next
+    pushed = np.zeros_like(kept)  # its last position, if there is one, is free for the next value
     pushed[..., : memory - 1] = window[..., 1:]
     return pushed.reshape(state.shape), ACTIVATIONS[a.activation_kind](output)
 

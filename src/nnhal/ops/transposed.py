@@ -24,7 +24,7 @@ from nnhal.ops.weighted import (
 
 
 def asked(d: Draw) -> list[int]:
-    """Range: a shape of which CONV_2D makes that of the input."""
+    """Range: a shape that CONV_2D reduces to that of the input."""
     sizes = []
     for side, axis in (("height", "h"), ("width", "w")):
         stride, reach = d[f"stride_{axis}"], 1 if d["scheme"] == Padding.SAME else d.size(f"filter_{axis}")
@@ -44,30 +44,30 @@ pads_after = args(
     "pad_right pad_bottom",
     INT32,
     drawn=whole(-2, 2),
-    doc="may be negative: the output then ends behind the last product",
+    doc="may be negative: the output then ends after the last product",
 )
 pads = pads_before[0], pads_after[0], pads_before[1], pads_after[1]
 OUTPUT = (out("output", T, "batch out_h out_w depth_out", layout=True),)
 
 
 def sizes(a: Bound, axis: str) -> tuple[int, int, int]:
-    """Along "h" or "w": positions of the filter, the stride between them, size of the filter."""
+    """Return along "h" or "w": positions of the filter, the stride between them, size of the filter."""
     return a.height if axis == "h" else a.width, getattr(a, f"stride_{axis}"), getattr(a, f"filter_{axis}")
 
 
 def spread(a: Bound, axis: str) -> int:
-    """How far the products reach."""
+    """Return the extent of the products."""
     count, stride, size = sizes(a, axis)
     return (count - 1) * stride + size
 
 
 def wanted(a: Bound) -> dict[str, int]:
-    """The argument `output_shape` by dimension name."""
+    """Return the argument `output_shape` by dimension name."""
     return dict(zip(pattern(a, a.op.outputs[0]), a.output_shape.array.tolist(), strict=True))
 
 
 def out_size(axis: str) -> Callable[[Bound], int]:
-    """Shape rule: what is asked for, or what the explicit padding leaves of the products."""
+    """Shape rule: the requested size, or the size that the explicit padding leaves of the products."""
 
     def rule(a: Bound) -> int:
         if a.form_has("scheme"):
@@ -82,7 +82,7 @@ def out_size(axis: str) -> Callable[[Bound], int]:
 
 
 def cut(a: Bound, axis: str) -> int:
-    """How many of the first products along an axis the padding cuts off."""
+    """Return how many of the first products along an axis the padding cuts off."""
     if not a.form_has("scheme"):
         return int(a.pad_top if axis == "h" else a.pad_left)
     if a.scheme == Padding.VALID:
@@ -91,7 +91,7 @@ def cut(a: Bound, axis: str) -> int:
 
 
 def reversible(a: Bound) -> None:
-    """CONV_2D of the output, with this filter and scheme, would have the shape of the input."""
+    """CONV_2D of the output, with this filter and scheme, has the shape of the input."""
     if not a.form_has("scheme"):
         return
     for axis in "hw":
@@ -145,7 +145,7 @@ register(
         where={"out_h": out_size("h"), "out_w": out_size("w")},
         sized={f"filter_{axis}": lambda d: d.whole(1, 4) for axis in "hw"},
         sums="products",
-        doc="The transpose of CONV_2D: as many elements out as that takes in.",
+        doc="The transpose of CONV_2D: its output has the shape of CONV_2D's input.",
         example=example(
             [[[[10], [21], [2]]]],
             input=[[[[1], [2]]]],

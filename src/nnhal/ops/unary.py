@@ -1,4 +1,4 @@
-"""ABS, NEG, EXP, LOG, SQRT, RSQRT, SIN, FLOOR: functions of one tensor, element by element."""
+"""ABS, NEG, EXP, LOG, SQRT, RSQRT, SIN, FLOOR: elementwise functions of one tensor."""
 
 from functools import partial
 
@@ -14,7 +14,7 @@ FLOAT = {F32: V1_2, F16: V1_2}
 
 
 def rsqrt(a: Bound, x: Array) -> Array:
-    """No quantised value stands for NaN: what is below 0 gives the greatest value, as 0 does."""
+    """Return the greatest value below 0, as for 0: no quantised value represents NaN."""
     return 1 / np.sqrt(np.maximum(x, 0) if a.input.quantised else x)
 
 

@@ -1,4 +1,4 @@
-"""What operations with weights and a bias share: their types, the rules of their scales, exact sums of products."""
+"""Shared functions of operations with weights and a bias: types, rules of scales, exact sums of products."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,9 @@ BIAS = per({F32: F32, F16: F16, Q8: I32, Q8S: I32})
 
 
 def filter_of(axis: int, name: str = "filter") -> Range:
-    """Range: weights about a 32nd of the values' steps, or with a scale for each channel along a dimension."""
+    """Range: weights of about a 32nd of the values' quantisation steps, or with a scale for each channel along a
+    dimension.
+    """
 
     def draw(d: Draw) -> Value:
         kind, shape = d.type_of(name), d.shape_of(name)
@@ -32,7 +34,7 @@ def filter_of(axis: int, name: str = "filter") -> Range:
 
 
 def bias_of(weights: str = "filter") -> Range:
-    """Range: a bias of the scale of the products."""
+    """Range: a bias with the scale of the products."""
 
     def draw(d: Draw) -> Value:
         kind, shape, w = d.type_of("bias"), d.shape_of("bias"), d[weights]
@@ -45,30 +47,38 @@ def bias_of(weights: str = "filter") -> Range:
     return draw
 
 
-EXACT = 2**24  # up to here float32 holds every integer
-FAR = 2.0**100  # scales up to here, and their reciprocals, stay in float32's normal range times such an integer
-SLACK = 1e-6  # relative, of a scale that was computed as a product
+EXACT = 2**24  # float32 holds every integer up to here
+FAR = 2.0**100  # scales up to here, and their reciprocals, times such an integer stay in float32's normal range
+SLACK = 1e-6  # the relative tolerance of a scale that was computed as a product
 
 
 def operands(a: Bound) -> tuple[Value, Value, Value]:
-    """What is known of the input, the weights and the bias."""
+    """Return the known facts of the input, the weights and the bias."""
     values = [v for _, v in a.inputs[:3] if isinstance(v, Value)]
     return values[0], values[1], values[2]
 
 
 def product_scales(x: Value, weights: Value) -> Array:
-    """Scales of the products of a quantised input and weights, in float64: one, or one for each channel of the weights."""
+    """Return the scales of the products of a quantised input and weights.
+
+    Args:
+        x: The input.
+        weights: The weights.
+
+    Returns:
+        float64: one scale, or one for each channel of the weights.
+    """
     return np.multiply(x.scale, weights.channel.scales if weights.channel else (weights.scale,))
 
 
 def product_scale(a: Bound) -> float:
-    """Scale of the products of input and weights; 0 where the weights have a scale for each channel."""
+    """Return the scale of the products of input and weights; 0 if the weights have a scale for each channel."""
     x, weights, _ = operands(a)
     return single(x.scale * weights.scale)
 
 
 def bias_scale(a: Bound) -> None:
-    """The bias has the scale of the products; 0 where that differs from channel to channel."""
+    """The bias has the scale of the products; 0 if that differs from channel to channel."""
     bias, wanted = operands(a)[2].scale, product_scale(a)
     a.require(
         abs(bias - wanted) <= SLACK * min(bias, wanted),
@@ -97,11 +107,11 @@ def channel_axis(axis: int) -> Callable[[Bound], None]:
 
 
 def weighted(sums: Callable[[Bound, Array, Array], Array], channel: int = 0) -> Kernel:
-    """A kernel by `sums(a, x, weights)`, a new array whose last dimension are the channels; the rest is added here.
+    """Make a kernel from `sums(a, x, weights)`, which returns a new array whose last dimension is the channels.
 
-    channel: the dimension of the weights that holds the output channels. Quantised values are summed up as integers,
-    in float32 where no sum can leave its exact range and scales are not far from 1, else in float64, and rounded once, at
-    the end.
+    channel: the dimension of the weights that holds the output channels. Quantised values are summed up as integers: in
+    float32 if no sum can leave its exact range and scales are not far from 1, else in float64. The result is rounded
+    once, at the end.
     """
 
     def kernel(a: Bound, x: Array, weights: Array, bias: Array, *_: Array) -> Array:
@@ -130,10 +140,11 @@ def weighted_integers(
     single: bool = False,
     halves_up: Callable[[Bound, bool], Any] = lambda a, signed: True,
 ) -> Kernel:
-    """The kernel of `weighted` for exact numerics.
+    """Make the kernel of `weighted` for exact numerics.
 
-    single: whether one scale for all channels is multiplied with the input's in float32, as it is for unsigned weights.
-    halves_up: whether the second rounding is upwards, for all channels or each, by whether weights are signed.
+    single: whether one scale for all channels is multiplied by the input's in float32, as it is for unsigned weights.
+    halves_up: whether the second rounding is half upwards, for all channels or each, depending on whether weights are
+    signed.
     """
 
     def kernel(a: Bound, x: Array, weights: Array, bias: Array, *_: Array) -> Array:
@@ -150,17 +161,17 @@ def weighted_integers(
 
 
 def in_whole_lanes(a: Bound) -> Array:
-    """The channels that are computed eight at a time, which rounds upwards; the rest is rounded away from zero."""
+    """Return the channels that are computed eight at a time, which rounds upwards; the rest is rounded away from zero."""
     return in_lanes(a.depth_out)
 
 
 def signed_weights(weights: Value) -> bool:
-    """Whether a layer with these weights is computed in int8: for weights with zero points there is only uint8."""
+    """Whether a layer with these weights is computed in int8: weights with zero points only have uint8."""
     return weights.channel is not None or (weights.type == Q8S and weights.zero_point == 0)
 
 
 def _greatest_sum(x: Value, factors: Array, bias: Array, channel: int) -> float:
-    """The greatest value that any sum of products and bias can take on its way, whatever the input."""
+    """Return the greatest intermediate value of any sum of products and bias, for any input."""
     reach = max(abs(limit - x.zero_point) for limit in type_range(x.type))
     others = tuple(i for i in range(factors.ndim) if i != channel % factors.ndim)
     sums = np.abs(factors).sum(others, dtype=np.float64) * reach + np.abs(bias.astype(np.float64))

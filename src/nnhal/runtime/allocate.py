@@ -1,4 +1,4 @@
-"""`nnhal.allocate`: memory for inputs and outputs of compiled models, by the roles that it will play."""
+"""`nnhal.allocate`: memory for inputs and outputs of compiled models, by the roles that it will have."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,15 +12,25 @@ from nnhal.runtime.by_shape import CompiledByShape
 from nnhal.runtime.compiled import Compiled
 
 ROLE = "(compiled, 'input' or 'output', number or name)"
-Role = tuple[Any, ...]  # (compiled, "input" or "output", number or name), and a frequency where one is known
+Role = tuple[Any, ...]  # (compiled, "input" or "output", number or name), and a frequency if it is known
 
 
 def allocate(roles: Sequence[Role], shape: Sequence[int] | None = None) -> Allocation:
-    """Memory for inputs and outputs of compiled models, on the one device that all of them lie on.
+    """Allocate memory for inputs and outputs of compiled models, on the device that runs them.
 
-    roles: (compiled, "input" or "output", number or name), with a frequency in (0, 1] as fourth where it is known. shape:
-    dimensions that the models leave open, 0 for one that changes from use to use. Where the roles lie on several devices,
-    or the driver refuses, it is a shared pool and `reason` says why. InvalidArgument for roles that contradict each other.
+    If the roles lie on several devices, or the driver refuses, the memory is a shared pool, and `Allocation.reason` has
+    the reason.
+
+    Args:
+        roles: The uses of the memory, each `(compiled, "input" or "output", number or name)`. A fourth item is the
+            relative frequency of the use, in (0, 1].
+        shape: The dimensions that the models leave open; 0 for one that changes from use to use.
+
+    Returns:
+        The memory. Pass it in place of an array.
+
+    Raises:
+        InvalidArgument: A role is invalid, or the roles contradict each other.
     """
     alone = isinstance(roles, tuple) and len(roles) > 1 and isinstance(roles[0], Compiled) and isinstance(roles[1], str)
     if not isinstance(roles, Sequence) or alone:

@@ -1,6 +1,6 @@
-"""Memory domains at the API: memory of a driver's own for the inputs and outputs it is named for.
+"""Memory domains of the API: driver memory for inputs and outputs.
 
-Where no driver grants it, it is a shared pool, with the reason: everything works, only the bytes move.
+If no driver grants it, the memory is a shared pool, with the reason. Everything works then, but data is copied.
 """
 
 import math
@@ -31,47 +31,63 @@ _log = logger("memory")
 
 
 class PoolBuffer(HostBuffer):
-    """A buffer in shared memory of the runtime's, which every driver can map."""
+    """A buffer in a shared memory of the runtime, which every driver can map."""
 
     def make(self, shape: tuple[int, ...]) -> Array:
-        """A view of a pool."""
+        """Allocate a shared memory, and return a view of it."""
         count = math.prod(shape)
         self._pool = Memory.allocate(max(1, count * self.dtype.itemsize), "nnhal-buffer")
         return self._pool.view(0, count * self.dtype.itemsize, self.dtype, shape)
 
 
 class Allocation(Uncopied, instead="`read` gives a copy of its contents"):
-    """Memory for the inputs and outputs that it was allocated for; give it in place of an array, as input or `out`.
+    """Memory for the inputs and outputs that it was allocated for. Pass it in place of an array, as input or `out`.
 
-    It has contents after `write`, `copy_from` or an execution that wrote it; an execution that fails leaves it without.
-    device: whose memory it is; None for a shared pool. reason: why it is a pool, "" otherwise.
+    It has contents after `write`, `copy_from` or an execution that wrote it. An execution that fails leaves it without.
+
+    Attributes:
+        device: The label of the device that owns the memory; None for a shared pool.
+        reason: Why it is a shared pool, or "".
     """
 
     def __init__(self, buffer: Buffer, roles: Sequence[BufferRole], device: str | None, reason: str) -> None:
         self._buffer, self._roles, self.device, self.reason = buffer, tuple(roles), device, reason
         self._host = buffer if isinstance(buffer, HostBuffer) else None  # in ordinary memory
         self._uses = {(id(r.prepared), r.output, r.index) for r in roles}
-        self._spoiled, self._closed = False, ""  # why it cannot be used any more
-        self._writer: object = None  # who began last to give it contents
+        self._spoiled, self._closed = False, ""  # why it cannot be used any more, or ""
+        self._writer: object = None  # the last writer that began
         _alive.add(self)
 
     @property
     def token(self) -> int:
-        """Its number in this process, never 0."""
+        """The number that identifies it in this process, never 0."""
         return self._buffer.token
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """Shape of the contents, None while there are none."""
+        """The shape of the contents; None without contents."""
         return None if self._spoiled else self._open().shape
 
     def read(self) -> Array:
-        """A copy of the contents; OperationFailed while there are none."""
+        """Return a copy of the contents.
+
+        Raises:
+            OperationFailed: There are no contents.
+            Closed: The allocation was closed.
+        """
         self._check_contents()
         return contents_of(self._open())
 
     def write(self, array: Any) -> None:
-        """Give it contents; InvalidArgument where type or shape are not those of its roles."""
+        """Set the contents.
+
+        Args:
+            array: An array with the type and shape of the roles.
+
+        Raises:
+            InvalidArgument: The type or shape is another one.
+            Closed: The allocation was closed.
+        """
         dtype = dtype_of(self._buffer.facts.type)
         if type(array) is not np.ndarray or array.dtype != dtype:
             array = given(array, dtype, f"{self}: what is written")
@@ -80,24 +96,40 @@ class Allocation(Uncopied, instead="`read` gives a copy of its contents"):
         self._spoiled = False
 
     def copy_to(self, memory: Memory) -> None:
-        """Copy the contents to a memory of exactly their size; OperationFailed while there are none."""
+        """Copy the contents to a memory.
+
+        Args:
+            memory: A memory of exactly the size of the contents.
+
+        Raises:
+            InvalidArgument: The size is another one.
+            OperationFailed: There are no contents.
+        """
         self._check_contents()
         self._open().copy_to(_memory(memory))
 
     def copy_from(self, memory: Memory, dimensions: Sequence[int] = ()) -> None:
-        """Take contents, with their dimensions where those of the buffer may change; as `Buffer.copy_from`."""
+        """Set the contents from a memory.
+
+        Args:
+            memory: A memory of exactly the size of the contents.
+            dimensions: The shape of the contents, if the roles leave dimensions open.
+
+        Raises:
+            InvalidArgument: The size or the dimensions do not fit.
+        """
         memory, dimensions = _memory(memory), checked(dimensions, f"{self}: dimensions")
         self._writer = None
         self._open().copy_from(memory, dimensions)
         self._spoiled = False
 
     def close(self) -> None:
-        """Give the memory back; later uses raise Closed."""
+        """Release the memory. Later uses raise `Closed`."""
         self._closed = self._closed or "used after close"
         self._buffer.close()
 
     def _check_use(self, whole: Of, output: bool, place: int) -> None:
-        """InvalidRequest where it was not allocated for input or output `place` of a compiled model as a whole."""
+        """Raise InvalidRequest unless it was allocated for this input or output of the compiled model."""
         if (id(whole), output, place) not in self._uses:
             use, roles = "output" if output else "input", ", ".join(map(str, self._roles))
             name = whole.model.name or "this model"
@@ -106,28 +138,28 @@ class Allocation(Uncopied, instead="`read` gives a copy of its contents"):
             self._check_contents()
 
     def _begin(self, writer: object) -> None:
-        """An execution that will write it begins: from now on its buffer knows whether it has contents."""
+        """Note that an execution will write it: from now on its buffer knows whether it has contents."""
         self._writer, self._spoiled = writer, False
 
     def _wrote(self, writer: object, success: bool) -> None:
-        """What became of the execution that was to write it; nothing where another has begun since."""
+        """Note the outcome of the execution that was to write it, unless another one has begun since."""
         if self._writer is writer:
             self._spoiled = not success
 
     def _open(self) -> Buffer:
-        """The driver's buffer, or that in a pool; Closed after `close`, and in a forked child."""
+        """Return the buffer; Closed after `close`, and in a forked child."""
         if self._closed:
             raise Closed(f"{self}: {self._closed}")
         return self._buffer
 
     def _check_contents(self) -> None:
-        """OperationFailed where an execution that was to write it failed."""
+        """Raise OperationFailed if the execution that was to write it failed."""
         if self._spoiled:
             raise OperationFailed(
                 f"{self}: has no contents since an execution that was to write it failed; write it again"
             )
 
-    def __repr__(self) -> str:  # without the shape of the contents, which another process may have to be asked for
+    def __repr__(self) -> str:  # without the shape of the contents: another process may have to be queried for it
         facts, state = self._buffer.facts, "closed" if self._closed else "no contents" if self._spoiled else "open"
         dims = None if facts.dimensions is None else [d or None for d in facts.dimensions]
         where = named(self.device)[1:-1] if self.device is not None else "a shared pool"
@@ -157,7 +189,7 @@ def _memory(memory: Any) -> Memory:
 
 
 class Use(NamedTuple):
-    """One use of an allocation: input or output `place` among all of the main subgraph of a compiled model."""
+    """One use of an allocation: input or output `place` of a compiled model's main subgraph."""
 
     whole: Of
     plan: Plan
@@ -167,7 +199,7 @@ class Use(NamedTuple):
 
 
 def allocate_for(uses: Sequence[Use], shape: Sequence[int] | None = None) -> Allocation:
-    """Memory for these uses, of the one device that all of them lie on, or a shared pool."""
+    """Allocate memory for these uses on the one device that all of them lie on, or a shared pool."""
     desc = BufferDesc(() if shape is None else checked(shape, "allocate: shape"))
     whole, parts, devices = [], [], {}
     for prepared, plan, output, place, frequency in uses:
@@ -189,7 +221,7 @@ def allocate_for(uses: Sequence[Use], shape: Sequence[int] | None = None) -> All
         try:
             try:
                 buffer = allocated_by(device, desc, parts)
-            except DeadObject:  # the first to notice a death; the next use starts the process again
+            except DeadObject:  # this call is the first to notice the process's death; the next use starts it again
                 buffer = allocated_by(device, desc, parts)
             return Allocation(buffer, whole, identity_of(device).name, "")
         except NnhalError as error:

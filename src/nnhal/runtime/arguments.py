@@ -1,4 +1,4 @@
-"""The edge of an execution: what inputs and outputs must be, and checks of what the application gives."""
+"""The arguments of an execution: their specification, and checks of the application's arrays."""
 
 import math
 import threading
@@ -35,9 +35,9 @@ AS_IS = EdgeForm()
 
 
 class Spec(Record, frozen=True):
-    """An input or output as the application has it: name, shape (None in it: free), numpy element type.
+    """An input or output as the application sees it: name, shape (None: open), numpy element type.
 
-    type: of the operand (an extension's is a number). form: how the application's shape and element type differ from its.
+    type: of the operand (an extension's is a number). form: how the application's shape and element type differ.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Spec(Record, frozen=True):
 
     @property
     def fixed(self) -> tuple[int, ...] | None:
-        """The shape where all of it is known."""
+        """The shape if all of it is known, else None."""
         return fixed(self.shape)
 
     def __repr__(self) -> str:
@@ -67,10 +67,10 @@ class Spec(Record, frozen=True):
 
 
 class Edge:
-    """Inputs and outputs of a model as an application gives and gets them; the states that a model carries are left out.
+    """The inputs and outputs of a model as an application sees them, without the model's states.
 
-    given, kept: their places among all inputs and outputs of the main subgraph. plain: element type and shape of each input
-    where a call may be as short as that, None otherwise. room: those of the output where there is one. alike: as of a model.
+    given, kept: their places among all inputs and outputs of the main subgraph. plain: element type and shape of each
+    input if calls can use the short path, else None. room: those of the output if there is one. alike: as in `Model`.
     """
 
     def __init__(self, model: Model) -> None:
@@ -90,7 +90,7 @@ class Edge:
         self.room = (self._results[0].dtype, self._results[0].shape) if len(self._results) == 1 else None
 
     def accept(self, inputs: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
-        """The caller's inputs as arrays or allocations in the model's order, state inputs left open."""
+        """Return the caller's inputs as arrays or allocations in the model's order; state inputs are open."""
         if isinstance(inputs, Mapping):
             inputs = self._by_name(inputs)
         if len(inputs) != len(self.inputs):
@@ -108,7 +108,7 @@ class Edge:
         return arrays
 
     def require_alike(self, arrays: Sequence[Any]) -> None:
-        """InvalidRequest where dimensions of one name are of several sizes, as far as inputs have contents."""
+        """Raise InvalidRequest if dimensions of one name have several sizes, as far as inputs have contents."""
         for name, places in self.alike:
             sizes = [(at, axis, shape[axis]) for at, axis in places if (shape := getattr(arrays[at], "shape", None))]
             wrong = next((each for each in sizes if each[2] != sizes[0][2]), None)
@@ -117,7 +117,7 @@ class Edge:
                 raise InvalidRequest(f"inputs: {printable(name)!r} is {one} and {other}, must be one size")
 
     def _by_name(self, inputs: Mapping[str, Any]) -> list[Any]:
-        """Named inputs in order; those that may be left out are None where they are."""
+        """Return named inputs in order; omitted optional ones are None."""
         specs = {spec.name: spec for spec in self.inputs}
         needed = [s.name for at, s in zip(self.given, self.inputs, strict=True) if at not in self._optional]
         wrong = [repr(k) for k in inputs if k not in specs] + [f"no {n!r}" for n in needed if n not in inputs]
@@ -127,7 +127,7 @@ class Edge:
         return [inputs.get(spec.name) for spec in self.inputs]
 
     def place(self, out: Any) -> list[Any] | None:
-        """Where outputs go: the caller's arrays or allocations where given, None where nothing is."""
+        """Return the targets of outputs: the caller's arrays or allocations, None if there is none."""
         if out is None:
             return None
         rooms = [out] if isinstance(out, np.ndarray | Allocation | Memory) else out
@@ -143,7 +143,7 @@ class Edge:
         return room
 
     def job(self, inputs: Sequence[Any], out: Any) -> Job:
-        """The job of one call, states at their initial values; allocations lie where arrays would."""
+        """Return the job of one call, with initial states; allocations replace arrays."""
         named = len(inputs) == 1 and isinstance(inputs[0], Mapping)
         accepted = self.accept(inputs[0] if named else inputs)
         for state in self._states:
@@ -159,7 +159,7 @@ class Edge:
         return job
 
     def results(self, job: Job) -> Any:
-        """What the application gets: its own allocations, and arrays."""
+        """Return the application's results: its allocations, and arrays."""
         kept = [job.written.get(i, job.results[i]) for i in self.kept]
         if self._formed_results:
             for n, at in enumerate(self.kept):
@@ -173,7 +173,7 @@ class Edge:
 
 
 def _crossed(arrays: Sequence[Any], formed: Mapping[int, Spec], what: str) -> tuple[list[Any], dict[int, Crossing]]:
-    """Arguments as the model has them, and those of the application's that have another form."""
+    """Return the arguments in the model's types, and the conversions of those that differ."""
     found = {
         at: Crossing(spec.form, arrays[at], f"{what} {at} ({spec.name})")
         for at, spec in formed.items()
@@ -185,7 +185,7 @@ def _crossed(arrays: Sequence[Any], formed: Mapping[int, Spec], what: str) -> tu
 def make_control(
     deadline: float | None, loop_timeout: float | None, measure: bool, cancelled: threading.Event | None = None
 ) -> Control:
-    """Durations of the API, in seconds, as a Control; made once, at the edge."""
+    """Convert the API's durations, in seconds, to a Control."""
     point = point_in_time(deadline)
     loop = LOOP_TIMEOUT_DEFAULT_NS if loop_timeout is None else nanoseconds(loop_timeout, "loop_timeout")
     if loop is None or not 0 < loop <= LOOP_TIMEOUT_MAXIMUM_NS:
@@ -195,7 +195,7 @@ def make_control(
 
 
 def accept(value: Any, spec: Spec, label: str) -> Array:
-    """A caller's input as a contiguous array of the operand's type; lists and numbers are converted, arrays never are."""
+    """Return a caller's input as a contiguous array of the operand's type. Only lists and numbers are converted."""
     if (
         type(value) is np.ndarray
         and value.dtype is spec.dtype
@@ -214,16 +214,16 @@ def accept(value: Any, spec: Spec, label: str) -> Array:
 
 
 def writable(array: Any, spec: Spec, label: str) -> Array:
-    """A caller's output array, checked: of the type and shape, or bytes that give the room."""
+    """Check a caller's output array: of the type and shape, or bytes of at least the size."""
     if isinstance(array, Memory):
         array = _whole(array, spec, label)
     if not isinstance(array, np.ndarray) or not array.flags.writeable or not array.flags.c_contiguous:
         raise InvalidRequest(f"{label} ({spec.name}) must be a writable contiguous numpy array")
-    if isinstance(array, np.ma.MaskedArray):  # a hard mask keeps what should be written out
+    if isinstance(array, np.ma.MaskedArray):  # a hard mask would suppress writes
         raise InvalidRequest(f"{label} ({spec.name}) is a masked array, must be one without a mask")
     if array.dtype not in (spec.dtype, np.uint8):
         raise InvalidRequest(
-            f"{label} ({spec.name}) is {array.dtype}, must be {spec.dtype}, or uint8 for room in bytes"
+            f"{label} ({spec.name}) is {array.dtype}, must be {spec.dtype}, or uint8 for a buffer of bytes"
         )
     if array.dtype == spec.dtype and spec.shape is not None and not agree(array.shape, spec.shape):
         raise InvalidRequest(f"{label} ({spec.name}) has shape {show(array.shape)}, must be {show(spec.shape)}")
@@ -231,7 +231,7 @@ def writable(array: Any, spec: Spec, label: str) -> Array:
 
 
 def _whole(memory: Memory, spec: Spec, label: str) -> Array:
-    """A memory that holds exactly one value, as an array over it; Unmappable where it is opaque."""
+    """Return a memory that holds exactly one value as an array; Unmappable if it is opaque."""
     known = spec.fixed
     if known is None:
         raise InvalidRequest(f"{label} ({spec.name}) is a memory, must be a view of it: its shape is not known")
@@ -244,12 +244,12 @@ def _whole(memory: Memory, spec: Spec, label: str) -> Array:
 
 
 def no_overlap(inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    """InvalidRequest where an output array shares memory with another output or an input."""
+    """Raise InvalidRequest if an output array shares memory with another output or an input."""
     rooms = [(n, x) for n, x in enumerate(outputs) if isinstance(x, np.ndarray)]
     if not rooms:
         return
     read = [x for x in inputs if isinstance(x, np.ndarray)]
-    if all(x.base is None for _, x in rooms) and all(x.base is None for x in read):  # each has memory of its own
+    if all(x.base is None for _, x in rooms) and all(x.base is None for x in read):  # none is a view of other memory
         seen = {id(x) for x in read}
         for place, array in rooms:
             if id(array) in seen:
@@ -259,7 +259,7 @@ def no_overlap(inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     spans = [
         (start := address(x), start + x.nbytes, place) for place, x in [*((-1, x) for x in read), *rooms] if x.size
     ]
-    # The furthest byte so far, and whose it is: an output's place, -1 for an input; likewise of outputs.
+    # The furthest byte so far, and its argument: an output's place, -1 for an input; likewise of outputs.
     end = written = (0, -1)
     for start, stop, place in sorted(spans):
         last = end if place >= 0 else written
@@ -275,7 +275,7 @@ def _overlapping(place: int) -> InvalidRequest:
 
 
 def spec_of(model: Model, index: int) -> Spec:
-    """What an application may know of main operand `index`."""
+    """Return the specification of operand `index` of the main subgraph."""
     operand = model.main.operands[index]
     _, dtype, shape = argument_of(model, index, "")
     form = model.edge.get(index, AS_IS)

@@ -1,4 +1,4 @@
-"""Arguments bound to a compiled model once, to be run many times."""
+"""Arguments bound to a compiled model once, for many executions."""
 
 from typing import Any
 
@@ -12,10 +12,14 @@ from nnhal.runtime.job import Job
 
 
 class Binding(Uncopied, instead="another process gets the model and compiles it there"):
-    """A reusable execution: arguments bound to a compiled model; call it to run. outputs: what the last run gave."""
+    """A reusable execution: arguments bound to a compiled model. Call it to run.
+
+    Attributes:
+        outputs: The results of the last run.
+    """
 
     def __init__(self, owner: object, caller: Caller, job: Job) -> None:
-        """owner: what is not to go before it."""
+        """owner: kept alive as long as this object."""
         self._owner, self._caller, self._given, self._rooms = owner, caller, job.given, job.rooms
         self._taken, self._left = job.taken, job.left
         self._turn = Turn()
@@ -26,9 +30,14 @@ class Binding(Uncopied, instead="another process gets the model and compiles it 
 
     @trace.seam("application", "execution", "run binding", detail=lambda self: self._caller.plan.model.name)
     def __call__(self) -> Any:
-        """Run once; returns the outputs as of `Compiled.__call__`.
+        """Run once.
 
-        BadState while another run of this binding is in flight.
+        Returns:
+            The outputs, as a call of the model returns them.
+
+        Raises:
+            BadState: Another run of this binding is in flight.
+            NnhalError: The execution failed.
         """
         job = Job(self._given, self._rooms)
         job.taken, job.left = self._taken, self._left

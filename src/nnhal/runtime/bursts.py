@@ -1,4 +1,4 @@
-"""A burst of a compiled model: each step runs in a burst of its driver."""
+"""A burst of a compiled model: each partition runs in a burst of its driver."""
 
 from nnhal.base.answers import let_go
 from nnhal.base.errors import BadState, ContractBroken, DriverFailed, OperationFailed
@@ -16,20 +16,23 @@ _log = logger("execution")
 
 
 class CompiledBurst(ModelCallable, Uncopied, instead="another process gets the model and compiles it there"):
-    """A burst of a compiled model, called like the model: each step runs in a burst of its driver. A context manager.
+    """A burst of a compiled model: drivers keep their resources between its executions. A context manager.
 
-    One execution at a time: BadState otherwise. ways: how each step is run, and why where that is by plain calls.
+    Call it like the model, once at a time: a second call at the same time raises `BadState`.
+
+    Attributes:
+        ways: How each partition runs, and why if it uses plain calls.
     """
 
     def __init__(self, owner: object, compiled: Caller) -> None:
-        """owner: what is not to go before it."""
+        """owner: kept alive as long as this object."""
         self._owner = owner
         self._bursts: list[Burst] = []
         lines, ways = [], []
         for number, line in enumerate(compiled.lines):
             other, way = self._open(line)
             lines.append(other)
-            ways.append(f"step {number} on {line.label}: {way}")
+            ways.append(f"partition {number} on {line.label}: {way}")
         self.ways = tuple(ways)
         runner = _OneByOne(compiled, lines, self._bursts)
         inner = Caller(compiled.plan, compiled.edge, runner, compiled.whole, compiled.use, "open another", compiled)
@@ -43,16 +46,20 @@ class CompiledBurst(ModelCallable, Uncopied, instead="another process gets the m
             raise
 
     def free_memory(self, memory: Memory) -> None:
-        """This memory will not be used in the burst again: what drivers cache of it can go."""
+        """Release what drivers cached of a memory that the burst will not use again.
+
+        Args:
+            memory: The memory.
+        """
         for burst in self._bursts:
             burst.free_memory(memory)
 
     def close(self) -> None:
-        """End the burst; later calls raise Closed. The compiled model goes on."""
+        """End the burst. Later calls raise `Closed`; the compiled model stays open."""
         self._end("the burst was closed")
 
     def _end(self, why: str) -> None:
-        """End it for a reason that later calls are told."""
+        """End it; later calls raise Closed with this reason."""
         self._caller.closed = self._caller.closed or why
         self._let_go()
 
@@ -68,30 +75,30 @@ class CompiledBurst(ModelCallable, Uncopied, instead="another process gets the m
 
 
 def opened(line: Line, bursts: list[Burst]) -> tuple[Line, str]:
-    """A step that runs in a burst of its driver, which is put among the others; or, where there are none, by plain calls.
+    """Return a partition that runs in a driver's burst, or by plain calls if there is none, and how and why.
 
-    With the way that it is, and why.
+    It adds the burst to `bursts`.
     """
     try:
         burst = burst_by(line.prepared, line.signature.where)
     except OperationFailed as error:
         if isinstance(error, DriverFailed | ContractBroken):
             raise
-        _log.info("%s: no burst, plain calls instead: %s", line.signature.where, error)  # its level has none
+        _log.info("%s: no burst, plain calls instead: %s", line.signature.where, error)  # the HAL version has none
         return Line(line.step, line.label, line.prepared.run), f"plain calls: {error}"
     bursts.append(burst)
     return Line(line.step, line.label, burst.run), burst.way
 
 
 class _OneByOne(Runner):
-    """Runs a plan by the bursts of its steps."""
+    """Runs a plan through the bursts of its partitions."""
 
     def __init__(self, compiled: Caller, lines: list[Line], bursts: list[Burst]) -> None:
         super().__init__(compiled.plan, compiled.whole, lines, compiled.spares)
         self._compiled, self._bursts, self._turn = compiled, bursts, Turn()
 
     def run(self, job: Job) -> None:
-        """As `Runner.run`; the report notes why executions took plain calls."""
+        """Run a job; the report has the reason for each plain call."""
         try:
             if not self._turn.take(job):
                 raise BadState("burst: an execution is in flight, must be one at a time; open one burst a thread")

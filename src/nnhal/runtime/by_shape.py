@@ -1,4 +1,4 @@
-"""A compiled model whose operations depend on the sizes of its inputs: each set of input shapes is prepared on demand."""
+"""Models whose operations depend on the sizes of their inputs: each set of shapes is compiled on demand."""
 
 import threading
 import weakref
@@ -29,20 +29,20 @@ from nnhal.runtime.model_memory import ModelMemory
 from nnhal.runtime.placement import Placement
 from nnhal.runtime.stream import Stream
 
-Key = tuple[tuple[int, ...], ...]  # the shape of each input
-Prepare = Callable[[Model, int | None], Compiled]  # by a point in time, in nanoseconds
+Key = tuple[tuple[int, ...], ...]  # the shapes of all inputs
+Prepare = Callable[[Model, int | None], Compiled]  # the deadline is a point of the monotonic clock, in nanoseconds
 _log = logger("compilation")
 
 
 class CompiledByShape(Compiled):
-    """A compiled model that compiles each set of input shapes when it is first used, and keeps those used last.
+    """A compiled model that compiles each set of input shapes on first use, and keeps the most recently used sets.
 
-    It is called like any compiled model. `at` gives the compiled model of one set of shapes: for a burst, a stream,
-    allocations, and to compile before the first call. A deadline of an execution bounds its compilation too.
+    You call it like any compiled model. `at` returns the compiled model for one set of shapes, for a burst, a stream or
+    allocations, or to compile before the first call. The deadline of an execution also bounds its compilation.
     """
 
     def __init__(self, model: OpenModel, prepare: Prepare, most: int) -> None:
-        """prepare: compiles a model. most: sets of shapes that are kept."""
+        """prepare: compiles a model with fixed shapes. most: how many sets of shapes stay compiled."""
         self._model, self._prepare, self._most = model, prepare, most
         self._edge = Edge(validate_outline(model.outline()))
         self.inputs, self.outputs = self._edge.inputs, self._edge.outputs
@@ -50,27 +50,29 @@ class CompiledByShape(Compiled):
         self._label = model.name or "model"
         self._made: Once[Key, Compiled] = Once(lambda key: f"inputs of shapes {_listed(key)}", most)
         self._options: list[tuple[str, dict[str, Any]]] = []
-        self._configured: weakref.WeakSet[Compiled] = weakref.WeakSet()  # all that have those options, kept or not
-        self._changing = threading.Lock()  # held while options change: each compiled model has all of them, in order
-        self._closed = ""  # why
+        # All that have these options, also those that `at` gave and nobody uses here any more
+        self._configured: weakref.WeakSet[Compiled] = weakref.WeakSet()
+        self._changing = threading.Lock()  # held while options change: each compiled model has all changes, in order
+        self._closed = ""  # the reason, or ""
         alive.add(self)
 
     def at(self, shapes: Shapes) -> Compiled:
-        """The compiled model of one set of input shapes, compiled now where it is not yet.
+        """Return the compiled model for one set of input shapes; compile it if necessary.
 
-        It stays until neither this object nor the caller holds it any more. If you close it, these shapes are compiled
-        again when they are next used.
+        It lives until neither this object nor you hold it any more. If you close it, the next use of these shapes
+        compiles them again.
 
         Args:
             shapes: By name or in order. A mapping may leave out inputs without open dimensions.
 
         Raises:
-            InvalidArgument: for shapes that do not fit; else what `nnhal.compile` raises.
+            InvalidArgument: The shapes do not fit the model.
+            NnhalError: As from `nnhal.compile`.
         """
         return self._compiled(tuple(self._model.sized(shapes).values()))
 
     def __call__(self, *inputs: Any, out: Any = None) -> Any:
-        """Run once and wait, as of `Compiled`. Shapes that are new are compiled first."""
+        """Run once and wait, as `Compiled` does. New shapes are compiled first."""
         return self._for(inputs)(*inputs, out=out)
 
     def run(
@@ -81,14 +83,22 @@ class CompiledByShape(Compiled):
         loop_timeout: float | None = None,
         measure: bool = False,
     ) -> tuple[Any, Report | None]:
-        """Run once and wait, as of `Compiled`. deadline: of the compilation for new shapes and the execution together."""
+        """Run once and wait, as `Compiled.run` does.
+
+        Args:
+            inputs: As in `Compiled.run`.
+            out: As in `Compiled.run`.
+            deadline: Seconds from now, for the compilation of new shapes and the execution together.
+            loop_timeout: As in `Compiled.run`.
+            measure: As in `Compiled.run`.
+        """
         compiled, deadline = self._by(inputs, deadline)
         return compiled.run(*inputs, out=out, deadline=deadline, loop_timeout=loop_timeout, measure=measure)
 
     def submit(
         self, *inputs: Any, out: Any = None, deadline: float | None = None, loop_timeout: float | None = None
     ) -> Execution:
-        """Run in the background. Shapes that are new are compiled before it returns."""
+        """Run in the background, as `Compiled.submit` does. New shapes are compiled before it returns."""
         compiled, deadline = self._by(inputs, deadline)
         return compiled.submit(*inputs, out=out, deadline=deadline, loop_timeout=loop_timeout)
 
@@ -102,7 +112,7 @@ class CompiledByShape(Compiled):
         loop_timeout: float | None = None,
         measure: bool = False,
     ) -> Fenced:
-        """Launch an execution behind fences. Shapes that are new are compiled before it returns."""
+        """Launch an execution behind fences, as `Compiled.execute_fenced` does. New shapes are compiled first."""
         compiled, deadline = self._by(inputs, deadline)
         return compiled.execute_fenced(
             *inputs,
@@ -115,19 +125,25 @@ class CompiledByShape(Compiled):
         )
 
     def bind(self, *inputs: Any, out: Any = None) -> Binding:
-        """A reusable execution for inputs of these shapes."""
+        """Bind arguments of these shapes once, as `Compiled.bind` does."""
         return self._for(inputs).bind(*inputs, out=out)
 
     def burst(self) -> CompiledBurst:
-        """Raises InvalidArgument: a burst is of one set of shapes, `at(shapes).burst()`."""
+        """Raise `InvalidArgument`: a burst needs one set of shapes. Use `at(shapes).burst()`."""
         self._refuse("a burst", "burst()")
 
     def stream(self) -> Stream:
-        """Raises InvalidArgument: a stream is of one set of shapes, `at(shapes).stream()`."""
+        """Raise `InvalidArgument`: a stream needs one set of shapes. Use `at(shapes).stream()`."""
         self._refuse("a stream", "stream()")
 
     def configure(self, device: str, options: Mapping[str, Any], *, deadline: float | None = None) -> None:
-        """Change options of a device for all shapes, compiled by now or later. At least one has to be compiled."""
+        """Change options of a device for all shapes, compiled now or later. At least one set must be compiled.
+
+        Args:
+            device: As in `Compiled.configure`.
+            options: As in `Compiled.configure`.
+            deadline: As in `Compiled.configure`.
+        """
         until = point_in_time(deadline)
         with self._change(until):
             ready = self._ready()
@@ -139,27 +155,31 @@ class CompiledByShape(Compiled):
 
     @property
     def shapes(self) -> list[dict[str, tuple[int, ...]]]:
-        """The sets of input shapes that are compiled, the one used last at the end."""
+        """The compiled sets of input shapes, by input name; the last used at the end."""
         return [dict(zip(self._names, key, strict=True)) for key in self._kept()]
 
     @property
     def memory(self) -> ModelMemory:
-        """What all shapes hold that are compiled, in bytes. They share the weights that devices read in place."""
+        """The memory of all compiled sets of shapes, in bytes. They share the weights that devices read in place."""
         held = [compiled.memory for compiled in self._kept().values()]
         return ModelMemory(tuple(step for each in held for step in each.steps), sum(each.between for each in held))
 
     @property
     def cache(self) -> tuple[CacheOutcome, ...]:
-        """What became of each step in the cache, of all shapes that are compiled."""
+        """The cache outcomes of the partitions of all compiled sets of shapes."""
         return tuple(each for compiled in self._kept().values() for each in compiled.cache)
 
     @property
     def placement(self) -> Placement:
-        """Where each operation runs, for the shapes used last. BadState before any are compiled."""
+        """Where each operation runs, for the last used shapes.
+
+        Raises:
+            BadState: No shapes are compiled yet.
+        """
         return self._ready()[-1].placement
 
     def close(self) -> None:
-        """Close what is compiled of all shapes. Later uses raise Closed; closing twice does nothing."""
+        """Close the compiled models of all shapes. Later uses raise `Closed`; a second `close` has no effect."""
         self._closed = self._closed or "the compiled model was closed"
         for compiled in self._made.forget():
             compiled.close()
@@ -173,7 +193,7 @@ class CompiledByShape(Compiled):
     # --------------------------------------------------------------------------------------------------------- shapes
 
     def _for(self, inputs: Sequence[Any], until: int | None = None) -> Compiled:
-        """The compiled model for the shapes of these inputs."""
+        """Return the compiled model for the shapes of these inputs."""
         named = len(inputs) == 1 and isinstance(inputs[0], Mapping)
         given = [inputs[0].get(name) for name in self._names] if named else inputs
         shapes = [getattr(x, "shape", None) for x in given]
@@ -182,24 +202,23 @@ class CompiledByShape(Compiled):
         def accept() -> list[Any]:
             return self._edge.accept(inputs[0] if named else inputs)
 
-        if None in key:  # lists and numbers
+        if None in key:  # a list or a number has no shape attribute
             self._check_open()
             arrays = accept()
             taken = [arrays[at] for at in self._edge.given]
             for array in taken:
                 if isinstance(array, Allocation) and array.shape is None:
-                    array.read()  # which says why there are no contents
+                    array.read()  # raises the reason why it has no contents
             key = tuple([array.shape for array in taken])
         return self._compiled(key, until, accept)
 
     def _by(self, inputs: Sequence[Any], deadline: float | None) -> tuple[Compiled, float | None]:
-        """The same by a deadline in seconds from now, and what is left of it then."""
+        """Return the compiled model, and the seconds left of the deadline."""
         until = point_in_time(deadline)
         return self._for(inputs, until), self._left(until)
 
     def _compiled(self, key: Key, until: int | None = None, check: Callable[[], object] | None = None) -> Compiled:
-        """The compiled model for these shapes. check: of the inputs, where the shapes are new."""
-
+        """Return the compiled model for these shapes. `check` verifies the inputs if the shapes are new."""
         tried = False
 
         def make() -> Compiled:
@@ -243,7 +262,7 @@ class CompiledByShape(Compiled):
 
     @contextmanager
     def _change(self, until: int | None) -> Iterator[None]:
-        """Nobody else changes options meanwhile; MissedDeadline where another thread does so until the deadline."""
+        """Hold off other option changes; MissedDeadline if another thread makes some until the deadline."""
         if not self._changing.acquire(timeout=-1 if until is None else seconds_until(until)):
             raise MissedDeadline(f"{self._label}: another thread has not changed its options by the deadline")
         try:
@@ -252,7 +271,7 @@ class CompiledByShape(Compiled):
             self._changing.release()
 
     def _left(self, until: int | None) -> float | None:
-        """Seconds that are left of a deadline; MissedDeadline where none are."""
+        """Return the seconds left of a deadline, or raise MissedDeadline."""
         if until is None:
             return None
         left = seconds_until(until)
@@ -261,11 +280,11 @@ class CompiledByShape(Compiled):
         return left
 
     def _kept(self) -> dict[Key, Compiled]:
-        """What is compiled and open: a caller may close what `at` gave. The shapes used last are at the end."""
+        """Return the open compiled models, the last used at the end. A caller may have closed one."""
         return {key: compiled for key, compiled in self._made.values().items() if not _is_closed(compiled)}
 
     def _ready(self) -> list[Compiled]:
-        """What is compiled, the shapes used last at the end; BadState where there are none yet."""
+        """Return the open compiled models, the last used at the end; BadState if there are none."""
         self._check_open()
         ready = list(self._kept().values())
         if not ready:

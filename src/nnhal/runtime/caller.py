@@ -1,4 +1,4 @@
-"""What can be called with arrays: a compiled model, and a burst of one; and what they share with all other ways to run."""
+"""A callable model: the code that compiled models, bursts, bindings and streams share."""
 
 import threading
 import weakref
@@ -22,32 +22,33 @@ NOTHING: Mapping[int, Allocation] = MappingProxyType({})
 
 
 class InUse:
-    """What is given back when its owner has let go of it and the last execution has left. give_back: may be called again.
+    """Releases a resource once its owner has closed it and the last execution has left.
 
-    calls: jobs that somebody waits for. behind: what stands for those that run behind fences. They are put in within the
-    `try` whose end takes them out: an interrupt may come after any call.
+    calls: jobs with a waiting caller. behind: jobs behind fences. Both are added inside the `try` whose end removes
+    them, because an interrupt may come after any call. give_back: releases the resource; may be called again.
     """
 
     def __init__(self, give_back: Callable[[], None]) -> None:
         self.calls: set[object] = set()
-        self.behind: weakref.WeakSet[Any] = weakref.WeakSet()  # what was interrupted before it began just goes
+        # Weak: a job that was interrupted before it began disappears by itself
+        self.behind: weakref.WeakSet[Any] = weakref.WeakSet()
         self._give_back: Callable[[], None] | None = give_back
         self._lock, self._quiet = threading.Lock(), threading.Event()
         self._ending = False
 
     def leave(self, who: object) -> None:
-        """An execution has ended, or will never begin."""
+        """Note that an execution has ended, or will never begin."""
         self.calls.discard(who)
         self.behind.discard(who)
         self.left()
 
     def end(self) -> None:
-        """The owner lets go."""
+        """Note that the owner has closed the resource."""
         self._ending = True
         self.left()
 
     def left(self) -> None:
-        """An execution has left: the last one gives back."""
+        """Release the resource if no execution is left."""
         if not self._ending or self.calls:
             return
         self._quiet.set()
@@ -57,15 +58,15 @@ class InUse:
             give_back = self._give_back
         if give_back is not None:
             give_back()
-            self._give_back = None  # after an interrupt it is asked again
+            self._give_back = None  # kept until here: after an interrupt it is called again
 
     def wait(self) -> None:
-        """After `end`: until no call is in flight."""
+        """Wait until no call is in flight; for use after `end`."""
         self._quiet.wait()
 
 
 class Caller:
-    """Executions of a plan, however they are asked for. advice: what to do once it is closed. under: what it ends with."""
+    """Executes a plan. advice: what to do once it is closed. under: describes what it ends with."""
 
     def __init__(
         self,
@@ -79,13 +80,13 @@ class Caller:
     ) -> None:
         self.plan, self.edge, self.whole = plan, edge, whole
         self.use, self.lines, self.spares, self.kept = use, runner.lines, runner.spares, runner.kept
-        self.closed = ""  # why
+        self.closed = ""  # the reason, or ""
         self._runner, self._calls, self._advice, self._under = runner, use.calls, advice, under
         self._plain, self._room = edge.plain, edge.room
 
     @trace.seam("application", "input/output", "check arguments")
     def job(self, inputs: tuple[Any, ...], out: Any) -> Job:
-        """What an application gave, checked; at once where that is nothing but arrays that fit."""
+        """Check arguments and make a job of them. Arrays that fit in order take a short path."""
         plain = self._plain
         if plain is None or len(inputs) != len(plain):
             return self.edge.job(inputs, out)
@@ -107,7 +108,7 @@ class Caller:
 
     @trace.seam("runtime", "execution", "execute")
     def execute(self, job: Job) -> Any:
-        """Run a job that was checked; returns what the application gets."""
+        """Run a checked job, and return the application's result."""
         calls = self._calls
         try:
             calls.add(job)
@@ -124,7 +125,7 @@ class Caller:
                 self.use.left()
 
     def perform(self, job: Job) -> Any:
-        """Run a job that may hold allocations, or has them in their places already; who is in flight is the caller's."""
+        """Run a job whose arguments may be allocations. The caller keeps it in flight."""
         if job.buffers:
             self.carry_out(job)
         else:
@@ -134,7 +135,7 @@ class Caller:
     def carry_out(
         self, job: Job, read: Mapping[int, Allocation] = NOTHING, written: Mapping[int, Allocation] = NOTHING
     ) -> None:
-        """Run a job whose allocations were checked, and tell those what became of it. read, written: to be put in place."""
+        """Run a job, and inform its allocations of the outcome. read, written: allocations to insert as arguments."""
         if read or written:
             resolve(job, read, written, self.plan.model.main)
         try:
@@ -151,7 +152,7 @@ class Caller:
         job.settle(True)
 
     def allocations(self, job: Job) -> tuple[dict[int, Allocation], dict[int, Allocation]]:
-        """The allocations among all inputs and outputs; InvalidRequest where one may not be used so."""
+        """Return the input and output allocations; InvalidRequest if one may not be used there."""
         given, rooms = cast("Sequence[Any]", job.given), cast("Sequence[Any]", job.rooms or ())
         read: dict[int, Allocation] = {}
         written: dict[int, Allocation] = {}
@@ -166,13 +167,13 @@ class Caller:
                     if x is other:
                         raise InvalidRequest(f"output {n}: {x} is also another output or an input, must be one of them")
                 written[n] = x
-        if read and self.edge.alike:  # their contents may be others than when they were given
+        if read and self.edge.alike:  # their contents may have changed since they were given
             self.edge.require_alike(given)
         return read, written
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """As an execution is: what it uses is not given back meanwhile. Closed where nothing can be used any more."""
+        """Keep the resources alive, as an execution does; Closed if they were released."""
         who = object()
         try:
             self._calls.add(who)
@@ -184,11 +185,11 @@ class Caller:
 
     @property
     def label(self) -> str:
-        """The model's name for people."""
+        """The model's name in messages."""
         return named(self.plan.model.name or "model")
 
     def check_open(self) -> None:
-        """Closed where nothing can be run any more."""
+        """Raise Closed if nothing can run any more."""
         if self.closed:
             self._refuse()
         if self._under is not None:
@@ -199,7 +200,7 @@ class Caller:
 
 
 class ModelCallable:
-    """A model that is called with arrays."""
+    """A model that you call with arrays."""
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
@@ -208,11 +209,19 @@ class ModelCallable:
     def __call__(self, *inputs: Any, out: Any = None) -> Any:
         """Run once and wait.
 
-        inputs: arrays in order, or one mapping from input names to arrays; what `nnhal.allocate` gave may stand for any, and
-        None for one that may be left out. Returns the output array, a tuple of them where the model has several, or, for a
-        mapping, a dict. out: an array or allocation (or a sequence of them, None for a fresh one) that results are written
-        to; what is returned then lies in it, with its true shape. Raises InvalidRequest, OutputInsufficientSize, or what the
-        execution raised.
+        Args:
+            inputs: Arrays in order, or one mapping from input names to arrays. An `nnhal.Allocation` may replace an
+                array, and None an optional input.
+            out: An array or allocation that receives the output, or a sequence with one for each output, in which None
+                means a new array. The results lie in it, with their true shapes.
+
+        Returns:
+            The output array; a tuple if the model has several outputs; a dict by name if you passed a mapping.
+
+        Raises:
+            InvalidRequest: An argument does not fit the model.
+            OutputInsufficientSize: `out` is too small; the error has the true shapes.
+            NnhalError: The execution failed.
         """
         caller = self._caller
         return caller.execute(caller.job(inputs, out))
@@ -226,10 +235,23 @@ class ModelCallable:
         loop_timeout: float | None = None,
         measure: bool = False,
     ) -> tuple[Any, Report | None]:
-        """Run once and wait, with everything that can be asked for.
+        """Run once and wait, with a deadline and a report.
 
-        deadline: seconds from now. loop_timeout: seconds for each WHILE, 15 at most. measure: return a Report as well.
-        Returns the outputs as `__call__` does, and the report or None. Raises what `__call__` does, and MissedDeadline.
+        Args:
+            inputs: As in a call.
+            out: As in a call.
+            deadline: Seconds from now.
+            loop_timeout: Seconds for each `WHILE`, at most 15.
+            measure: Whether to return a report.
+
+        Returns:
+            The outputs as a call returns them, and the report, or None without `measure`.
+
+        Raises:
+            InvalidRequest: An argument does not fit the model.
+            OutputInsufficientSize: `out` is too small; the error has the true shapes.
+            MissedDeadline: The deadline passed.
+            NnhalError: The execution failed.
         """
         job = self._caller.job(inputs, out)
         if deadline is not None or loop_timeout is not None or measure:

@@ -1,4 +1,4 @@
-"""Compilation: ask the devices, partition, cut the parts, prepare each on its device, fall back by the contract."""
+"""Compilation: ask the devices, partition, cut, prepare each partition on its device, and fall back by the contract."""
 
 import os
 import sys
@@ -62,18 +62,18 @@ from nnhal.runtime.strategies import Strategy, by_hand, tell_whole
 Fallback = Literal["allow", "warn", "forbid"]
 Numerics = Literal["fast", "exact"]
 CONTROL_FLOW = frozenset((OperationType.IF, OperationType.WHILE))
-GONE = DeviceUnavailable, DeadObject, ResourceExhausted  # says why nobody could ask the driver
-ROUNDS = 4  # of placing parts anew by single verdicts; then a refusal counts for the part that it is in
+GONE = DeviceUnavailable, DeadObject, ResourceExhausted  # the driver could not be asked
+ROUNDS = 4  # of new placements after single verdicts; then a refusal counts for its whole partition
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _log = logger("compilation")
 
 
 class FallbackWarning(UserWarning):
-    """Something runs on another device than the one that was chosen for it."""
+    """A partition or an execution runs on another device than the chosen one."""
 
 
 def warn_of_fallback(text: str) -> None:
-    """A FallbackWarning at the line outside this package that called into it."""
+    """Issue a FallbackWarning at the line outside this package that called into it."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame, level = frame.f_back, level + 1
@@ -81,12 +81,11 @@ def warn_of_fallback(text: str) -> None:
 
 
 class Wishes(Record, frozen=True):
-    """What `compile` was asked for, checked.
+    """The checked arguments of `compile`.
 
-    deadline: point on the monotonic clock in nanoseconds by which compilation has to end, None for no limit.
-    driver_options: by name of a device; a name that is given is that of exactly one of `devices`. interpreting: gives the
-    runtime itself as a candidate for control flow of a model, where it is one (`runtime.flow`). numerics: "exact" is
-    an option of every driver.
+    deadline: monotonic nanoseconds by which compilation has to end, None for no limit. driver_options: by device name;
+    each name is that of exactly one of `devices`. interpreting: returns the runtime as a candidate for a model's
+    control flow (`runtime.flow`). numerics: "exact" is an option for every driver.
     """
 
     devices: tuple[Device, ...]
@@ -102,7 +101,7 @@ class Wishes(Record, frozen=True):
     numerics: Numerics = "fast"
 
     def hints(self, device: Device) -> Hints:
-        """What the driver of a device is told; one that only takes over has no options of the application's."""
+        """Return the hints for a device's driver. The fallback device gets no options of the application."""
         chosen = any(each is device for each in self.devices)
         options = dict(self.driver_options.get(identity_of(device).name, {})) if chosen else {}
         if self.numerics == EXACT:
@@ -111,17 +110,16 @@ class Wishes(Record, frozen=True):
 
 
 class Step(Record, frozen=True):
-    """One part of the model, prepared. lane: runs it where it may have to end early, and closes it, once.
+    """One prepared partition. lane: executes it with deadlines, and closes it once.
 
-    laid: the part as the device has it. cached: what became of its entry in the cache.
-    consumed: nobody needs its constants any more, and `part` has none. inside: what the runtime runs of it by plans of
-    its own: control flow that it runs itself.
+    laid: the partition in the device's layout. cached: the outcome of its cache entry. consumed: its constants are not
+    needed any more, and `part` has none. inside: the plans of interpreted control flow.
     """
 
     device: Device
     part: Part
     prepared: Prepared
-    nanoseconds: int  # that preparing it took
+    nanoseconds: int  # of its preparation
     lane: Lane
     laid: LaidOut
     consumed: bool = False
@@ -130,15 +128,15 @@ class Step(Record, frozen=True):
 
     @property
     def outcomes(self) -> tuple[CacheOutcome, ...]:
-        """What became of it in the cache, or of all that is compiled inside it."""
+        """The cache outcomes of this partition, or of all plans inside it."""
         return tuple(each for i in self.inside for s in i.plan.steps for each in s.outcomes) or (self.cached,)
 
 
 class Inside(Record, frozen=True):
-    """A subgraph that the runtime runs by a plan of its own. operation: that refers to it, by its place in the whole model.
+    """A subgraph with its own plan. operation: the number, in the whole model, of the operation that refers to it.
 
-    name: what it is to the operation: "then", "else", "condition" or "body". reads: the inputs of the subgraph that the plan
-    has, by place. shapes: of all its inputs.
+    name: its role: "then", "else", "condition" or "body". reads: the subgraph's inputs that the plan has, by place.
+    shapes: of all its inputs.
     """
 
     operation: int
@@ -149,23 +147,23 @@ class Inside(Record, frozen=True):
 
 
 class Composite(Prepared):
-    """What the runtime prepares itself, of plans. inside: those, in the order in which operations refer to them.
+    """A prepared model that consists of plans. inside: the plans, in the order in which operations refer to them.
 
-    What falls back inside an execution, its request says afterwards.
+    After an execution, the request has the fallbacks inside it.
     """
 
     inside: tuple[Inside, ...] = ()
 
     def kept(self) -> int:
-        """Bytes of intermediates that are kept for the next execution."""
+        """The bytes of intermediates that are kept for the next execution."""
         return 0
 
 
 class Plan(Record, frozen=True):
-    """A compiled model: steps in execution order, where each operation went and why, what fell back.
+    """A compiled model: its partitions in execution order, its placement, and its fallbacks.
 
-    keys: what the devices are, by the labels of the partition. live: where executions that fall back are counted.
-    configuration: the options in force. judge: who placed it, and remembers what it takes.
+    keys: the devices, by their labels. live: counts executions that fall back. configuration: the current options.
+    judge: made the placement, and records execution times.
     """
 
     model: Model
@@ -179,14 +177,14 @@ class Plan(Record, frozen=True):
     judge: Judge
 
     def without_constants(self) -> "Plan":
-        """The plan as executions need it: where a step has consumed its constants, the whole model has none either.
+        """Return the plan for executions: if a partition has consumed its constants, the whole model has none either.
 
-        Each step that needs some has them in its part.
+        Each partition that needs constants has them in its part.
         """
         if not any(step.consumed for step in self.steps):
             return self
         model = self.model.again()
-        let_constants_go(model, f"{model.name or 'model'}: its constants were let go of when it was compiled")
+        let_constants_go(model, f"{model.name or 'model'}: its constants were released when it was compiled")
         return replace(self, model=model)
 
     @property
@@ -198,10 +196,10 @@ class Plan(Record, frozen=True):
 
 
 class Candidate(Record, frozen=True):
-    """A device that may take part, and what it says of the model. failed: what kept it from answering.
+    """A device that may take part, and its answer about the model. failed: why it has none.
 
-    interprets: whether it is the runtime itself, which then has what it takes for its own. prices: of each operation that it
-    takes, what one run of all inside costs as it is placed, and within one on the CPU.
+    interprets: whether it is the runtime, which then has exclusive operations. prices: for each of these, the cost of
+    one run of its subgraphs as placed, and of one on the CPU.
     """
 
     device: Device
@@ -214,25 +212,25 @@ class Candidate(Record, frozen=True):
 
 
 class Failure(Record, frozen=True):
-    """A part that could not be prepared: its device's label, its operations, why."""
+    """A partition that could not be prepared: its device's label, its operations, the reason."""
 
     label: str
     operations: tuple[int, ...]
     error: Exception
 
 
-Attempt = Callable[[Judge, ExitStack], "Plan | Failure"]  # prepares a partition of that judge's
+Attempt = Callable[[Judge, ExitStack], "Plan | Failure"]  # prepares a partition made by that judge
 Tune = Callable[
     [Model, Sequence[Offer], Judge, Attempt, int | None], Judge
-]  # measures by a deadline; a judge who knows
+]  # measures until a deadline; returns a judge with the measured times
 
 
 @trace.spanning("runtime", "compilation", "compile", lambda model: model.name)
 def compile_plan(model: Model, wishes: Wishes, undo: ExitStack, tune: Tune | None = None) -> Plan:
-    """Partition and prepare. undo: closes what was prepared, until whoever gets the plan does. tune: measures before.
+    """Partition and prepare. undo: closes what was prepared if an error follows. tune: measures placements before.
 
-    Raises UnsupportedModel, DeviceUnavailable, MissedDeadline, InvalidArgument where the driver says that of what it was
-    told, or what the last device tried raised.
+    Raises UnsupportedModel, DeviceUnavailable, MissedDeadline, InvalidArgument if the driver rejects its options, or
+    the error of the last device.
     """
     validate(model)
     events: list[str] = []
@@ -251,7 +249,7 @@ def compiled_on(
     undo: ExitStack,
     tune: Tune | None = None,
 ) -> Plan:
-    """Partition and prepare, elsewhere where that fails. Raises as of `compile_plan`."""
+    """Partition and prepare, with fallbacks. Raises as `compile_plan` does."""
     offers, judge = judge_of(candidates, model, wishes, tune=tune is not None)
     try:
         if tune is not None:
@@ -266,7 +264,7 @@ def compiled_on(
     except UnsupportedModel as refused:
         failures = [c.failed for c in candidates if c.failed is not None]
         for failed in failures:
-            if isinstance(failed, GONE):  # that is why
+            if isinstance(failed, GONE):  # the reason
                 raise failed from None
         if not failures:
             raise
@@ -293,7 +291,7 @@ def compiled_on(
         return plan
     _note(wishes, events, f"{plan.label} failed to prepare as well: {plan.error}; the whole model goes to the CPU")
     cpu = _taking_over(model, next(c for c in candidates if c.device is discovery.cpu()).offer)
-    anywhere = replace(judge, strategy=Strategy())  # what was placed by hand is not there
+    anywhere = replace(judge, strategy=Strategy())  # the device of a manual placement failed
     whole = _attempt(model, wishes, candidates, [cpu], anywhere, events, kept, undo)
     if isinstance(whole, Plan):
         return whole
@@ -301,7 +299,7 @@ def compiled_on(
 
 
 def _candidates(model: Model, wishes: Wishes, events: list[str], kept: Keeping, held: ExitStack) -> list[Candidate]:
-    """The devices chosen, and the CPU where it may take over, each asked. held: lets go of what they worked out."""
+    """Ask the chosen devices, and the fallback CPU. held: releases their reusable work."""
     devices, cpu = list(wishes.devices), discovery.cpu()
     chosen = any(device is cpu for device in devices)
     if wishes.fallback != "forbid" and not chosen:
@@ -319,7 +317,7 @@ def asked(
     kept: Keeping,
     held: ExitStack,
 ) -> list[Candidate]:
-    """What each device says of a model, and the runtime of its control flow. named: devices, what they are, labels."""
+    """Ask each device about a model, and the runtime about its control flow. named: devices, their keys, labels."""
     found = [_asked(*each, model, wishes, events, kept, held) for each in named]
     for n, candidate in enumerate(found):
         if candidate.device is discovery.cpu() and not any(each is candidate.device for each in wishes.devices):
@@ -332,9 +330,9 @@ def asked(
 def judge_of(
     candidates: Sequence[Candidate], model: Model, wishes: Wishes, lost: Collection[int] = (), *, tune: bool = False
 ) -> tuple[list[Offer], Judge]:
-    """What devices offer, with what is known of them, and who places the model. lost: what the runtime could not prepare.
+    """Return the devices' offers with what is known about them, and the judge. lost: operations that the runtime failed at.
 
-    tune: it is going to be measured.
+    tune: whether placements are about to be measured.
     """
     options = {identity_of(c.device).name: wishes.hints(c.device).options for c in candidates}
     asking = Asking(wishes.preference, wishes.threads, {name: given for name, given in options.items() if given})
@@ -345,7 +343,7 @@ def judge_of(
 
 
 def _shared(candidates: Sequence[Candidate], model: Model, strategy: Strategy, tune: bool) -> Collection[int]:
-    """What the runtime takes and others may have as well: they are measured, or it is to be placed on one of them."""
+    """Return the operations that both the runtime and others may run: to be measured, or placed there by the application."""
     runtime = next((c.offer for c in candidates if c.interprets), None)
     own = set() if runtime is None else _taken(runtime)
     if not own or runtime is None:
@@ -363,9 +361,9 @@ def _taken(offer: Offer) -> set[int]:
 
 
 def offers_of(candidates: Sequence[Candidate], shared: Collection[int] = ()) -> list[Offer]:
-    """What devices offer: nobody else has what the runtime takes for its own. shared: what they may have nevertheless."""
+    """Return the devices' offers, without the runtime's exclusive operations. shared: operations that are not exclusive."""
     own = {n for c in candidates if c.interprets for n in _taken(c.offer)}.difference(shared)
-    refused = dict.fromkeys(own, Verdict(False, "the runtime runs it, its branches on devices of their own"))
+    refused = dict.fromkeys(own, Verdict(False, "the runtime interprets it and places its branches separately"))
     return [
         c.offer if c.interprets else _without(c.offer, {n: v for n, v in refused.items() if c.offer.verdicts[n].ok})
         for c in candidates
@@ -382,7 +380,7 @@ def _asked(
     kept: Keeping,
     held: ExitStack,
 ) -> Candidate:
-    """What a device says of the model; a driver that fails to answer, or answers nonsense, takes nothing."""
+    """Ask a device about the model. A driver that fails, or gives an invalid answer, supports nothing."""
 
     stated: Capabilities | None = None
 
@@ -407,7 +405,7 @@ def _asked(
             raise
         failed = as_error(error, f"device {key.name}")
         gone = isinstance(error, GONE)
-        why = str(error) if gone else f"the driver failed to say: {told(error).removeprefix(f'device {key.name}: ')}"
+        why = str(error) if gone else f"the driver failed to answer: {told(error).removeprefix(f'device {key.name}: ')}"
         _note(wishes, events, f"{label} takes nothing: {why}")
         stated, claims = None, Claims(model, [Verdict(False, why)] * len(model.main.operations))
     own = identity_of(device)
@@ -421,7 +419,7 @@ def _asked(
 
 
 def _taking_over(model: Model, offer: Offer) -> Offer:
-    """What falls back to the CPU: everything but the operations of extensions, and control flow with such inside."""
+    """Return the fallback offer of the CPU: all operations but those of extensions, and control flow with such inside."""
     operations = enumerate(model.main.operations)
     own = frozenset(n for n, o in operations if any(is_extension(each.type) for each in reached(model, o)))
     return replace(offer, excluded=own, excluded_why="operations of extensions never fall back")
@@ -435,7 +433,7 @@ def _note(wishes: Wishes, events: list[str], text: str) -> None:
 
 
 def layouts_of(found: Partition, steps: Sequence[Step]) -> tuple[StepLayout, ...]:
-    """What became of the steps whose devices prefer a layout."""
+    """Return the layouts of the partitions whose devices prefer one."""
     layouts = []
     for number, (planned, step) in enumerate(zip(found.steps, steps, strict=True)):
         layout = layout_of(step.device)
@@ -459,7 +457,7 @@ def _attempt(
     kept: Keeping,
     undo: ExitStack,
 ) -> Plan | Failure:
-    """Partition and prepare every part; where one fails, what was prepared is closed."""
+    """Partition and prepare every partition; if one fails, close the others."""
     by_label = {c.offer.device: c for c in candidates}
     found, parts = placed(model, wishes, by_label, offers, judge)
     chosen = {choice.operation: choice.device for choice in found.choices if choice.device}
@@ -501,8 +499,10 @@ def _kept(model: Model, caching: Caching) -> Keeping:
 def placed(
     model: Model, wishes: Wishes, by_label: Mapping[str, Candidate], offers: Sequence[Offer], judge: Judge
 ) -> tuple[Partition, list[Part]]:
-    """The partition and its parts. In the layout that a device prefers, a part is another model than within the whole: the
-    device is asked about it again, and what it refuses then is placed anew.
+    """Return the partitioning and its parts.
+
+    In a device's preferred layout, a part differs from the whole model: the device is asked again, and what it then
+    rejects is placed again.
     """
     for attempt in count():
         found = judge.partition(model, offers)
@@ -525,7 +525,7 @@ def placed(
 
 
 def _silent_on_others(found: Partition, runtime: str) -> Partition:
-    """The partition without what the runtime says of operations that are no control flow: it is no device for those."""
+    """Remove the runtime's reasons for operations other than control flow, for which it is not a device."""
     choices = [
         choice
         if choice.type in CONTROL_FLOW
@@ -536,7 +536,7 @@ def _silent_on_others(found: Partition, runtime: str) -> Partition:
 
 
 def _asked_again(device: Device, label: str, part: Part, wishes: Wishes) -> dict[int, str]:
-    """Why a device refuses operations of a part by itself, by their places; where it fails to say, it refuses all of it."""
+    """Return why a device rejects operations of a part alone, by number. If it fails to answer, it rejects all of it."""
 
     def ask() -> Claims:
         return considered_by(device, part.model, wishes.hints(device))
@@ -550,20 +550,20 @@ def _asked_again(device: Device, label: str, part: Part, wishes: Wishes) -> dict
         raise_own(error)
         if wishes.deadline is not None and isinstance(error, MissedDeadline):
             raise
-        why = f"the driver failed to say: {told(as_error(error, f'device {label}'))}"
+        why = f"the driver failed to answer: {told(as_error(error, f'device {label}'))}"
         return dict.fromkeys(range(len(part.model.main.operations)), why)
 
 
 def _without(offer: Offer, refused: Mapping[int, Verdict]) -> Offer:
-    """The offer without operations, and without the groups that they are in."""
+    """Return the offer without some operations, and without the groups that contain them."""
     verdicts = [refused.get(n, verdict) for n, verdict in enumerate(offer.verdicts)]
     return replace(offer, verdicts=verdicts, groups=[g for g in offer.groups if not refused.keys() & set(g.operations)])
 
 
 def is_callers(error: Exception) -> bool:
-    """Whether what a driver raised is about the arguments that the application gave it: never a reason to fall back.
+    """Whether a driver's error is about the application's arguments, and so never a reason to fall back.
 
-    InvalidArgument is, where it is not about the model: to that the driver had said yes.
+    InvalidArgument is, unless it is about the model, which the driver had accepted.
     """
     return isinstance(error, InvalidArgument) and not isinstance(error, InvalidModel)
 
@@ -578,11 +578,10 @@ def prepare(
     hints: Hints | None = None,
     entry: CacheEntry = NOT_KEPT,
 ) -> Step:
-    """Prepare one part on one device. What a driver in this process prepares too late is closed when it comes.
+    """Prepare one part on one device. If an in-process driver finishes too late, its result is closed.
 
-    label: the device's name, made to differ where several have the same. undo: closes it. hints: those of the wishes by
-    default. entry: in the cache.
-    Where nothing may take over, a driver that needs the constants no more leaves none in the step's part.
+    label: the device's label. undo: closes it. hints: those of the wishes by default. entry: in the cache. Without a
+    fallback, a partition whose driver has consumed the constants keeps none.
     """
     laid = laid_out(part.model, layout_of(device))
     if wishes.fallback == "forbid":

@@ -1,4 +1,4 @@
-"""What an application holds: a compiled model."""
+"""The compiled model that an application holds."""
 
 import os
 import threading
@@ -26,7 +26,7 @@ from nnhal.runtime.placement import Placement
 from nnhal.runtime.stream import Stream
 
 FORKED = "it was compiled before this process was forked, and engines do not survive a fork"
-WORKERS = 4  # submitted executions of one compiled model that run at once
+WORKERS = 4  # the most submitted executions of one compiled model that run at once
 
 
 class Compiled(
@@ -34,14 +34,18 @@ class Compiled(
     Uncopied,
     instead="any thread may use the same one; another process, or another compilation, gets the model and compiles it there",
 ):
-    """A model compiled for its devices. Call it with numpy arrays; any number of threads may do so at once.
+    """A model compiled for its devices. Call it with numpy arrays, from any number of threads at once.
 
-    After `close`, and in a process forked from the one that compiled it, every use raises Closed. One that is dropped gives
-    everything back too. It cannot be pickled: send the model, or its file, and compile where it is needed.
+    After `close`, and in a process forked from the one that compiled it, every use raises `Closed`. Garbage collection
+    releases it as `close` does. It cannot be pickled: send the model or its file, and compile where you need it.
+
+    Attributes:
+        inputs: The arguments that a call takes, in order: name, shape and element type.
+        outputs: The results that a call gives, likewise.
     """
 
     def __init__(self, plan: Plan, read: CacheOutcome | None = None) -> None:
-        """read: what became of the file's model in the cache, where it was compiled out of one."""
+        """read: the cache outcome of the import, if nnhal compiled a file with a cache."""
         edge, plan = Edge(plan.model), plan.without_constants()
         whole = Whole(plan.model)
         runner = Runner(plan, whole)
@@ -58,9 +62,19 @@ class Compiled(
         alive.add(self)
 
     def bind(self, *inputs: Any, out: Any = None) -> Binding:
-        """A reusable execution: arrays, views of memories and allocations, bound once, to be run many times.
+        """Bind arguments once, for many executions.
 
-        Every run reads what the inputs hold then and writes the same outputs. One run at a time: BadState otherwise.
+        Every run reads the inputs' current contents and writes the same outputs.
+
+        Args:
+            inputs: In order: contiguous arrays of the input's type, views of an `nnhal.Memory`, or allocations.
+            out: An array or allocation, or a sequence of them, for the outputs; as in `run`.
+
+        Returns:
+            The binding. It runs once at a time: a second run at the same time raises `BadState`.
+
+        Raises:
+            InvalidRequest: An argument does not fit the model or cannot be bound.
         """
         caller = self._caller
         caller.check_open()
@@ -76,7 +90,20 @@ class Compiled(
     def submit(
         self, *inputs: Any, out: Any = None, deadline: float | None = None, loop_timeout: float | None = None
     ) -> Execution:
-        """Run in the background; the arrays must stay untouched until it is done. Parameters as of `run`."""
+        """Run in the background. Do not change the arrays before the execution has ended.
+
+        Args:
+            inputs: As in `run`.
+            out: As in `run`.
+            deadline: Seconds from now.
+            loop_timeout: Seconds for each `WHILE`, at most 15.
+
+        Returns:
+            The execution. Wait for it with `result`, `await` it, or `select` on it.
+
+        Raises:
+            InvalidRequest: An argument does not fit the model.
+        """
         caller = self._caller
         job = caller.job(inputs, out)
         control = job.control = make_control(deadline, loop_timeout, False, cancelled=threading.Event())
@@ -108,23 +135,38 @@ class Compiled(
         loop_timeout: float | None = None,
         measure: bool = False,
     ) -> Fenced:
-        """Launch an execution that begins when every fence in `wait_for` is signalled, and do not wait for its end.
+        """Launch an execution that begins when all fences in `wait_for` are signalled, and return at once.
 
-        deadline: seconds from now. after: seconds that it may take once the fences are signalled. All outputs need fully
-        specified shapes. Inputs must stay untouched and outputs unread until the fence of the result is signalled; plain
-        arrays are written by `result()`, arrays over an `nnhal.Memory` and allocations by then. Raises InvalidArgument for
-        an output of unknown shape and for a fence in error.
+        All outputs need fully specified shapes. Do not change inputs or read outputs before the fence of the result is
+        signalled. Arrays over an `nnhal.Memory` and allocations have their contents then; plain arrays have them after
+        `Fenced.result`.
+
+        Args:
+            inputs: As in `run`.
+            wait_for: The fences to wait for.
+            out: As in `run`.
+            deadline: Seconds from now.
+            after: Seconds that the execution may take once the fences are signalled.
+            loop_timeout: Seconds for each `WHILE`, at most 15.
+            measure: Whether `Fenced.get_execution_info` reports times.
+
+        Returns:
+            The launched execution, with its fence.
+
+        Raises:
+            InvalidArgument: The shape of an output is unknown, or a fence is in error.
+            InvalidRequest: An argument does not fit the model.
         """
         caller = self._caller
         job = caller.job(inputs, out)
         job.control = make_control(deadline, loop_timeout, measure)
-        launched: list[None] = []  # an entry as soon as something may run
+        launched: list[None] = []  # has an entry as soon as something may run
         try:
             caller.use.behind.add(job)
             caller.check_open()
             job.ticket = caller.plan.configuration.queue()
 
-            def ended() -> None:  # as long as it may be called this object stays
+            def ended() -> None:  # the closure keeps this object alive until the execution has ended
                 self._caller.plan.configuration.leave(job.ticket)
                 self._caller.use.leave(job)
 
@@ -136,26 +178,39 @@ class Compiled(
             raise
 
     def burst(self) -> CompiledBurst:
-        """A series of executions, one at a time, in which drivers keep what they need; a context manager, called alike."""
+        """Open a burst: a series of executions, one at a time, for which drivers keep their resources.
+
+        Returns:
+            A context manager that you call like the model.
+        """
         self._caller.check_open()
         burst = CompiledBurst(self, self._caller)
         self._bursts.add(burst)
         return burst
 
     def stream(self) -> Stream:
-        """A session that carries the model's states from call to call."""
+        """Open a session that carries the model's states from call to call."""
         return Stream(self, self._caller)
 
     def configure(self, device: str, options: Mapping[str, Any], *, deadline: float | None = None) -> None:
-        """Change options of a device between executions: those asked for before see the old ones, those after the new.
+        """Change options of a device between executions.
 
-        device: as `placement` names it. options: those that change; the others stay as they are. It waits for executions
-        that were asked for before, fenced ones and those that were submitted among them, and holds back those that come
-        meanwhile. deadline: seconds to wait for them, and for those that a driver in this process has not ended though they
-        were given up. A step that falls back to the CPU is the CPU's then, which has none of the device's options.
+        Executions requested earlier, also submitted and fenced ones, run with the old options. `configure` waits for
+        them and holds back later ones. A partition that falls back to the CPU has none of the device's options.
 
-        Raises InvalidArgument for a device or option that cannot be, with those that can; MissedDeadline; what the driver
-        raised. Then all options are as before; where a driver cannot put them back, every later use raises Closed.
+        Args:
+            device: The label of the device in `placement`.
+            options: The options that change; all others keep their values.
+            deadline: Seconds to wait for earlier executions, including abandoned ones that a driver in this process has
+                not ended.
+
+        Raises:
+            InvalidArgument: There is no such device or option; the message lists those that exist.
+            MissedDeadline: Earlier executions did not end in time.
+            NnhalError: The driver failed.
+
+            After an error all options have their old values. If a driver cannot restore them, every later use raises
+                `Closed`.
         """
         caller = self._caller
         with caller.inside():
@@ -163,9 +218,11 @@ class Compiled(
 
     @property
     def memory(self) -> ModelMemory:
-        """What the compiled model holds, in bytes, as far as the drivers know; asked anew each time.
+        """The memory that the compiled model holds, in bytes. Each access queries the drivers again.
 
-        Raises ContractBroken or DriverFailed, with the device, where a driver says what cannot be.
+        Raises:
+            ContractBroken: A driver reports an impossible value.
+            DriverFailed: A driver raised an exception.
         """
         with self._caller.inside():
             return memory_of(self._caller)
@@ -174,9 +231,9 @@ class Compiled(
 
     @property
     def cache(self) -> tuple[CacheOutcome, ...]:
-        """What became of each step in the cache: "hit", "miss: why", "off: why".
+        """The cache outcome of each partition: "hit", "miss: <reason>" or "off: <reason>".
 
-        Before them that of "model", its import, where a file was compiled and a folder given.
+        If nnhal compiled a file with a cache, the first outcome is that of the import, "model".
         """
         return (*self._read, *(each for step in self._caller.plan.steps for each in step.outcomes))
 
@@ -187,10 +244,11 @@ class Compiled(
 
     @trace.seam("application", "termination", "close", detail=lambda self: self._caller.plan.model.name)
     def close(self) -> None:
-        """Wait for executions in flight, then give everything back. Later uses raise Closed; closing twice does nothing.
+        """Wait for running executions, then release all resources.
 
-        What was submitted is run to its end. Fenced executions are not waited for, their fences may be the caller's to
-        signal: what they use goes when they end.
+        Submitted executions run to their end. nnhal does not wait for fenced executions, because you may have to signal
+        their fences: their resources are released when they end. Later uses raise `Closed`; a second `close` has no
+        effect.
         """
         if self._forked_away:
             return

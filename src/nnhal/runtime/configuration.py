@@ -1,4 +1,4 @@
-"""Options of drivers that change between executions: none sees half of a change, whatever its way and its steps."""
+"""Driver options that change between executions: no execution of any kind sees half of a change."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ _log = logger("execution")
 
 
 class Configured(Struct):
-    """A step: its device and the label of that, what it has prepared, the options in force."""
+    """A partition: its device with label, its prepared model, the current options."""
 
     label: str
     device: Device
@@ -24,10 +24,10 @@ class Configured(Struct):
 
 
 class Configuration:
-    """The options in force of each step of a plan.
+    """The current options of each partition of a plan.
 
-    turns: of executions, each from when it is asked for until it has ended, and of changes; None where nothing can change.
-    unknown: why nobody knows what is in force any more, "" while somebody does.
+    turns: orders executions, from request to end, and changes; None if nothing can change. unknown: why the current
+    options are unknown, or "".
     """
 
     def __init__(self, steps: Sequence[Configured]) -> None:
@@ -35,9 +35,9 @@ class Configuration:
         self.turns = Turns() if any(traits_of(step.prepared).changeable for step in steps) else None
 
     def change(self, device: str, options: Mapping[str, Any], control: Control) -> None:
-        """Change options of a device, in all its steps or in none. control: of the wait for executions before.
+        """Change the options of a device, in all its partitions or in none. control: limits the wait for earlier executions.
 
-        InvalidArgument names a device or option that cannot be, and those that can.
+        InvalidArgument names the invalid device or option, and the valid ones.
         """
         chosen = self._of(device)
         _check(device, options, chosen)
@@ -53,7 +53,7 @@ class Configuration:
             self.turns.leave(ticket)
 
     def queue(self) -> Ticket | None:
-        """A place for an execution that was asked for and does not run at once, until `leave`; None where none is needed."""
+        """Return a place for an execution that does not run at once, until `leave`; None if none is needed."""
         if self.turns is None:
             return None
         ticket = Ticket(alone=False)
@@ -61,23 +61,23 @@ class Configuration:
         return ticket
 
     def leave(self, ticket: Ticket | None) -> None:
-        """It has ended, or will never run."""
+        """Note that it has ended, or will never run."""
         if self.turns is not None and ticket is not None:
             self.turns.leave(ticket)
 
     def check(self) -> None:
-        """Closed where nobody knows which options are in force."""
+        """Raise Closed if the current options are unknown."""
         if self.unknown:
             raise Closed(self.unknown)
 
     def _of(self, device: str) -> list[Configured]:
-        """The steps of a device, by its label or, where that is none's, its name."""
+        """Return the partitions of a device, by its label, or else by its name."""
         chosen = [step for step in self.steps if step.label == device]
         chosen = chosen or [step for step in self.steps if identity_of(step.device).name == device]
         labels = ", ".join(dict.fromkeys(step.label for step in self.steps))
         if not chosen:
             raise InvalidArgument(
-                f"configure: device {shown(device)} runs no step of this model, must be one of {labels}"
+                f"configure: device {shown(device)} runs no partition of this model, must be one of {labels}"
             )
         if len({id(step.device) for step in chosen}) > 1:
             raise InvalidArgument(f"configure: several devices are named {device!r}, must be one of {labels}")
@@ -91,14 +91,14 @@ class Configuration:
                 done.append(step)
         except BaseException as error:
             self._undo(done, error)
-            if not isinstance(error, NnhalError):  # interrupted: the driver may be at it still
+            if not isinstance(error, NnhalError):  # interrupted: the driver may still be changing them
                 self.unknown = f"a change of options was interrupted by {type(error).__name__}"
             raise
         for step in chosen:
             step.options = {**step.options, **options}
 
     def _undo(self, done: Sequence[Configured], why: BaseException) -> None:
-        """Give steps back the options that they had."""
+        """Restore the options of partitions."""
         for step in done:
             try:
                 _tell(step, step.options)
@@ -108,12 +108,12 @@ class Configuration:
 
 
 def _tell(step: Configured, options: Mapping[str, Any], control: Control = UNLIMITED) -> None:
-    """control: of the wait for executions that were given up and that the driver has not ended yet."""
+    """control: limits the wait for abandoned executions that the driver has not ended."""
     reconfigured_by(step.prepared, f"device {step.label}", options, control)
 
 
 def _check(device: str, options: Mapping[str, Any], chosen: Sequence[Configured]) -> None:
-    """InvalidArgument where these options may not change in all of these steps."""
+    """Raise InvalidArgument if these options may not change in all of these partitions."""
     if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
         raise InvalidArgument(f"configure: options of {device} are {shown(options)}, must be a mapping with str keys")
     for step in chosen:

@@ -1,10 +1,10 @@
-"""What an assignment of operations to devices costs, and the search for a cheap one.
+"""The costs of assigning operations to devices, and the search for a cheap assignment.
 
-A price is of operations, a fixed cost for each step, and what crosses between devices. Before anything was measured a device
-states its time against the reference's, and what an operation takes there is guessed from its work.
-The best device for each operation is where the search begins, and all that any one device takes, on that device; whole
-steps then go to a neighbour's device as long as that lowers the price. Operations that a device takes as one have its price
-for that where they stand in one step, and those that it takes so only are never left there without the others.
+A price is the sum of operations, a fixed cost for each partition, and device transfers. Without measurements, a device
+declares its time relative to the reference, whose time is estimated from the work. The search begins with the best
+device for each operation, and with everything on one device. It then moves whole partitions to neighbouring devices as
+long as that lowers the price. A group has its price if enough of it is in one partition; operations that are supported
+only in a group are never separated from it.
 """
 
 import math
@@ -19,14 +19,15 @@ from nnhal.model.validate import validate, values_of
 from nnhal.runtime.measured.families import width
 from nnhal.runtime.schedule import Schedule, Standing, StepPlan, Together
 
-OPERATION, ELEMENT, MAC = 50e-6, 1e-9, 0.2e-9  # seconds of the reference, of which only the size counts
-STEP, STEP_ELSEWHERE = 20e-6, 80e-6  # seconds of a step beside its operations, in this process and in another
+OPERATION, ELEMENT, MAC = 50e-6, 1e-9, 0.2e-9  # seconds of the reference; only their ratios matter
+# Seconds of a partition in addition to its operations, in this process and in another
+STEP, STEP_ELSEWHERE = 20e-6, 80e-6
 CROSSING, BYTE = 2e-6, 0.2e-9  # seconds of an operand that another device reads
 PASSES = 8
 
 
 def seconds(model: Model) -> list[float]:
-    """What each operation of the main subgraph may take the reference; unknown dimensions count as 1."""
+    """Estimate the reference's seconds for each operation of the main subgraph; unknown dimensions count as 1."""
     shown, values = outline(model), validate(model).subgraphs[0].values
     sizes = [0 if v is None else math.prod(d or 1 for d in v.shape or ()) for v in values]
     return [
@@ -36,7 +37,7 @@ def seconds(model: Model) -> list[float]:
 
 
 def transposing(laid: LaidOut) -> dict[int, float]:
-    """What the TRANSPOSEs that a layout needs may take the reference, by operation of the original that they serve."""
+    """Estimate the reference's seconds for the TRANSPOSEs of a layout, by the original operation that they serve."""
     found: dict[int, float] = {}
     made = [laid.model.main.operations[n].outputs[0] for n in laid.inserted]
     for n, value in zip(laid.inserted, values_of(laid.model, made), strict=True):
@@ -46,7 +47,7 @@ def transposing(laid: LaidOut) -> dict[int, float]:
 
 
 def turning(model: Model, laid: LaidOut) -> dict[int, float]:
-    """What transposing may take the reference, by operand that the layout has in another order."""
+    """Estimate the reference's seconds for transposing, by operand that has another order in the layout."""
     values = validate(model).subgraphs[0].values
     return {i: _transpose(values[i]) for i in laid.turned}
 
@@ -58,11 +59,11 @@ def _transpose(value: Value | None) -> float:
 class Prices:
     """Prices of assignments of one model, in seconds.
 
-    seconds: what each operation takes the reference. alone: what it takes by itself on each device that may have it so.
-    starting: what a step costs on each device. turned: by device, operands that it makes and reads in another order of
-    dimensions than theirs, with the seconds that transposing them takes where they cross. grouped: by device, what each
-    operation takes among those that it runs as one, where that is known better than by what the device states for them.
-    crossings: from a device to another, seconds of an operand and of each byte of it. operations: how many run.
+    seconds: of each operation on the reference. alone: of an operation on each device that supports it alone. starting:
+    of a partition on each device. turned: by device, the operands that it handles in another order of dimensions, with
+    the seconds to transpose one that is transferred. grouped: by device, the seconds of operations in a group, if
+    better known than by the declared performance. crossings: from one device to another, seconds of an operand and of
+    each byte. operations: how many run.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Prices:
         self._writer = {i: n for n, operation in operations.items() for i in operation.outputs}
         self._readers: dict[int, list[int]] = {i: [] for i in self._writer}
         self.operations = len(operations)
-        self._touched: dict[int, list[int]] = {}  # operands of each operation that others write or read
+        self._touched: dict[int, list[int]] = {}  # the operands of each operation that others write or read
         for n, operation in operations.items():
             read = [i for i in dict.fromkeys(operation.inputs) if i in self._writer]
             for i in read:
@@ -98,9 +99,9 @@ class Prices:
     # ------------------------------------------------------------------------------------------------ where to begin
 
     def packed(self, devices: Sequence[str]) -> list[str]:
-        """An assignment, "" for operations that nobody takes alone, with those on one device that are better as one there.
+        """Move groups that are cheaper as one to their device. "": operations that no device supports alone.
 
-        What nobody takes alone comes first, then what saves most.
+        Groups with such operations come first, then those that save most.
         """
         found, free = list(devices), set(self._touched)
         groups = dict.fromkeys(together for claims in self._claimed.values() for together in claims.values())
@@ -116,7 +117,7 @@ class Prices:
         return found
 
     def _saved(self, together: Together, members: Sequence[int]) -> float:
-        """Seconds that operations take less as one than each alone where it is best."""
+        """Return the seconds that a group saves, compared with each operation alone on its best device."""
         least = sum(min(self._alone[n].values(), default=math.inf) for n in members)
         return least - sum(self._in_group(together, n) for n in members)
 
@@ -125,10 +126,10 @@ class Prices:
         return together.cost * self._seconds[n] if known is None else known[n]
 
     def settled(self, devices: Sequence[str]) -> tuple[list[str], tuple[StepPlan, ...]] | None:
-        """An assignment in which every operation can stand where it does, near the one given, and its steps.
+        """Return a valid assignment near the given one, and its partitions; None if there is none.
 
-        What is taken only together with others and stands without them goes where it is best alone; where nobody takes it
-        alone, the others join it. None where that leads nowhere.
+        An operation that is supported only in a group, and lacks it, moves to where it is best alone. If no device
+        supports it alone, the group's other operations move to it.
         """
         found, joined = list(devices), set[Together]()
         for _ in range(PASSES):
@@ -149,7 +150,7 @@ class Prices:
         return None
 
     def _strays(self, steps: Sequence[StepPlan]) -> list[int]:
-        """Operations that stand where they are only taken together with others, and stand without them."""
+        """Return operations that are placed without the group that they need there."""
         standing = self._schedule.standing(steps)
         return [
             n
@@ -162,31 +163,31 @@ class Prices:
     # -------------------------------------------------------------------------------------------------------- prices
 
     def of_step(self, step: StepPlan, *, starting: bool = True) -> float:
-        """The price of one step that can stand, without what crosses, and without what a step costs where so asked."""
+        """Return the price of one valid partition, without transfers, and on request without its fixed cost."""
         standing = self._schedule.standing([step]) if step.device in self._claimed else {}
         running = self._running(((n, step.device) for n in step.operations), standing)
         return running + (self._starting[step.device] if starting else 0.0)
 
     def can_price(self, step: StepPlan) -> bool:
-        """Whether the device, as it is now, takes all of a step."""
+        """Whether the device, as it is now, supports all of a partition."""
         known = step.device in self._starting and max(step.operations) < len(self._alone)
         return known and self._may_go(step.operations, step.device)
 
     def starting(self, device: str) -> float:
-        """What a step costs on a device."""
+        """Return the fixed cost of a partition on a device."""
         return self._starting[device]
 
     def of_crossings(self, devices: Sequence[str]) -> float:
-        """The price of all that crosses between devices."""
+        """Return the price of all device transfers."""
         return self._crossings(self._writer, devices)
 
     def of(self, devices: Sequence[str], steps: Sequence[StepPlan]) -> float:
-        """The price of an assignment in which every operation can stand where it does."""
+        """Return the price of a valid assignment."""
         starting = sum(self._starting[device] for device, _ in steps) + self._crossings(self._writer, devices)
         return starting + self._running(enumerate(devices), self._schedule.standing(steps))
 
     def _running(self, placed: Iterable[tuple[int, str]], standing: Mapping[int, Standing]) -> float:
-        """What operations take on their devices, those that stand together as one."""
+        """Return the price of the operations on their devices, groups as one."""
         if not standing:
             return sum(self._alone[n][device] for n, device in placed)
         return sum(
@@ -209,9 +210,7 @@ class Prices:
     # ---------------------------------------------------------------------------------------------------- the search
 
     def lowered(self, devices: Sequence[str]) -> tuple[float, list[str]]:
-        """An assignment with whole steps on other devices, and its price, which is no higher; infinite where not all of it
-        can stand.
-        """
+        """Return an assignment with a price that is not higher, after moving whole partitions; infinite if none is valid."""
         begun = self.settled(devices)
         if begun is None:
             return math.inf, list(devices)
@@ -221,7 +220,7 @@ class Prices:
     def improved(
         self, price: float, devices: Sequence[str], steps: tuple[StepPlan, ...], *, enough: float = 0.0
     ) -> tuple[float, list[str], tuple[StepPlan, ...]]:
-        """As `lowered`, from a settled assignment of that price. enough: a share of it that is not worth another pass."""
+        """Like `lowered`, from a valid assignment. enough: the share of a price that is worth another pass."""
         best = list(devices)
         for _ in range(PASSES):
             tried = self._pass(best, steps)
@@ -237,7 +236,7 @@ class Prices:
         return price, best, steps
 
     def _pass(self, devices: Sequence[str], steps: Sequence[StepPlan]) -> list[str]:
-        """Every step once, the smallest first: to the device of a neighbour where that seems to lower the price."""
+        """Visit every partition once, the smallest first: move it to a neighbour's device if that seems cheaper."""
         found = list(devices)
         step_of = {n: number for number, (_, members) in enumerate(steps) for n in members}
         for number in sorted(range(len(steps)), key=lambda g: (len(steps[g].operations), g)):
@@ -259,7 +258,7 @@ class Prices:
         return found
 
     def _may_go(self, members: Sequence[int], device: str) -> bool:
-        """Whether a device takes operations that come together, each alone or enough of them as one."""
+        """Whether a device supports operations that move together, alone or in a complete enough group."""
         missing = {n for n in members if device not in self._alone[n]}
         return not missing or missing <= self._as_one(members, device).keys()
 
@@ -267,23 +266,23 @@ class Prices:
         return self._schedule.standing([StepPlan(device, tuple(members))]) if device in self._claimed else {}
 
     def _price(self, members: Sequence[int], device: str, operands: Iterable[int], devices: Sequence[str]) -> float:
-        """What members of a step cost on a device, and what operands cost that cross."""
+        """Return the price of a partition's operations on a device, and of the operands transferred."""
         running = self._running(((n, device) for n in members), self._as_one(members, device))
         return self._crossings(operands, devices) + running
 
     # --------------------------------------------------------------------------------------------------------- chains
 
     def chained(self) -> list[str] | None:
-        """The cheapest assignment that changes devices only where one operand crosses.
+        """Return the cheapest assignment that changes devices only where a single operand is transferred.
 
-        Exact where each block reads what the block before it wrote: an operand from further ahead is taken to come from the
-        device of the block before, too. Groups are not looked at. None where some block between two such places is taken by
-        no device.
+        Exact if each block reads only what the block before wrote: an earlier operand counts as coming from the device
+        of the block before. Groups are ignored. None if no device supports some block.
         """
         blocks = list(self._blocks())
         if len(blocks) < 2:
             return None
-        least, ways = {"": 0.0}, list[dict[str, str]]()  # prices so far by the last device; where each came from
+        # The least price so far by the last device, and the choice that led to it
+        least, ways = {"": 0.0}, list[dict[str, str]]()
         for operand, members in blocks:
             after, way = dict[str, float](), dict[str, str]()
             for device in sorted(set.intersection(*(set(self._alone[n]) for n in members))):
@@ -305,7 +304,7 @@ class Prices:
         return found
 
     def _change(self, operand: int, before: str, device: str) -> float:
-        """A step on a device, and the operand that it reads of another; there is none before the first."""
+        """Return the price of a new partition with the operand that it reads; 0 for the first one."""
         if not before:
             return self._starting[device]
         fixed, byte = self._between.get((before, device), (CROSSING, BYTE))
@@ -313,11 +312,11 @@ class Prices:
         return self._starting[device] + fixed + byte * self._bytes[operand] + turned
 
     def _blocks(self) -> Iterator[tuple[int, list[int]]]:
-        """Operations between places where one operand is all that crosses, with that operand; the first has none, -1."""
+        """Yield blocks of operations, and the only operand that is transferred to each; -1 for the first block."""
         order = sorted(self._touched)
         place = {n: k for k, n in enumerate(order)}
         until = {i: max((place[r] for r in readers), default=-1) for i, readers in self._readers.items()}
-        last: dict[int, list[int]] = {}  # by place: what nobody reads after it
+        last: dict[int, list[int]] = {}  # by place: operands that nothing reads later
         for i, k in until.items():
             last.setdefault(k, []).append(i)
         open_: set[int] = set()

@@ -1,6 +1,7 @@
-"""Which drivers there are: by entry point (group `nnhal.drivers`; samples by name only), or by path while under development.
+"""Discovers drivers: by entry point (group `nnhal.drivers`; samples by name only), or by path during development.
 
-A driver loads when it is first asked for, once. No lock is held meanwhile: it may ask for others, and others load beside it.
+A driver loads on its first use, once. No lock is held meanwhile: it may use others, and others may load at the same
+time.
 """
 
 import os
@@ -22,15 +23,23 @@ from nnhal.hal.device import Device, capabilities_by, identity_of
 from nnhal.runtime.sources import Source
 
 GROUP = "nnhal.drivers"
-ENGINES = "nnhal.engines"  # used where they are named, and candidates once they were measured on this machine
-SAMPLES = "nnhal.samples"  # found by name only, no candidates where no device is named
-CPU = "reference"  # nnhal's own, whatever else calls itself so: what everything can fall back to
+ENGINES = "nnhal.engines"  # used if they are named, and candidates once they are measured on this machine
+SAMPLES = "nnhal.samples"  # used only if they are named
+CPU = "reference"  # always nnhal's reference: another driver of this name cannot replace the fallback
 _CPU_ORIGIN = "nnhal.drivers.reference:device"
 _log = logger("manager")
 
 
 class Found(PartlyCompared, frozen=True):
-    """A driver that was found: its device, or the problem that kept it from loading. error: what it raised."""
+    """A discovered driver.
+
+    Attributes:
+        name: The name of the device.
+        origin: The entry point or file.
+        device: The device; None if the driver did not load.
+        problem: Why it did not load, or "".
+        error: The exception that it raised.
+    """
 
     name: str
     origin: str
@@ -41,7 +50,11 @@ class Found(PartlyCompared, frozen=True):
     _not_compared = _not_shown = frozenset({"error"})
 
     def loaded(self, what: str = "") -> Device:
-        """The device; DeviceUnavailable with the problem where there is none. what: to begin that with."""
+        """Return the device, or raise DeviceUnavailable with the problem.
+
+        Args:
+            what: The beginning of the message.
+        """
         if self.device is None:
             error = DeviceUnavailable(f"{what or f'device {self.name!r} does not load'}: {self.problem}")
             error.__cause__ = self.error
@@ -53,13 +66,13 @@ class Found(PartlyCompared, frozen=True):
         return self.device
 
 
-_registered: dict[str, Found] = {}  # by the application, by name of the device
-_loaded: Once[str, Found] = Once(lambda name: f"driver {name!r}")  # of what is installed, by name of the entry point
+_registered: dict[str, Found] = {}  # registered by the application, by device name
+_loaded: Once[str, Found] = Once(lambda name: f"driver {name!r}")  # installed drivers, by entry point
 
 
 @cache
 def _installed() -> dict[str, EntryPoint]:
-    """Entry points by name. Scanned once: what is installed later is there in the next process."""
+    """Return the entry points by name. They are read once for each process."""
     points = {CPU: EntryPoint(CPU, _CPU_ORIGIN, GROUP)}
     for point in entry_points((GROUP, ENGINES, SAMPLES)):
         points.setdefault(point.name, point)
@@ -67,23 +80,27 @@ def _installed() -> dict[str, EntryPoint]:
 
 
 def names(*, samples: bool = True) -> list[str]:
-    """Names of all drivers that can be loaded, without loading any; the samples last."""
+    """Return the names of all drivers, without loading any; the samples last.
+
+    Args:
+        samples: Whether to include the samples.
+    """
     known = [name for name, point in _installed().items() if samples or point.group == GROUP]
     return list(dict.fromkeys([*_registered, *known]))
 
 
 def origins() -> frozenset[str]:
-    """Where the drivers that are installed come from, as `source_of` says it."""
+    """Return the origins of the installed drivers, in the format of `source_of`."""
     return frozenset(point.value for point in _installed().values())
 
 
 def engines() -> list[str]:
-    """Names of the drivers that are used where they are named, and candidates where they were measured."""
+    """Return the names of the engines: drivers that are candidates only once they are measured."""
     return [name for name, point in _installed().items() if point.group == ENGINES and name not in _registered]
 
 
 def candidates() -> list[str]:
-    """Names of the drivers that are candidates where none is named."""
+    """Return the names of the candidates of a compilation that names no device."""
     return list(dict.fromkeys([*names(samples=False), *_measured_engines()]))
 
 
@@ -99,7 +116,14 @@ def _measured_engines() -> list[str]:
 
 
 def found_of(names: Sequence[str]) -> list[Found]:
-    """The drivers of these names, whichever group they are of; DeviceUnavailable for a name that nothing has."""
+    """Return the drivers of these names, from any group.
+
+    Args:
+        names: The names of drivers or devices.
+
+    Raises:
+        DeviceUnavailable: No driver has one of the names.
+    """
     known = _installed()
     for name in names:
         if name not in known and name not in _registered:
@@ -108,27 +132,27 @@ def found_of(names: Sequence[str]) -> list[Found]:
 
 
 def found() -> list[Found]:
-    """Every driver that is a candidate where none is named, loaded now or before, or why it does not load; the CPU last.
+    """Load every candidate of a compilation that names no device; the CPU last.
 
-    The engines are among them where they were measured on this machine.
+    Engines are included if they were measured on this machine.
     """
     return sorted(map(_one, candidates()), key=lambda f: (f.name == CPU, f.name))
 
 
 def found_with_engines() -> list[Found]:
-    """As `found`, with the engines before the CPU."""
+    """Load the same drivers as `found` and all engines; the CPU last."""
     *others, cpu = found()
     more = [name for name in engines() if all(name != other.name for other in others)]
     return [*others, *found_of(more), cpu]
 
 
 def devices() -> list[Device]:
-    """The devices that loaded, the CPU last."""
+    """Return the devices that loaded, the CPU last."""
     return [f.device for f in found() if f.device is not None]
 
 
 def _one(name: str) -> Found:
-    """A driver by the name of its entry point or of its registered device; no other is loaded."""
+    """Return the driver with this entry point or registered name; load no other."""
     return _registered.get(name) or _from_entry(_installed()[name])
 
 
@@ -137,7 +161,7 @@ def _from_entry(point: EntryPoint) -> Found:
 
 
 def cpu() -> Device:
-    """The CPU reference device, nnhal's own."""
+    """Return the CPU reference device."""
     return _from_entry(_installed()[CPU]).loaded()
 
 
@@ -147,7 +171,7 @@ def _load(name: str, origin: str, load: Callable[[], Callable[[], object]]) -> F
         factory = load()
         made = factory()
         device = made if isinstance(made, Device) else _adapted(made, name, origin)
-        facts = vars(device.cached_as)  # the code of a driver decides on what its own factory makes a device with
+        facts = vars(device.cached_as)  # the driver's code decides what its factory creates the device with
         known = facts.get("_made_with", MadeWith()) if device is made else MadeWith()
         facts["_made_with"] = known.by(factory)
         check(device)
@@ -162,7 +186,7 @@ def _load(name: str, origin: str, load: Callable[[], Callable[[], object]]) -> F
 
 
 def _adapted(driver: object, name: str, origin: str) -> Device:
-    """The device over a driver that is written against the HAL's own methods."""
+    """Return the device for a driver that implements the HAL's methods."""
     from nnhal.hal.hidl.adapters import adapt
     from nnhal.hal.hidl.interfaces import hal_level
 
@@ -173,9 +197,13 @@ def _adapted(driver: object, name: str, origin: str) -> Device:
 
 
 def load_one(name: str) -> Device:
-    """The device of one driver; no other is loaded. DeviceUnavailable says why it does not load, or which there are.
+    """Return the device of one driver.
 
-    name: of the entry point; that of a device which calls itself otherwise is found too, after all have loaded.
+    Args:
+        name: The entry point. If there is none, all drivers are loaded, and the name of a device counts.
+
+    Raises:
+        DeviceUnavailable: It does not load, or does not exist; the message has the reason or the known names.
     """
     if name in names():
         return _one(name).loaded()
@@ -186,20 +214,27 @@ def load_one(name: str) -> Device:
 
 
 def unknown(name: str) -> DeviceUnavailable:
-    """The error for a name that is no device's."""
+    """Return the error for an unknown device name."""
     there = ", ".join([*names(samples=False), *engines()])
     return DeviceUnavailable(f"device {name!r} is not known, must be one of {there}{meant(name, names())}")
 
 
 def select(names: Sequence[str] | None) -> list[Device]:
-    """The devices named, in that order, or all; DeviceUnavailable says why one is not there and lists the others."""
+    """Return the named devices in this order, or all devices.
+
+    Args:
+        names: The names; None for all.
+
+    Raises:
+        DeviceUnavailable: A device does not load or does not exist.
+    """
     if names is None:
         return devices()
     return [load_one(name) for name in names]
 
 
 def origin_of(name: str) -> str:
-    """What a process of its own has to load for a driver: its path, or its name."""
+    """Return the path or name with which an isolated process loads this driver."""
     if name not in names():
         raise unknown(name)
     entry = _registered.get(name)
@@ -207,7 +242,7 @@ def origin_of(name: str) -> str:
 
 
 def source_of(device: Device) -> str:
-    """Where a device in this process comes from: an entry point, a file, or its class where the application made it."""
+    """Return the origin of a device in this process: an entry point, a file, or the class of a given object."""
     for entry in (*_registered.values(), *_loaded.values().values()):
         if entry.device is device:
             return entry.origin
@@ -219,10 +254,19 @@ def _class_of(device: Device) -> str:
 
 
 def load_driver(path: str | Path) -> Device:
-    """Load a driver from a Python file, or a package, that defines `device()`; it takes the place of a device of its name.
+    """Load a driver from a Python file or package that defines `device()`.
 
-    path: of the file, or of the package's folder. Modules beside the file, or in the package, are the driver's own. Returns
-    its device. Raises InvalidArgument for what is no such path, DeviceUnavailable where it does not load.
+    The device replaces a device of the same name.
+
+    Args:
+        path: The file, or the folder of the package. The driver may import modules beside the file or in the package.
+
+    Returns:
+        The device.
+
+    Raises:
+        InvalidArgument: The path does not exist, or is not a Python file or package.
+        DeviceUnavailable: The driver does not load.
     """
     if not isinstance(path, str | os.PathLike):
         raise InvalidArgument(f"driver is {shown(path)}, must be the path of a Python file that defines device()")
@@ -244,10 +288,16 @@ def load_driver(path: str | Path) -> Device:
 
 
 def load_extension(path: str | Path) -> None:
-    """Run a Python file, or package, that registers extensions, operations and custom operators with this process.
+    """Run a Python file or package that registers extensions, operations and custom operators in this process.
 
-    A driver that brings its extension along needs none of this: `load_driver` runs its file. Modules beside the file are its
-    own. Raises InvalidArgument for what is no such path, or DriverFailed with what it raised.
+    A driver with its own extension does not need this: `load_driver` runs its file.
+
+    Args:
+        path: The file, or the folder of the package. It may import modules beside the file or in the package.
+
+    Raises:
+        InvalidArgument: The path does not exist, or is not a Python file or package.
+        DriverFailed: The code raised an exception.
     """
     if not isinstance(path, str | os.PathLike):
         raise InvalidArgument(f"extension is {shown(path)}, must be the path of a Python file")
@@ -257,19 +307,24 @@ def load_extension(path: str | Path) -> None:
 
 
 def registered(name: str) -> Device | None:
-    """The device that the application made known by this name; None where it did not."""
+    """Return the device that the application registered under this name; None if there is none."""
     entry = _registered.get(name)
     return None if entry is None else entry.device
 
 
 def register(device: Device, origin: str = "registered") -> None:
-    """Make a device known to this process; it takes the place of one of the same name, but not that of the CPU."""
+    """Register a device in this process. It replaces a device of the same name, except for the CPU reference.
+
+    Args:
+        device: The device.
+        origin: Its origin in messages and placements.
+    """
     check(device)
     name = identity_of(device).name
     _registered[name] = Found(name, origin, device)
 
 
 def check(device: Device) -> None:
-    """Refuse a device whose statements cannot be true: the error names the statement."""
+    """Raise an error for a device with invalid attributes; the message names the attribute."""
     identity_of(device)
     capabilities_by(device)

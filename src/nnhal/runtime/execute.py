@@ -1,4 +1,4 @@
-"""Execution of a plan: step by step, intermediates owned by the execution, fallback by the contract."""
+"""Executes a plan partition by partition. The execution owns the intermediates, and falls back by the contract."""
 
 import time
 from collections import deque
@@ -37,12 +37,12 @@ from nnhal.runtime.placement import WHOLE
 from nnhal.runtime.schedule import StepPlan
 
 NEVER_RETRIED = (InvalidRequest, OutputInsufficientSize, MissedDeadline, Cancelled, BadState)
-LARGE = 1 << 16  # bytes; intermediates of that size are worth keeping their memory
+LARGE = 1 << 16  # bytes; intermediates of this size are worth reusing
 _log = logger("execution")
 
 
 class Line:
-    """One step as it is executed: its arguments among the operands of the whole, and its ways to run."""
+    """A partition in execution: its arguments among the operands of the whole model, and its function that runs."""
 
     __slots__ = (
         "label",
@@ -59,7 +59,7 @@ class Line:
     )
 
     def __init__(self, step: Step, label: str, run: Run | None = None) -> None:
-        """label: the device's name, made to differ where several have the same."""
+        """label: the device's label."""
         self.label = label
         self.step, self.prepared, self.timely = step, step.prepared, step.prepared.timely
         self.launched = run is None and asynchronous()
@@ -68,33 +68,33 @@ class Line:
         self.lane = step.lane
         self.run: Run = run or step.prepared.run
         self.reads, self.writes = step.part.inputs, step.part.outputs
-        self.open = any(argument.fixed is None for argument in self.signature.outputs)  # shapes turn out when it runs
+        self.open = any(argument.fixed is None for argument in self.signature.outputs)  # shapes are known after it ran
 
     def execute(self, request: Request, control: Control) -> Timing | None:
-        """Execute on the driver; where it may have to end early, it does, whatever the driver does."""
+        """Execute on the driver, with its deadline and cancellation enforced."""
         run = self.run
         if request.input_buffers or request.output_buffers:
             check_use(self.prepared, request)
-            if not self.timely:  # else its process sees to it
+            if not self.timely:  # otherwise the driver's process enforces them
                 run = run_beside(run)
         if self.launched or (control.bounded and not self.timely):
             return self.lane.run(run, request, control, self.launched)
         return request.execute(run, control)
 
     def name_buffers(self, request: Request, buffers: Mapping[int, Buffer]) -> None:
-        """Tell a request which of its arguments lie in buffers of the driver's own; `buffers` is by operand of the whole."""
+        """Set the driver buffers among a request's arguments; `buffers` is by operand of the whole model."""
         if buffers:
             request.input_buffers = {n: buffers[i] for n, i in enumerate(self.reads) if i in buffers}
             request.output_buffers = {n: buffers[i] for n, i in enumerate(self.writes) if i in buffers}
 
 
 class Runner:
-    """Runs the jobs of a plan; may be used by many threads at once."""
+    """Runs the jobs of a plan, for any number of threads at once."""
 
     def __init__(
         self, plan: Plan, whole: "Whole", lines: Sequence[Line] | None = None, spares: "Spares | None" = None
     ) -> None:
-        """lines, spares: those of another runner of the plan, with other ways to run."""
+        """lines, spares: of another runner of the plan, with other functions that run."""
         self.plan = plan
         labels = [step.device for step in plan.partition.steps]
         self.lines = lines or [Line(step, label) for step, label in zip(plan.steps, labels, strict=True)]
@@ -114,11 +114,11 @@ class Runner:
             if operand not in self._places and argument.fixed is not None and (argument.nbytes or 0) >= LARGE
         }
         self._frames: deque[dict[int, Array]] = deque()  # buffers of intermediates, free for the next execution
-        self._against: set[StepPlan] = set()  # whose failure is kept against their devices already
+        self._against: set[StepPlan] = set()  # partitions whose failure is already recorded
         self.before_close: Callable[[], None] | None = None
 
     def run(self, job: Job) -> None:
-        """Execute once; fills the job's results. What a driver is to blame for goes to the CPU where that is allowed."""
+        """Execute once, and fill the job's results. After a driver's failure, the CPU runs if that is permitted."""
         if self._turns is None:
             self._run(job)
             return
@@ -192,7 +192,7 @@ class Runner:
         job.results, job.shapes = [arrays.get(operand) for operand in main.outputs], shapes
 
     def _note_shapes(self, line: Line, request: Request, shapes: list[Any]) -> None:
-        """The shapes of the model's outputs as they turned out; OutputInsufficientSize where the room is too small."""
+        """Note the shapes of the model's outputs; OutputInsufficientSize if a buffer is too small."""
         for operand, shape in zip(line.writes, request.shapes, strict=True):
             if operand in self._places:
                 shapes[self._places[operand]] = shape
@@ -200,8 +200,10 @@ class Runner:
             raise too_small(shapes, [self._places[line.writes[n]] for n in request.small])
 
     def _room(self, line: Line, rooms: Sequence[Array | None] | None, frame: dict[int, Array]) -> list[Array | None]:
-        """Where the outputs of a step go: the caller's room, or, where only other steps read them and they are large, a
-        buffer of the frame, made once."""
+        """Return the output arrays of a partition.
+
+        They are the caller's. A large one that only other partitions read is a buffer of the frame, allocated once.
+        """
         found: list[Array | None] = []
         for operand in line.writes:
             place = self._places.get(operand)
@@ -216,7 +218,7 @@ class Runner:
         return found
 
     def _step(self, number: int, line: Line, request: Request, job: Job) -> None:
-        """Run one step, on the CPU where it fails; fills the request and the report."""
+        """Run one partition, on the CPU if it fails; fill the request and the report."""
         report, control, profile = job.report, job.control, None
         if control.measure:
             profile = Profile(line.step.laid.serves, f"device {line.label}")
@@ -228,7 +230,8 @@ class Runner:
             _add_fallbacks(report, profile)
         except NEVER_RETRIED as error:
             if number and isinstance(error, MissedDeadline) and not isinstance(error, LoopTimeout) and line.timely:
-                raise MissedDeadline(str(error)) from None  # its process does not know what the steps before took
+                # Its process does not know how long the partitions before took
+                raise MissedDeadline(str(error)) from None
             raise
         except Exception as error:
             _add_fallbacks(report, profile)
@@ -247,26 +250,26 @@ class Runner:
     def _step_on_cpu(
         self, number: int, line: Line, request: Request, job: Job, error: Exception
     ) -> tuple[str, Timing | None]:
-        """Run a step that failed on the CPU, where that is allowed; else raises the error."""
+        """Run a failed partition on the CPU if permitted, else raise the error."""
         raise_own(error)
         if not self._may_fall_back([line.step]):
             raise error
         request.fell_back = ""  # it counts once
         step = self.plan.partition.steps[number]
-        self._note(job, number, f"step {number} failed on {line.label}: {error}; trying it on the CPU")
+        self._note(job, number, f"partition {number} failed on {line.label}: {error}; trying it on the CPU")
         spare = self.spares.get(number)
         timing = _on_host(spare.prepared, request, job.control)
         self._keep_against(step, error)
         return identity_of(spare.device).name, timing
 
     def _keep_against(self, step: StepPlan, error: Exception) -> None:
-        """Have a device's failure known to the next compilations: of what the CPU could do, or it is not the device's."""
+        """Record a device's failure for later compilations, unless the CPU fails too or the device is not at fault."""
         if step not in self._against:
             self._against.add(step)
             self.plan.judge.failed(self.plan.model, step.device, step.operations, "execution", error)
 
     def _may_fall_back(self, steps: Sequence[Step]) -> bool:
-        """Not where it is forbidden, not from the CPU to itself, and never with operations of extensions, inside or not."""
+        """Whether a fallback is permitted: not from the CPU, and never with operations of extensions."""
         cpu = discovery.cpu()
         if self.plan.wishes.fallback == "forbid" or all(s.device is cpu for s in steps):
             return False
@@ -275,7 +278,7 @@ class Runner:
         return not any(is_extension(each.type) for model, o in operations for each in reached(model, o))
 
     def _whole_on_cpu(self, job: Job, error: Exception) -> None:
-        """The last resort of a failed execution; raises `error` where there is none."""
+        """Run the whole model on the CPU, the last resort; raise `error` if that is impossible."""
         raise_own(error)
         if not self._may_fall_back(self.plan.steps):
             raise error
@@ -305,16 +308,16 @@ class Runner:
             warn_of_fallback(text)
 
     def _fell_back_inside(self, job: Job, step: int, text: str) -> None:
-        """Count an execution of a step that the runtime runs itself, of which something inside fell back."""
+        """Count an execution of interpreted control flow, inside which a partition fell back."""
         self._live.fell_back(step, text)
 
     def kept(self) -> int:
-        """Bytes of intermediates between steps that are kept for the next execution."""
+        """Return the bytes of intermediates between partitions that are kept for the next execution."""
         inside = sum(step.prepared.kept() for step in self.plan.steps if isinstance(step.prepared, Composite))
         return inside + sum(array.nbytes for frame in tuple(self._frames) for array in frame.values())
 
     def close(self) -> None:
-        """Close every prepared model, when what still runs in it has come back."""
+        """Close every prepared model, after its running executions have returned."""
         if self.before_close is not None:
             self.before_close()
         for line in self.lines:
@@ -324,18 +327,18 @@ class Runner:
 
 
 class Spares:
-    """Steps of a plan prepared again on the CPU when one failed, by number, and the `WHOLE` model."""
+    """Failed partitions prepared again on the CPU, by number, and the `WHOLE` model."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._steps: Once[int, Step] = Once(lambda number: f"step {number} on the CPU")
+        self._steps: Once[int, Step] = Once(lambda number: f"partition {number} on the CPU")
 
     def get(self, number: int) -> Step:
-        """The step, prepared the first time."""
+        """Return the partition; prepare it on first use."""
         return self._steps.get(number, lambda: self._made(number))
 
     def made(self) -> dict[int, Step]:
-        """Those that were prepared, by number."""
+        """Return those that were prepared, by number."""
         return self._steps.values()
 
     def _made(self, number: int) -> Step:
@@ -344,26 +347,25 @@ class Spares:
         return prepare(discovery.cpu(), part, replace(self._plan.wishes, deadline=None))
 
     def close(self) -> None:
-        """Close them."""
         for step in self._steps.forget():
             step.lane.close()
 
 
 class Whole:
-    """A compiled model where one prepared model is asked for: in the roles of buffers, and in requests behind fences."""
+    """A compiled model in the role of one prepared model: for the roles of buffers, and for requests behind fences."""
 
     def __init__(self, model: Model) -> None:
         self.model, self.signature = model, Signature.of(model, model.name or "model")
 
 
 def _add_fallbacks(report: Report | None, profile: Profile | None) -> None:
-    """Those of steps inside one, where that is measured."""
+    """Add the fallbacks inside a partition to the report, if there is one."""
     if report is not None and profile is not None:
         report.fallbacks += profile.fallbacks
 
 
 def _on_host(prepared: Prepared, request: Request, control: Control) -> Timing | None:
-    """Run what knows no driver buffers: their contents are copied out before, and in afterwards."""
+    """Run a driver without buffers: copy their contents out before, and in afterwards."""
     given = list(request.given)
     for index, buffer in request.input_buffers.items():
         given[index] = contents_within(control, buffer)
@@ -377,6 +379,6 @@ def _on_host(prepared: Prepared, request: Request, control: Control) -> Timing |
 
 
 def too_small(shapes: Sequence[Any], small: Sequence[int]) -> OutputInsufficientSize:
-    """The error for outputs of the model whose room is too small, with every shape as far as known."""
+    """Return the error for outputs whose buffers are too small, with every known shape."""
     what = ", ".join(f"output {i} needs shape {list(shapes[i] or ())}" for i in small)
     return OutputInsufficientSize(f"execution: {what}; the memory given is smaller", shapes)

@@ -1,7 +1,7 @@
 """Fenced executions of a compiled model.
 
-Where a driver has fences of its own (one in another process has), steps are launched at once, each behind the fence of the
-one before. Elsewhere all of it runs as one piece in the background, behind the fences that the caller gave.
+If every driver has fences (an isolated one always does), partitions are launched at once, each behind the fence of the
+one before. Otherwise, the whole execution runs in the background behind the caller's fences.
 """
 
 import threading
@@ -42,15 +42,18 @@ from nnhal.runtime.inflight import Home
 from nnhal.runtime.job import Job, Report
 
 _GRACE = 0.1  # seconds
-_LOOK = 1.0  # seconds between looks at whether the drivers' processes have had their time
-_MOST_FENCES = 16  # to wait for that go along with a call to another process; for more a thread waits here
+_LOOK = 1.0  # seconds between checks whether the drivers' processes have used up their time
+_MOST_FENCES = 16  # the most fences that go with a call to another process; for more, a thread waits here
 _log = logger("execution")
 
 
 class Fenced(Uncopied, instead="another process gets its `result()`"):
-    """A fenced execution that was launched. way: how its steps run, and why where they do not run behind fences themselves.
+    """A launched fenced execution.
 
-    fence: of its end, None where it has ended already; select on it, await it, give it to other executions to wait for.
+    Attributes:
+        way: How the partitions run, and why if they do not run behind fences themselves.
+        fence: Signalled at the end; None if the execution has ended already. Select on it, await it, or pass it to
+            other executions in `wait_for`.
     """
 
     def __init__(
@@ -63,12 +66,12 @@ class Fenced(Uncopied, instead="another process gets its `result()`"):
         deadline: int | None = None,
         patience: Callable[[], object] = lambda: None,
     ) -> None:
-        """infos: of the steps, in order; one that failed raises its error; given how long it is waited for, as of
-        `FencedExecution.info_until`. finish: told once whether it went well, gives the outputs. span: nanoseconds that
-        launching took.
+        """infos: of the partitions, in order; each returns its times or raises its error.
 
-        deadline: monotonic nanoseconds at which whoever waits gives up, whatever the drivers do. patience: called where
-        there is none; raises DeviceUnavailable when drivers in other processes have had their time.
+        They receive the deadline of the wait, as in `FencedExecution.info_until`. finish: called once with whether all
+        went well; returns the outputs. span: nanoseconds that launching took. deadline: monotonic nanoseconds at which
+        waiting ends, whatever the drivers do. patience: called if there is no deadline; raises DeviceUnavailable when
+        isolated drivers have used up their time.
         """
         self._deadline, self._patience = deadline, patience
         self._infos, self.fence, self._finish, self.way = list(infos), fence, finish, way
@@ -78,7 +81,7 @@ class Fenced(Uncopied, instead="another process gets its `result()`"):
         self._failed: NnhalError | None = None
 
     def done(self) -> bool:
-        """Whether it has ended, in whatever way."""
+        """Whether it has ended, successfully or not."""
         self._home.check("fenced execution")
         return self.fence is None or self.fence.status() is not None
 
@@ -86,9 +89,16 @@ class Fenced(Uncopied, instead="another process gets its `result()`"):
         return brief(f"Fenced, {self.fence or 'ended'}", [self.way])
 
     def get_execution_info(self) -> ExecutionInfo:
-        """Timings since the launch and since the last fence waited for, device times summed over steps.
+        """Return the times of the execution: since the launch, and since the last fence in `wait_for` was signalled.
 
-        OperationFailed before the end; what the execution raised where it failed.
+        Device times are sums over the partitions.
+
+        Returns:
+            The times, in nanoseconds.
+
+        Raises:
+            OperationFailed: The execution has not ended.
+            NnhalError: The execution failed.
         """
         self._home.check("fenced execution")
         return self._info_until(None)
@@ -102,11 +112,20 @@ class Fenced(Uncopied, instead="another process gets its `result()`"):
 
     @trace.seam("application", "results", "wait for the result")
     def result(self, timeout: float | None = None) -> Any:
-        """Wait at most `timeout` seconds; the outputs as of `Compiled.__call__`, or what the execution raised.
+        """Wait for the end and return the outputs.
 
-        A driver's process has a second at least to tell what an execution that has ended came to; MissedDeadline where it
-        does not, and then it may be asked again. Asked again, it gives the same arrays as they are by then, or raises the
-        same.
+        An isolated driver has at least one second to report the outcome of an ended execution. You may call `result`
+        again after `MissedDeadline`. Further calls return the same arrays or raise the same error.
+
+        Args:
+            timeout: The most seconds to wait; None waits until the deadline.
+
+        Returns:
+            The outputs, as a call of the model returns them.
+
+        Raises:
+            MissedDeadline: The execution has not ended, or the driver has not reported its outcome in time.
+            NnhalError: The execution failed.
         """
         self._home.check("fenced execution")
         timeout = limit(timeout, "timeout")
@@ -137,13 +156,13 @@ class Fenced(Uncopied, instead="another process gets its `result()`"):
             return self._results[0]
 
     def _tell(self, until: int | None) -> None:
-        """Raise why it failed: the reason of the first step that did."""
+        """Raise the error of the first partition that failed."""
         for info in self._infos:
             with suppress(_NotEnded):  # a later one failed by itself
                 info(until)
 
     def _wait(self, fence: Fence, timeout: float | None) -> None:
-        """As `Fence.wait`, and no longer than some time after the deadline, at which drivers should have ended it."""
+        """Wait as `Fence.wait` does, but not much longer than the deadline, at which drivers should end it."""
         if self._deadline is None:
             if timeout is None:
                 try:
@@ -172,9 +191,10 @@ def launch(
     leave: Callable[[], object],
     begun: list[None],
 ) -> Fenced:
-    """Launch all of it. after: nanoseconds once the fences are signalled.
+    """Launch an execution.
 
-    leave: called when nothing runs here any more. begun: gets an entry before anything may run.
+    after: nanoseconds that it may take once the fences are signalled. leave: called when nothing runs here any more.
+    begun: gets an entry before anything may run.
     """
     read, written = caller.allocations(job)
     buffers = {n: x._open() for n, x in read.items()}, {n: x._open() for n, x in written.items()}
@@ -186,7 +206,7 @@ def launch(
     whole = signature.make(signature, given, rooms, *buffers)
     check_fenced(whole, wait_for)
     why = _why_not_a_chain(caller, job, whole, wait_for, after)
-    job.begin(written)  # as far as the runtime knows: from now on the contents are what is executed next
+    job.begin(written)  # from now on the contents are those of the next execution
     chain = _Chain(caller, job, whole, wait_for, written)
     try:
         if not why:
@@ -206,17 +226,17 @@ def launch(
 
 
 def _why_not_a_chain(caller: Caller, job: Job, whole: Request, wait_for: Sequence[Fence], after: int | None) -> str:
-    """Why not every step is launched behind the one before, "" where it is."""
+    """Return why partitions are not launched one behind the other, or "" if they are."""
     steps = caller.plan.steps
     if any(crossing.form.wide for crossing in (*job.taken.values(), *job.left.values())):
         return "64-bit integers are converted before and after it"
     if all(type(step.prepared).execute_fenced is Prepared.execute_fenced for step in steps):
-        return "no driver has fences of its own"
+        return "no driver supports fences"
     if any(step.inside for step in steps):
         return "the runtime runs control flow itself"
     if caller.plan.configuration.turns is not None:
-        return "options may change between executions, and the steps of one are to have the same"
-    if after is not None:  # drivers may not come back in time, and nobody but this process sees to it
+        return "options may change between executions, and all partitions of one need the same"
+    if after is not None:  # drivers may not report in time, and only this process can notice
         return "a limit from its fences on"
     if len(wait_for) > _MOST_FENCES:
         return f"more than {_MOST_FENCES} fences to wait for"
@@ -236,14 +256,15 @@ def _why_not_a_chain(caller: Caller, job: Job, whole: Request, wait_for: Sequenc
     ):
         room = whole.room(place)
         if operand in read and room is not None and _where(room) == "shared" and not _holds(room, argument):
-            return "a later step reads an output that lies in bytes of the caller's memory"
+            return "a later partition reads an output that lies in bytes of the caller's memory"
     return ""
 
 
 def _where(array: Array | None) -> str:
-    """Where an argument lies: "plain" is an array of this process, "shared" a memory that a step reads and writes in place.
+    """Classify the memory of an argument.
 
-    Of any other memory a driver in another process writes to a copy, which is taken over after the fence.
+    "plain" is an array of this process; "shared" is a memory that a partition reads and writes in place. An isolated
+    driver writes any other memory to a copy, which is read back after the fence.
     """
     at = None if array is None or array.base is None else Memory.of(array)
     if at is None or array is None:
@@ -252,7 +273,7 @@ def _where(array: Array | None) -> str:
 
 
 def _holds(room: Array, argument: Argument) -> bool:
-    """Whether room is an array of the output's type and shape, which a later step can read."""
+    """Whether this is an array of the output's type and shape, which a later partition can read."""
     return room.dtype == argument.dtype and room.shape == argument.fixed
 
 
@@ -268,14 +289,14 @@ def _in_background(
     leave: Callable[[], object],
     begun: list[None],
 ) -> Fenced:
-    """All steps as one piece of work in the background."""
+    """Run all partitions as one piece of work in the background."""
     read, written = allocations
     _log.debug("%s: fenced execution in the background: %s", caller.plan.model.name or "model", why)
 
     patience = _Patience(wait_for, len(launched))
 
     def run(request: Request, control: Control) -> Timing | None:
-        for execution in launched:  # may write to the same memory
+        for execution in launched:  # they may write to the same memory
             while execution.fence is not None and not _signalled(execution.fence, _LOOK):
                 control.check()
                 patience.check()
@@ -288,7 +309,7 @@ def _in_background(
         return None if job.report is None else job.report.on_device()
 
     def ended(failed: bool) -> None:
-        if failed:  # where it did not come to run, too
+        if failed:  # also if it never ran
             for allocation in written.values():
                 allocation._wrote(job.writer, False)
         leave()
@@ -304,7 +325,7 @@ def _in_background(
 
 
 class _Chain:
-    """Steps launched at once, each behind the fence of the one before."""
+    """Partitions launched at once, each behind the fence of the one before."""
 
     def __init__(
         self,
@@ -318,13 +339,13 @@ class _Chain:
         self._written = written
         self._apart: dict[
             int, int
-        ] = {}  # outputs that later steps read in memory of the execution's own, and their places
+        ] = {}  # by partition: outputs that later partitions read, in this execution's memory, and their places
         self.launched: list[FencedExecution] = []
-        self.local: list[FencedExecution] = []  # those of them that may go on in this process
+        self.local: list[FencedExecution] = []  # the ones that may still run in this process
         self._requests: list[tuple[Line, Request]] = []
 
     def launch(self, leave: Callable[[], object], begun: list[None]) -> Fenced:
-        """Launch each; `leave` is called when those in this process have ended."""
+        """Launch each partition. `leave` is called when those in this process have ended."""
         begun.append(None)
         self._caller.plan.live.ran()
         began = time.monotonic_ns()
@@ -340,7 +361,7 @@ class _Chain:
             if operand in read and operand not in buffers and _where(arrays[operand]) == "plain"
         }
         held = {operand for operand in main.outputs if operand not in self._apart}
-        written = {operand for line in lines for operand in line.writes}  # what nobody reads that runs, too
+        written = {operand for line in lines for operand in line.writes}  # also outputs that no partition reads
         arrays.update(_between(lines, (read | written) - held))
         wait_for = self._wait_for
         for line in lines:
@@ -351,7 +372,7 @@ class _Chain:
                 execution = fenced_by(line.prepared, line.signature.where, request, self._job.control, wait_for)
             except InvalidArgument:
                 if self.launched and any(fence.status() not in (None, ErrorStatus.NONE) for fence in wait_for):
-                    break  # the step before has failed meanwhile, and is what `result` tells of
+                    break  # the partition before has failed meanwhile; `result` raises its error
                 raise
             self.launched.append(execution)
             self._requests.append((line, request))
@@ -362,11 +383,11 @@ class _Chain:
         _when_all_ended(self.local, leave)
         infos = [partial(_info_of, e, line.signature.where) for e, line in zip(self.launched, lines, strict=False)]
         fence, deadline = self.launched[-1].fence, self._job.control.deadline
-        way, patience = "each step behind its fence", _Patience(self._wait_for, len(infos))
+        way, patience = "each partition behind its fence", _Patience(self._wait_for, len(infos))
         return Fenced(infos, fence, self._finish, way, span, deadline, (lambda: None) if self.local else patience.check)
 
     def _finish(self, well: bool) -> Any:
-        """The outputs, once every step has ended well."""
+        """Return the outputs, once every partition has ended well."""
         job = self._job
         job.written = self._written
         if not well:
@@ -377,7 +398,7 @@ class _Chain:
         main, whole = self._caller.plan.model.main, self._whole
         results: dict[int, Any] = {}
         for line, request in self._requests:
-            if not request.ended:  # by a driver with a way of its own
+            if not request.ended:  # a driver that overrides `execute_fenced` may not have ended it
                 request.execute(lambda *_: None, UNLIMITED)
             results.update(zip(line.writes, request.results, strict=True))
         for operand, place in self._apart.items():
@@ -390,18 +411,18 @@ class _Chain:
 
 
 class _NotEnded(OperationFailed):
-    """A step was asked too early."""
+    """A partition was queried before its end."""
 
 
 class _Patience:
-    """How long steps in other processes may take that have no deadline, once the fences to wait for are signalled."""
+    """Limits how long isolated partitions without a deadline may take, once the fences to wait for are signalled."""
 
     def __init__(self, wait_for: Sequence[Fence], steps: int) -> None:
         self._wait_for, self._length = list(wait_for), steps * WORK_NS
         self._since: int | None = None
 
     def check(self) -> None:
-        """DeviceUnavailable where they have had that time."""
+        """Raise DeviceUnavailable if they have had that time."""
         now = time.monotonic_ns()
         self._wait_for = [fence for fence in self._wait_for if not _signalled(fence, 0)]
         if self._since is None and not self._wait_for:
@@ -412,7 +433,7 @@ class _Patience:
 
 
 def _signalled(fence: Fence, seconds: float) -> bool:
-    """Whether it is, after so long at most, or its owner has closed it."""
+    """Whether it is signalled or closed within this time."""
     try:
         fence.wait(seconds)
     except MissedDeadline:
@@ -443,7 +464,7 @@ def _when_all_ended(executions: Sequence[FencedExecution], call: Callable[[], ob
 
 
 def _between(lines: Sequence[Line], operands: Collection[int]) -> dict[int, Array]:
-    """Arrays in a shared memory for what steps write, and later ones read: drivers take them by reference."""
+    """Allocate shared memory for what partitions write and later ones read: drivers receive it by reference."""
     found = [
         (operand, argument.nbytes, argument)
         for line in lines

@@ -1,9 +1,8 @@
-"""Control flow that the runtime runs itself: which IF and WHILE, on which devices their subgraphs are, compiling those.
+"""Interpreted control flow: which IF and WHILE the runtime interprets, and the compilation of their subgraphs.
 
-A device that takes an IF or WHILE with its subgraphs as one operation has it. Where none does but the CPU, and devices take
-operations of the subgraphs at a better price, the runtime takes it: each subgraph is a model that is partitioned and
-compiled on its own, by the same devices, and so are those within it. To the partition the runtime is a device like others,
-which takes nothing else.
+A device that supports an IF or WHILE with its subgraphs runs it as one operation. If only the CPU does, and devices
+support operations of the subgraphs at a better price, the runtime interprets it: each subgraph is a model that is
+partitioned and compiled separately, recursively. For partitioning, the runtime is a device that supports nothing else.
 """
 
 import math
@@ -29,12 +28,13 @@ from nnhal.runtime.isolation import DeviceKey, labels
 from nnhal.runtime.partition import Choice, Offer, Partition
 
 NAMES = {OperationType.IF: ("then", "else"), OperationType.WHILE: ("condition", "body")}
-MOST = 256  # subgraphs that are compiled for one operation, one within another, each as often as it is referred to
+# Subgraphs that are compiled for one operation, including nested ones; one with several references counts for each
+MOST = 256
 _NO = Verdict(False, "runs nothing but control flow")
 
 
 class Branch(Record, frozen=True):
-    """A subgraph that may be compiled on its own, and what devices say of it. reads, shapes: as of `Inside`."""
+    """A subgraph that may be compiled separately, and the devices' answers about it. reads, shapes: as in `Inside`."""
 
     name: str
     model: Model
@@ -48,17 +48,17 @@ Branches = Mapping[int, tuple[Branch, Branch]]  # by the operation that refers t
 
 
 class ControlFlow(Device):
-    """The runtime, as what runs control flow. Made for one compilation."""
+    """The runtime as a device that runs control flow, for one compilation."""
 
     name, version, type = "runtime", __version__, DeviceType.OTHER
     timely = True
 
     def __init__(self, wishes: Wishes, events: list[str]) -> None:
-        """events: what falls back while subgraphs are prepared is put there."""
+        """events: receives the fallbacks during the preparation of subgraphs."""
         self._wishes, self._events = wishes, events
 
     def supports(self, model: Model) -> list[Verdict]:
-        """Nothing by itself: `interpreting` knows what other devices take."""
+        """Reject everything: `interpreting` decides, by the answers of other devices."""
         return [_NO] * len(model.main.operations)
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
@@ -77,8 +77,8 @@ class ControlFlow(Device):
         return prepared
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
-        """Refused: it has no memory of its own."""
-        raise OperationFailed("it runs control flow, and has no memory of its own")
+        """Raise OperationFailed: the runtime has no device memory."""
+        raise OperationFailed("it interprets control flow and has no device memory")
 
 
 def interpreting(
@@ -89,9 +89,9 @@ def interpreting(
     kept: Keeping,
     held: ExitStack,
 ) -> list[Candidate]:
-    """The runtime as a candidate for control flow of a model that the others were asked about; none where it takes none.
+    """Return the runtime as a candidate for control flow of a model, if it supports some.
 
-    held: lets go of what devices worked out.
+    held: releases the devices' reusable work.
     """
     wishes = replace(wishes, strategy=replace(wishes.strategy, inside=True))
     device, verdicts, found = (
@@ -131,20 +131,20 @@ def interpreting(
 
 
 def _takes(model: Model, offer: Offer, n: int) -> bool:
-    """Whether a device takes an operation of control flow as one, by itself or together with others."""
+    """Whether a device supports an operation of control flow as one, alone or in a group."""
     if not offer.verdicts[n].ok and not any(n in group.operations for group in offer.groups):
         return False
     return not offer.barred(n, "", level_needed(model, n))
 
 
 def _is_reference(candidate: Candidate) -> bool:
-    """Whether a candidate is the reference, in this process or one of its own."""
+    """Whether a candidate is the reference, isolated or not."""
     alone = candidate.key.isolation == "process" and candidate.key.origin == discovery.origin_of(discovery.CPU)
     return candidate.device is discovery.cpu() or alone
 
 
 def _many(model: Model, n: int) -> int:
-    """How many subgraphs an operation has inside: one that several refer to counts for each."""
+    """Count the subgraphs inside an operation; one with several references counts for each."""
     known: dict[int, int] = {}
 
     def of(subgraph: Subgraph, operation: Operation) -> int:
@@ -161,7 +161,7 @@ def _many(model: Model, n: int) -> int:
 
 
 class NamedPart(Record, frozen=True):
-    """A subgraph as a model of its own. name: what it is to the operation. number: of it in the whole model."""
+    """A subgraph as a model. name: its role for the operation. number: its number in the whole model."""
 
     name: str
     number: int
@@ -169,9 +169,9 @@ class NamedPart(Record, frozen=True):
 
 
 def parts_of(model: Model, n: int) -> tuple[NamedPart, NamedPart]:
-    """Both subgraphs of an operation of control flow, with the shapes that are known of what they are given.
+    """Return both subgraphs of an operation of control flow, with the known shapes of their inputs.
 
-    What a loop carries has the same shape in each turn where the body makes it of that shape if it is given it.
+    A loop's value has the same shape in each iteration if the body returns the shape that it receives.
     """
     main, operation, values = model.main, model.main.operations[n], validate(model).subgraphs[0].values
     loop = operation.type == OperationType.WHILE
@@ -185,15 +185,15 @@ def parts_of(model: Model, n: int) -> tuple[NamedPart, NamedPart]:
         try:
             for part in parts:
                 validate(part.model)
-        except InvalidModel:  # one that never runs, as it seems
+        except InvalidModel:  # apparently one that never runs
             continue
         first, second = map(NamedPart, NAMES[OperationType(operation.type)], numbers, parts)
         return first, second
-    raise AssertionError("what subgraphs state of themselves was valid")
+    raise AssertionError("the subgraphs' declarations were valid")
 
 
 def _carried(model: Model, body: int, known: Sequence[Shape | None]) -> list[Shape | None]:
-    """Shapes of a loop's values that stay the same, as far as they are known before."""
+    """Return the constant shapes of a loop's values, as far as they are known."""
     found = list(known)
     changed = len(model.referenced[body].outputs)
     while True:
@@ -226,7 +226,7 @@ def _asked(
     kept: Keeping,
     held: ExitStack,
 ) -> Branch:
-    """What those devices say that had something to say of the whole."""
+    """Ask the devices that had an answer about the whole model."""
     part, whole = subgraph.part, model.referenced[subgraph.number]
     inner, keeps = part.model, kept.inside(part.model, n, subgraph.name)
     reads = tuple(whole.inputs.index(i) for i in part.inputs)
@@ -237,10 +237,11 @@ def _asked(
 
 
 def _prices(branch: Branch, found: Partition, preference: Preference, cpu: str) -> tuple[float, float]:
-    """What one run of a subgraph costs as it is placed, each step counted, and what it costs within one on the CPU."""
+    """Return the cost of one run of a subgraph as placed, with the fixed cost of each partition, and of one on the CPU."""
     starting = {c.offer.device: c.offer.step for c in branch.candidates}
     inside = {c.offer.device: c.prices for c in branch.candidates if c.interprets}
-    seconds = [1.0] * len(found.choices) if found.forecasts else costs.seconds(branch.model)  # else shares of the CPU's
+    # Otherwise relative to the CPU
+    seconds = [1.0] * len(found.choices) if found.forecasts else costs.seconds(branch.model)
     own = whole = 0.0
     for choice in found.choices:
         if choice.device in inside:
@@ -255,7 +256,7 @@ def _prices(branch: Branch, found: Partition, preference: Preference, cpu: str) 
 
 
 def _cost(choice: Choice, device: str) -> float:
-    """What an operation costs on a device, or the group that it is in; as much as the CPU where it states nothing."""
+    """Return the cost of an operation, or its group, on a device; that of the CPU if it declares none."""
     stated = choice.as_one if choice.together and device == choice.device else choice.costs.get(device, 1.0)
     return stated if stated < math.inf else 1.0
 
@@ -263,9 +264,9 @@ def _cost(choice: Choice, device: str) -> float:
 def _verdict(
     branches: tuple[Branch, Branch], wishes: Wishes, whole: Sequence[Candidate]
 ) -> tuple[Verdict, tuple[float, float]]:
-    """Whether the runtime takes an operation, and as of `_prices` what one run of both its subgraphs costs.
+    """Return whether the runtime interprets an operation, and the sums of `_prices` over its subgraphs.
 
-    whole: the CPU, where that takes it with its subgraphs.
+    whole: the CPU, if it supports the operation with its subgraphs.
     """
     used: dict[str, list[str]] = {}
     alone: set[str | None] = set()  # None for the runtime
@@ -292,6 +293,6 @@ def _verdict(
             own,
             elsewhere,
         )
-    why = f"only {whole[0].offer.device} takes it whole" if whole else "no device takes it whole"
+    why = f"only {whole[0].offer.device} supports it as one" if whole else "no device supports it as one"
     where = ", ".join(f"{name} on {' and '.join(devices)}" for name, devices in used.items())
     return Verdict(True, f"{why}; {where}"), (own, elsewhere)

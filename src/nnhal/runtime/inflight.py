@@ -1,4 +1,4 @@
-"""Executions in flight: submitted, run in order by a few threads at most, waited for in any way."""
+"""Submitted executions: a few threads run them in order, and callers can wait for them in several ways."""
 
 import os
 import threading
@@ -22,29 +22,29 @@ from nnhal.hal.background import start
 from nnhal.hal.queue import MOST_WAITING
 from nnhal.hal.request import Control
 
-_GRACE = 1.0  # seconds after the deadline in which an execution gives itself up
+_GRACE = 1.0  # seconds after the deadline in which an execution ends by itself
 _log = logger("execution")
 
 
 class Home:
-    """The process that something in flight belongs to: what runs it does not survive a fork."""
+    """The process that an execution belongs to. The threads that run it do not survive a fork."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
 
     def check(self, what: str) -> None:
-        """Closed in a process that was forked from it."""
+        """Raise Closed in a forked child."""
         if os.getpid() != self._pid:
             raise Closed(f"{what}: was launched before this process was forked, and is the other's; execute it again")
 
 
 class Execution(Uncopied, instead="another process gets its `result()`"):
-    """An execution in flight: wait for it, await it, select on it (`fileno`), cancel it."""
+    """An execution in flight: wait for it, await it, select on it (`fileno`), or cancel it."""
 
     def __init__(self, future: "Future[Any]", control: Control) -> None:
         self._own, self._control, self._home = future, control, Home()
         self._event = Owner()
-        self._overdue = False  # it was told so, and stays so
+        self._overdue = False  # remains true once it is noted
 
     @property
     def _future(self) -> "Future[Any]":
@@ -53,7 +53,20 @@ class Execution(Uncopied, instead="another process gets its `result()`"):
 
     @trace.seam("application", "results", "wait for the result")
     def result(self, timeout: float | None = None) -> Any:
-        """Wait at most `timeout` seconds, and not past the deadline; the outputs, or the error raised."""
+        """Wait for the end and return the outputs.
+
+        Args:
+            timeout: The most seconds to wait; None waits until the deadline, if there is one.
+
+        Returns:
+            The outputs, as a call of the model returns them.
+
+        Raises:
+            TimeoutError: The execution has not ended after `timeout` seconds; call again to wait longer.
+            MissedDeadline: The deadline passed.
+            Cancelled: `cancel` ended the execution.
+            NnhalError: The execution failed.
+        """
         if self._overdue:
             raise MissedDeadline("execution: the deadline has passed")
         left, most = self._left(), limit(timeout, "timeout")
@@ -70,10 +83,10 @@ class Execution(Uncopied, instead="another process gets its `result()`"):
         return self._future.result()
 
     def _wait(self, seconds: float | None) -> None:
-        """Until it has ended.
+        """Wait until it has ended.
 
-        A signal handler may raise just when the future's condition has let go of its lock: then the condition fails to
-        release it, and what the handler raised is below that.
+        A signal handler may raise just when the future's condition has released its lock. The condition then fails to
+        release it, and the handler's exception is the context of that error.
         """
         try:
             self._future.exception(seconds)
@@ -83,14 +96,13 @@ class Execution(Uncopied, instead="another process gets its `result()`"):
             raise error.__context__ from None
 
     def _left(self) -> float | None:
-        """Seconds until the deadline."""
         return patience(self._control.deadline)
 
     def _missed(self) -> MissedDeadline:
         self._overdue = True
         self.cancel()
         try:
-            self._wait(_GRACE)  # it gives itself up: from then on it writes nothing
+            self._wait(_GRACE)  # it ends by itself, and writes nothing from then on
         except CancelledError:
             pass
         except TimeoutError as error:
@@ -100,11 +112,11 @@ class Execution(Uncopied, instead="another process gets its `result()`"):
     wait = result
 
     def done(self) -> bool:
-        """Whether it has ended, in whatever way."""
+        """Whether it has ended, successfully or not."""
         return self._future.done()
 
     def cancel(self) -> None:
-        """Ask it to end; it stops before its next operation at the latest, and `result` then raises Cancelled."""
+        """Request its end. It stops before its next operation at the latest, and `result` then raises `Cancelled`."""
         future = self._future
         if self._control.cancelled is not None:
             self._control.cancelled.set()
@@ -122,7 +134,7 @@ class Execution(Uncopied, instead="another process gets its `result()`"):
         return brief(f"Execution, {state}")
 
     def fileno(self) -> int:
-        """A descriptor that becomes readable when the execution has ended; lives as long as this object."""
+        """Return a descriptor that becomes readable when the execution has ended. It lives as long as this object."""
         future = self._future
         if not self._event.fds:
             event = Owner()
@@ -139,10 +151,11 @@ class Execution(Uncopied, instead="another process gets its `result()`"):
         import asyncio
 
         future = asyncio.wrap_future(self._future)
-        future.add_done_callback(lambda f: f.cancelled() or f.exception())  # looked at here, not by asyncio
+        # Marks the outcome as retrieved: asyncio would log it otherwise
+        future.add_done_callback(lambda f: f.cancelled() or f.exception())
         try:
             yield from asyncio.wait([future], timeout=self._left()).__await__()
-        except asyncio.CancelledError:  # the task that awaits
+        except asyncio.CancelledError:  # the awaiting task was cancelled
             self.cancel()
             raise
         if not self._future.done():
@@ -151,7 +164,7 @@ class Execution(Uncopied, instead="another process gets its `result()`"):
 
 
 class _Signal:
-    """Makes an eventfd readable; with a descriptor of its own, as the execution may be gone by then."""
+    """Makes an eventfd readable. It duplicates the descriptor, because the execution may be gone by then."""
 
     def __init__(self, event: int) -> None:
         self._own = Owner()
@@ -163,18 +176,18 @@ class _Signal:
 
 
 class Queue:
-    """Runs what is submitted, in order, a few at once."""
+    """Runs submitted work in order, a few at once."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._waiting: deque[_Item] = deque()
-        self._at_work: set[object] = set()  # who submitted what is being run
-        self._threads: set[int] = set()  # of this queue's; each puts itself in
-        self._lock = threading.Lock()  # taken as it is: the methods of a condition may be interrupted half way
+        self._at_work: set[object] = set()  # the owners of running work
+        self._threads: set[int] = set()  # the threads of this queue; each adds itself
+        self._lock = threading.Lock()  # acquired directly: an interrupt may come in the middle of a condition's methods
         self._changed = threading.Condition(self._lock)
 
     def submit(self, who: object, work: Callable[[], Any], leave: Callable[[], object], control: Control) -> Execution:
-        """Have `work` done for `who`; `leave` is called when it has ended, or will never begin."""
+        """Queue `work` for `who`. `leave` is called when it has ended, or will never begin."""
         item = _Item(who, trace.carried(work, "submitted"), leave)
         with self._lock:
             if len(self._waiting) >= MOST_WAITING:
@@ -190,7 +203,8 @@ class Queue:
                 start(self._run)
             except NnhalError:
                 with self._lock:
-                    alone = not self._threads and item in self._waiting  # else those at work come to it, or have
+                    # Otherwise the running threads will run it, or have done so
+                    alone = not self._threads and item in self._waiting
                     if alone:
                         self._waiting.remove(item)
                 if alone:
@@ -198,7 +212,7 @@ class Queue:
         return Execution(item.future, control)
 
     def has(self, who: object) -> bool:
-        """Whether something submitted for `who` has not ended yet."""
+        """Whether work for `who` has not ended yet."""
         with self._lock:
             return who in self._at_work or any(item.who is who for item in self._waiting)
 
@@ -212,10 +226,10 @@ class Queue:
             pass
 
     def _one(self, me: int) -> bool:
-        """Run the next; False where there is none."""
+        """Run the next item; return False if there is none."""
         with self._lock:
             if not self._waiting:
-                self._threads.discard(me)  # under this lock: who submits now starts another
+                self._threads.discard(me)  # under this lock: the next `submit` starts another thread
                 self._changed.notify_all()
                 return False
             item = self._waiting.popleft()
@@ -224,8 +238,8 @@ class Queue:
         for step in (item.run, partial(self._left, item.who), item.leave):
             try:
                 step()
-            except BaseException as error:  # none of them should; the next in line is to be run all the same
-                _log.exception("what was submitted did not end as it should")
+            except BaseException as error:  # no item should raise; the next one must run nevertheless
+                _log.exception("submitted work ended with an unexpected error")
                 item.fail(error)
         return True
 
@@ -234,28 +248,26 @@ class Queue:
             self._at_work.discard(who)
 
     def drain(self) -> None:
-        """Wait until all that was submitted has ended."""
+        """Wait until all submitted work has ended."""
         while True:
             with self._lock:
-                if self._threads:  # whoever is at work has one
+                if self._threads:  # a running thread takes the waiting items
                     self._changed.wait(0.5)
                     continue
                 if not self._waiting:
                     return
-            start(self._run)  # submitting what waits may have been interrupted before this
+            start(self._run)  # an interrupted `submit` may have queued an item without a thread
             time.sleep(0.001)
 
 
 class _Item:
-    """Something that was submitted."""
-
     def __init__(self, who: object, work: Callable[[], Any], leave: Callable[[], object]) -> None:
         self.who, self._work, self.leave = who, work, leave
         self.future: Future[Any] = Future()
 
     def run(self) -> None:
-        """Unless it was cancelled."""
-        work, self._work = self._work, lambda: None  # which holds the compiled model
+        """Run the work, unless it was cancelled."""
+        work, self._work = self._work, lambda: None  # the work holds the compiled model
         if not self.future.set_running_or_notify_cancel():
             return
         try:
@@ -266,6 +278,6 @@ class _Item:
             self.future.set_result(result)
 
     def fail(self, error: BaseException) -> None:
-        """Where it has no outcome yet, this is it."""
+        """Set the error as the outcome, if there is no outcome yet."""
         with suppress(InvalidStateError):
             self.future.set_exception(error)

@@ -1,8 +1,8 @@
-"""Runs IF and WHILE whose subgraphs are compiled on their own: the condition, then a branch, or the body again and again.
+"""Interprets IF and WHILE with separately compiled subgraphs: the condition, then a branch, or the body repeatedly.
 
-What a loop carries from turn to turn is not copied where that can be avoided. Where all steps that read or write a value lie
-on one device that gives memory of its own for it, it stays there: in two buffers, of which each turn reads one and writes
-the other. Elsewhere large ones lie in two arrays in the same way.
+A loop's values are not copied between iterations if possible. If all partitions that use a value are on one device that
+grants driver memory, it stays there in two buffers: each iteration reads one and writes the other. Otherwise, large
+values are in two arrays in the same way.
 """
 
 import time
@@ -38,15 +38,15 @@ _log = logger("execution")
 
 
 class PreparedFlow(Composite):
-    """Operations of control flow, one after the other. Any number of executions at once, each with what it needs.
+    """Operations of control flow, one after another, for any number of executions at once.
 
-    Every step inside may fall back to the CPU as any other step may; what fails for good there fails here.
+    Every partition inside may fall back to the CPU. If that fails, the execution fails.
     """
 
-    timely = True  # for its steps are
+    timely = True  # its partitions are
 
     def __init__(self, model: Model, inside: Sequence[Inside]) -> None:
-        """model: of nothing but control flow. inside: two for each operation."""
+        """model: contains nothing but control flow. inside: two for each operation."""
         self.inside, self.model = tuple(inside), model
         self.weights_consumed = all(step.consumed for each in inside for step in each.plan.steps)
         self._branches = [_Branch(each) for each in inside]
@@ -57,11 +57,11 @@ class PreparedFlow(Composite):
         self._constants = {i: model.constant(main.operands[i]) for i in read if main.operands[i].lifetime in CONSTANTS}
 
     def run(self, request: Request, control: Control) -> Timing | None:
-        """As `Prepared.run`; LoopTimeout where a WHILE goes on for too long."""
+        """Execute as `Prepared.run`; LoopTimeout if a WHILE takes too long."""
         return self.run_on(self._branches, request, control)
 
     def run_on(self, branches: "Sequence[_Branch]", request: Request, control: Control) -> Timing | None:
-        """Run, each subgraph in one of its ways."""
+        """Execute with these functions for the subgraphs."""
         inner = control if control.profile is None else control._replace(profile=None)
         execution = _Execution(inner, _Spent(control.profile) if control.measure else None)
         try:
@@ -71,7 +71,7 @@ class PreparedFlow(Composite):
             raise
         finally:
             request.fell_back = execution.fell_back
-        execution.end()  # what lies in memory that is used again has been taken over
+        execution.end()  # results were copied from memory that is reused
         return None if execution.spent is None else execution.spent.told()
 
     def _run_all(
@@ -95,18 +95,18 @@ class PreparedFlow(Composite):
                 request.write(n, result)
 
     def burst(self) -> Burst:
-        """Each step inside in a burst of its driver."""
+        """Open a burst, with a burst of its driver for each partition inside."""
         return _Bursts(self)
 
     def lines(self) -> Iterator[Line]:
-        """The steps inside."""
+        """Yield the partitions inside."""
         for each in self._branches:
             yield from each.runner.lines
 
     def in_bursts(self, bursts: list[Burst], ways: list[str]) -> "list[_Branch]":
-        """The same subgraphs, each step in a burst that is put there; one that cannot be in one is called plainly.
+        """Return the same subgraphs, with each partition in a burst, which is added; those without a burst use plain calls.
 
-        ways: get what each step is run by.
+        ways: receives how each partition runs.
         """
         found = []
         for each in self._branches:
@@ -119,15 +119,14 @@ class PreparedFlow(Composite):
         return found
 
     def memory(self) -> MemoryUse:
-        """That of all steps inside."""
+        """Return the sum over all partitions inside."""
         return together(memory_by(line.prepared, line.signature.where) for line in self.lines())
 
     def kept(self) -> int:
-        """As of `Composite`."""
+        """As in `Composite`."""
         return sum(each.runner.kept() for each in self._branches) + sum(each.kept() for each in self._operations)
 
     def close(self) -> None:
-        """Close all that was prepared for it."""
         branches, self._branches = self._branches, []
         for each in branches:
             each.runner.close()
@@ -136,10 +135,10 @@ class PreparedFlow(Composite):
 
 
 class _Spent:
-    """What the steps of subgraphs took in one execution, added up."""
+    """The times of subgraphs' partitions in one execution."""
 
     def __init__(self, profile: Any) -> None:
-        """profile: whoever asked for one hears of each step."""
+        """profile: the requester of the times, who also gets each partition's."""
         self._runs: dict[tuple[int, str], int] = {}
         self._steps: dict[tuple[int, str], dict[tuple[int, str], StepTiming]] = {}
         self._timings: list[Timing | None] = []
@@ -147,11 +146,11 @@ class _Spent:
         self._fallbacks: list[str] = [] if self._profile is None else self._profile.fallbacks
 
     def report(self) -> Report:
-        """For one run of a subgraph; what falls back in it is heard of also where it fails."""
+        """Return a report for one run of a subgraph; its fallbacks are recorded even if the run fails."""
         return Report(fallbacks=self._fallbacks)
 
     def add(self, inside: Inside, report: Report) -> None:
-        """One run of a subgraph."""
+        """Add one run of a subgraph."""
         which = inside.operation, inside.name
         self._runs[which] = self._runs.get(which, 0) + 1
         steps = self._steps.setdefault(which, {})
@@ -161,7 +160,7 @@ class _Spent:
             self._timings.append(step.driver)
 
     def told(self) -> Timing:
-        """All together."""
+        """Return the sum."""
         if self._profile is not None:
             self._profile.inside = tuple(
                 BranchTiming(operation, name, runs, tuple(self._steps[operation, name].values()))
@@ -184,7 +183,7 @@ def _both(one: StepTiming, other: StepTiming) -> StepTiming:
 
 
 def _sum(timings: Sequence[Timing | None]) -> Timing:
-    """Together; nothing of what one of them does not know."""
+    """Return the sum; a time that one of them lacks is missing."""
     device, driver = 0, 0
     for timing in timings:
         if timing is None or timing.on_device is None or timing.in_driver is None:
@@ -197,7 +196,7 @@ def _sum(timings: Sequence[Timing | None]) -> Timing:
 
 
 class _Inner(Runner):
-    """Runs a plan as part of an execution of another, which sees to turns, and falls back as a whole itself."""
+    """Runs a plan inside an execution of another, which handles option changes and the fallback as a whole."""
 
     def __init__(self, inside: Inside, whole: Whole, lines: Sequence[Line] | None, spares: Any) -> None:
         super().__init__(inside.plan, whole, lines, spares)
@@ -217,21 +216,19 @@ class _Inner(Runner):
 
 
 class _Branch:
-    """A subgraph and what runs it."""
-
     def __init__(
         self,
         inside: Inside,
         lines: Sequence[Line] | None = None,
         of: "_Inner | None" = None,
     ) -> None:
-        """lines, of: other ways to run the steps of another runner."""
+        """lines, of: other functions for the partitions of another runner."""
         self.inside = inside
         self.whole = Whole(inside.plan.model)
         self.runner = _Inner(inside, self.whole, lines, None if of is None else of.spares)
 
     def operand(self, n: int) -> int | None:
-        """The operand of its model that is value `n` of those given; None where it does not read that."""
+        """Return the operand of its model that is value `n` of its inputs; None if it does not read that."""
         reads = self.inside.reads
         return self.whole.model.main.inputs[reads.index(n)] if n in reads else None
 
@@ -242,8 +239,10 @@ class _Branch:
         rooms: Sequence[Array | None] | None = None,
         buffers: Mapping[int, Buffer] | None = None,
     ) -> Sequence[Any]:
-        """Run it. values: those that fit the shapes that it states. rooms: None for outputs that need none. buffers: by
-        operand, for values that lie in memory of a device's, and that are None among the others.
+        """Run the subgraph.
+
+        values: those that fit its declared shapes. rooms: None for outputs that need none. buffers: by operand, for
+        values in device memory, which are None among `values`.
         """
         for place, (shape, x) in enumerate(zip(self.inside.shapes, values, strict=True)):
             if x is not None and shape is not None and x.shape != shape and not agree(shape, x.shape):
@@ -265,29 +264,29 @@ class _Branch:
 
 
 class _Execution:
-    """One execution of all operations. fell_back: what did last of the steps inside, "" where nothing did."""
+    """One execution of all operations. fell_back: the last fallback inside, or ""."""
 
     def __init__(self, control: Control, spent: _Spent | None) -> None:
         self.control, self.spent, self.fell_back = control, spent, ""
         self._loops: list[tuple[_Carrying, _State]] = []
 
     def keep(self, carrying: "_Carrying", state: "_State") -> None:
-        """A loop came to its end: what it carried in is wanted until all has."""
+        """Note the end of a loop: its memory stays in use until all operations have ended."""
         self._loops.append((carrying, state))
 
     def end(self) -> None:
-        """All went well: the next execution may have what loops carried in."""
+        """Note success: the next execution may use the loops' memory."""
         for carrying, state in self._loops:
             carrying.end(state)
 
     def give_up(self) -> None:
-        """Give it back."""
+        """Release the memory."""
         for _, state in self._loops:
             state.close()
 
 
 class _Course(NamedTuple):
-    """What one execution of an operation needs: both subgraphs, in the ways in which they run."""
+    """The parts of one execution of an operation: both subgraphs, with the functions that run them."""
 
     first: _Branch
     second: _Branch
@@ -298,10 +297,10 @@ class _Course(NamedTuple):
 
 
 class _Operation:
-    """One operation: what it reads and writes among the operands of the part that it stands in."""
+    """An operation: the operands of its part that it reads and writes."""
 
     def __init__(self, model: Model, number: int, skipped: int) -> None:
-        """skipped: inputs that say what it is to run."""
+        """skipped: inputs that select what to run."""
         operation = model.main.operations[number]
         self.label = operation_label(operation.type, number)
         self.inputs, self.outputs = (*operation.inputs[: skipped - 2], *operation.inputs[skipped:]), operation.outputs
@@ -309,11 +308,11 @@ class _Operation:
         self._shapes = [None if (v := values[i]) is None else v.shape for i in self.outputs]
 
     def run(self, course: _Course, given: Values, rooms: Sequence[Array | None]) -> Sequence[Any]:
-        """The outputs."""
+        """Return the outputs."""
         raise NotImplementedError
 
     def checked(self, results: Sequence[Any]) -> Sequence[Any]:
-        """The same; OperationFailed where one has not the shape that it was declared with."""
+        """Return the outputs; OperationFailed if one has another shape than declared."""
         for place, (shape, result) in enumerate(zip(self._shapes, results, strict=True)):
             if shape is not None and not agree(shape, result.shape):
                 raise OperationFailed(
@@ -322,26 +321,25 @@ class _Operation:
         return results
 
     def kept(self) -> int:
-        """Bytes that it keeps for the next execution."""
+        """The bytes that it keeps for the next execution."""
         return 0
 
     def close(self) -> None:
-        """Let go of what it keeps between executions."""
+        """Release the memory kept between executions."""
 
 
 class _If(_Operation):
-    """One of two subgraphs."""
-
     def __init__(self, model: Model, number: int) -> None:
         super().__init__(model, number, 3)
 
     def run(self, course: _Course, given: Values, rooms: Sequence[Array | None]) -> Sequence[Any]:
-        """Outputs go to where they are wanted at once, where that fits."""
+        """Run a branch. Outputs are written to their target directly if that fits."""
         condition = given[0]
         assert condition is not None
         chosen = course.first if condition[0] else course.second
         places: list[Array | None] = [None] * len(rooms)
-        if not course.execution.control.bounded:  # else it may be given up, and nothing is to be written after that
+        # Otherwise the call may be abandoned, after which nothing may be written
+        if not course.execution.control.bounded:
             for n, (room, argument) in enumerate(zip(rooms, chosen.whole.signature.outputs, strict=True)):
                 if room is not None and room.shape == argument.fixed and room.dtype == argument.dtype:
                     places[n] = room
@@ -350,14 +348,12 @@ class _If(_Operation):
 
 
 class _While(_Operation):
-    """A body, for as long as a condition holds."""
-
     def __init__(self, model: Model, number: int, branches: Sequence[_Branch]) -> None:
         super().__init__(model, number, 2)
         self._carrying = _Carrying(*branches)
 
     def run(self, course: _Course, given: Values, rooms: Sequence[Array | None]) -> Sequence[Any]:
-        """What the first outputs of the body were in the last turn; without one, what was given."""
+        """Return the body's first outputs in the last iteration; without one, the inputs."""
         control, start = course.execution.control, time.monotonic_ns()
         state = self._carrying.begin(control, given)
         try:
@@ -372,7 +368,7 @@ class _While(_Operation):
                 state.turned(course.second(state.values, course.execution, state.rooms(), state.buffers(course.second)))
             results = state.results(control, len(self.outputs))
         except BaseException:
-            state.close()  # a step that was given up may still write to what it carries
+            state.close()  # an abandoned partition may still write to its values
             raise
         course.execution.keep(self._carrying, state)
         return results
@@ -398,7 +394,7 @@ def _operation(model: Model, number: int, branches: Sequence[_Branch]) -> _Opera
 
 
 class _Held(NamedTuple):
-    """Where a value of a loop may stay on a device. roles: all uses of it. twice: whether turns change it."""
+    """A loop's value that may stay on a device. roles: all its uses. twice: whether iterations change it."""
 
     device: Device
     roles: tuple[BufferRole, ...]
@@ -406,13 +402,13 @@ class _Held(NamedTuple):
 
 
 class _Carrying:
-    """How values of one loop go from turn to turn, and what of that is free for the next execution."""
+    """The memory of one loop's values between iterations, and the part of it that is free for the next execution."""
 
     def __init__(self, condition: _Branch, body: _Branch) -> None:
         self.condition, self.body = condition, body
         outputs = body.whole.signature.outputs
         self.changed = len(outputs)
-        self.arrays = {  # shapes and types of large ones of which two arrays are kept
+        self.arrays = {  # shapes and types of large ones with two arrays
             n: (argument.fixed, argument.dtype)
             for n, argument in enumerate(outputs)
             if argument.fixed is not None and (argument.nbytes or 0) >= LARGE
@@ -426,7 +422,7 @@ class _Carrying:
         self._free: deque[_State] = deque()
 
     def _where(self, n: int) -> _Held | None:
-        """The one device that all steps lie on which read or write value `n`; None where there is none."""
+        """Return the only device of all partitions that use value `n`; None if there are several."""
         roles: list[BufferRole] = []
         devices: list[Device] = []
         for each in (self.condition, self.body):
@@ -448,14 +444,14 @@ class _Carrying:
         return _Held(devices[0], tuple(roles), n < self.changed)
 
     def begin(self, control: Control, given: Sequence[Array | None]) -> "_State":
-        """The values before the first turn, in what an earlier execution left or in new memory."""
+        """Return the values before the first iteration, in free or new memory."""
         try:
             state = self._free.pop()
         except IndexError:
             return self._begun(control, given)
         try:
             state.begin(control, given)
-        except DeadObject:  # the process that held it is gone
+        except DeadObject:  # the process that held it has died
             state.close()
             return self._begun(control, given)
         except BaseException:
@@ -473,14 +469,14 @@ class _Carrying:
         return state
 
     def _allocated(self) -> dict[int, tuple[Buffer, ...]]:
-        """Buffers for the values that may stay on a device, of which it gives some of its own."""
+        """Allocate buffers for the values that may stay on a device, if it grants device memory."""
         found: dict[int, tuple[Buffer, ...]] = {}
         for n, held in list(self._held.items()):
             made: list[Buffer] = []
             try:
                 for _ in range(2 if held.twice else 1):
                     made.append(allocated_by(held.device, BufferDesc(), held.roles))
-                    if isinstance(made[-1], HostBuffer):  # an array would do as well
+                    if isinstance(made[-1], HostBuffer):  # an array is as good
                         raise OperationFailed("its memory is that of this process")
                 found[n] = tuple(made)
             except NnhalError as error:
@@ -492,16 +488,16 @@ class _Carrying:
         return found
 
     def end(self, state: "_State") -> None:
-        """It has gone well: the next execution may have it."""
-        state.values = []  # which are the caller's, or as large as they turned out
+        """Note success: the next execution may use the memory."""
+        state.values = []  # they belong to the caller, or have execution-dependent sizes
         self._free.append(state)
 
     def kept(self) -> int:
-        """Bytes of arrays that are free."""
+        """The bytes of free arrays."""
         return sum(state.size for state in tuple(self._free))
 
     def close(self) -> None:
-        """Give back what is kept."""
+        """Release the free memory."""
         with suppress(IndexError):
             while True:
                 self._free.pop().close()
@@ -513,16 +509,16 @@ class _State:
     def __init__(self, carrying: _Carrying, held: Mapping[int, tuple[Buffer, ...]]) -> None:
         self._carrying, self._made, self._held = carrying, held, held
         self._arrays: dict[tuple[int, int], Array] = {}
-        self._now = 0  # which of two is read
+        self._now = 0  # which of the two is read
         self.values: Values = []
 
     @property
     def size(self) -> int:
-        """Bytes of its arrays."""
+        """The bytes of its arrays."""
         return sum(array.nbytes for array in self._arrays.values())
 
     def begin(self, control: Control, given: Sequence[Array | None]) -> None:
-        """Before the first turn."""
+        """Set the values before the first iteration."""
         self.values, self._now = list(given), 0
         self._held = {n: buffers for n, buffers in self._made.items() if given[n] is not None}
         for n, (first, *_) in self._held.items():
@@ -530,7 +526,7 @@ class _State:
             self.values[n] = None
 
     def rooms(self) -> list[Array | None] | None:
-        """Where the body is to put large values: in arrays that it does not read."""
+        """Return the arrays for the body's large outputs, none of which it reads."""
         rooms: list[Array | None] = [None] * self._carrying.changed
         for n, known in self._carrying.arrays.items():
             if n not in self._held:
@@ -541,7 +537,7 @@ class _State:
         return rooms if self._arrays else None
 
     def buffers(self, branch: _Branch) -> dict[int, Buffer]:
-        """Those that a subgraph reads and writes, by operand."""
+        """Return the buffers that a subgraph reads and writes, by operand."""
         if not self._held:
             return {}
         main = branch.inside.plan.model.main
@@ -556,12 +552,12 @@ class _State:
         return found
 
     def turned(self, results: Sequence[Any]) -> None:
-        """After a turn, with what the body gave: what was written is read next."""
+        """Finish an iteration: the body's outputs become the next inputs."""
         self.values[: len(results)] = results
         self._now = 1 - self._now
 
     def results(self, control: Control, count: int) -> list[Any]:
-        """The first values, wherever they lie."""
+        """Return the first values, from wherever they are."""
         return [
             self.values[n] if n not in self._held else contents_within(control, self._read(n)) for n in range(count)
         ]
@@ -570,7 +566,7 @@ class _State:
         return self._held[n][self._now % len(self._held[n])]
 
     def close(self) -> None:
-        """Give the buffers back."""
+        """Release the buffers."""
         for two in self._made.values():
             for buffer in two:
                 _close(buffer)
@@ -584,7 +580,7 @@ def _close(buffer: Buffer) -> None:
 
 
 class _Bursts(Burst):
-    """A burst: each step inside runs in one of its driver."""
+    """A burst, with a burst of its driver for each partition inside."""
 
     def __init__(self, interpreter: PreparedFlow) -> None:
         self._interpreter, self._turn, self._closed = interpreter, Turn(), False
@@ -599,12 +595,12 @@ class _Bursts(Burst):
 
     @property
     def ended(self) -> bool:  # type: ignore[override]
-        """Whether one inside is of no use any more."""
+        """Whether one inside has ended."""
         return any(burst.ended for burst in self._bursts)
 
     @property
     def plain(self) -> Mapping[str, int]:  # type: ignore[override]
-        """Of all inside."""
+        """The plain calls of all inside."""
         found: dict[str, int] = {}
         for burst in self._bursts:
             for why, count in burst.plain.items():
@@ -612,7 +608,7 @@ class _Bursts(Burst):
         return found
 
     def run(self, request: Request, control: Control) -> Timing | None:
-        """As `Prepared.run`."""
+        """Execute as `Prepared.run`."""
         try:
             mine = self._turn.take_in_burst(request)
             if self._closed:
@@ -624,12 +620,11 @@ class _Bursts(Burst):
             self._turn.give_back(request)
 
     def free_memory(self, memory: Memory) -> None:
-        """As of `Burst`."""
+        """As in `Burst`."""
         for burst in self._bursts:
             burst.free_memory(memory)
 
     def close(self) -> None:
-        """End those inside."""
         self._closed = True
         for burst in self._bursts:
             let_go("driver", "close() of a burst", burst.close)

@@ -1,4 +1,4 @@
-"""Devices in processes of their own: one process for each driver, or a service that somebody started."""
+"""Isolated devices: one process for each driver, or a running service."""
 
 import atexit
 import os
@@ -24,7 +24,7 @@ _log = logger("manager")
 
 
 class Place(Record, frozen=True):
-    """Where the driver of a device is: name, what its process loads, whether the process is this client's own."""
+    """The place of a driver: name, what its process loads, whether this client owns the process."""
 
     name: str
     driver: str
@@ -35,7 +35,7 @@ _devices: "Once[Place, Resilient]" = Once(lambda place: f"the process of device 
 
 
 def isolated(name: str) -> "Resilient":
-    """The device of a driver in a process of this client's own, which is started now where it does not run yet."""
+    """Return the device of a driver in this client's process for it, which is started if necessary."""
     from nnhal.ipc.client.process import Resilient, start
 
     driver = discovery.origin_of(name)
@@ -43,7 +43,7 @@ def isolated(name: str) -> "Resilient":
 
 
 def service(name: str) -> "Resilient":
-    """The device of a running service of this user."""
+    """Return the device of a running service of this user."""
     from nnhal.ipc.client.process import Resilient
     from nnhal.ipc.names import connect
 
@@ -69,14 +69,14 @@ def _kept(place: Place, make: "Callable[[], Resilient]") -> "Resilient":
 
 
 class Confined(Record, frozen=True):
-    """How a driver's own process is confined: what was applied, and why not; or why it does not start."""
+    """The sandbox of a driver's process: the applied mechanisms, and why others are not; or why it does not start."""
 
     applied: Mapping[str, str]
     problem: str = ""
 
 
 def confinement(names: Sequence[str]) -> dict[str, Confined]:
-    """Start each driver in a process of its own, all at once, and ask."""
+    """Start an isolated process for each driver, all at once, and return their sandboxes."""
 
     def ask(name: str) -> Confined:
         try:
@@ -90,9 +90,9 @@ def confinement(names: Sequence[str]) -> dict[str, Confined]:
 def at_level(
     name: str, level: str = "", *, own_process: bool = False, options: Mapping[str, Any] | None = None
 ) -> Device:
-    """A driver's device, at a lower HAL level where one is given, in a process of its own where that is asked for.
+    """Return a driver's device, optionally isolated, or at a lower HAL version.
 
-    options: that it is given at each compilation.
+    options: its additional options in each compilation.
     """
     from nnhal.hal.wrappers import AtLevel, WithOptions
 
@@ -109,8 +109,10 @@ def at_level(
 
 
 def select(names: Sequence[str | Device] | None, isolation: Isolation) -> list[Device]:
-    """The devices named, each once, or all; with isolation "process" each driver in a process of its own, but for the CPU
-    reference where everything can fall back to it. A name that is no driver's may be that of a running service.
+    """Return the named devices, each once, or all.
+
+    With isolation "process", each driver is isolated, except for the CPU reference as the fallback. A name that no
+    driver has may be that of a running service.
     """
     if names is None:
         return discovery.devices() if isolation == "none" else [*_all_isolated(), discovery.cpu()]
@@ -155,10 +157,10 @@ def _each_once(devices: Iterable[Device]) -> list[Device]:
 
 
 class DeviceKey(Record, frozen=True):
-    """What a device is. Its name alone may be that of others.
+    """The identity of a device; several may have the same name.
 
-    origin: an entry point, a file, a service, or the class of a device that the application made.
-    isolation: "none", "process" (of this client's own) or "service".
+    origin: an entry point, a file, a service, or the class of a device that the application created. isolation: "none",
+    "process" (of this client) or "service".
     """
 
     name: str
@@ -168,7 +170,7 @@ class DeviceKey(Record, frozen=True):
 
 
 def key_of(device: Device) -> DeviceKey:
-    """What a device is; InvalidArgument names the attribute that cannot be."""
+    """Return the identity of a device; InvalidArgument names an invalid attribute."""
     name, version, *_ = identity_of(device)
     if not device.timely:
         return DeviceKey(name, version, discovery.source_of(device), "none")
@@ -184,7 +186,7 @@ _WHERE = {"none": "in this process", "process": "in its own process", "service":
 
 
 def labels(keys: Sequence[DeviceKey]) -> tuple[str, ...]:
-    """A name for each device that no other has: its own, with where it runs, or a number, where that is taken."""
+    """Return a unique label for each device: its name, extended by its place or a number if necessary."""
     taken: dict[str, DeviceKey] = {}
     for key in keys:
         alike = [k for k in taken.values() if k.name == key.name]
@@ -203,7 +205,7 @@ def labels(keys: Sequence[DeviceKey]) -> tuple[str, ...]:
 
 
 def close_all() -> None:
-    """End all processes and connections; who asks for a device again gets a new one."""
+    """End all processes and connections; the next use of a device starts new ones."""
     for device in _devices.forget():
         device.close()
 

@@ -1,4 +1,4 @@
-"""One execution of a compiled model, whichever way it was asked for: call, binding, submit, fences, burst, stream."""
+"""One execution of a compiled model, for all kinds of calls: plain, bound, submitted, fenced, burst and stream."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,10 +18,15 @@ from nnhal.runtime.allocation import Allocation
 
 
 class StepTiming(Record, frozen=True):
-    """How long one step took: the runtime's own measure, and what the driver says, in nanoseconds.
+    """How long one partition took in one execution, in nanoseconds.
 
-    each: of its operations, by place in the step, as far as the driver tells. inside: of a step of control flow that the
-    runtime runs itself, what each subgraph's steps took.
+    Attributes:
+        device: The label of the device.
+        operations: The number of operations.
+        total: The time that the runtime measured.
+        driver: The times that the driver reports, if it reports any.
+        each: The times of its operations, by index in the partition, as far as the driver reports them.
+        inside: For control flow that the runtime interprets: the times of each subgraph's partitions.
     """
 
     device: str
@@ -33,9 +38,13 @@ class StepTiming(Record, frozen=True):
 
 
 class BranchTiming(Record, frozen=True):
-    """How often a subgraph ran in one execution, and how long its steps took in all of these together.
+    """How often a subgraph ran in one execution, and the total times of its partitions.
 
-    operation: of the whole model, that refers to it. name: what it is to that: "then", "else", "condition" or "body".
+    Attributes:
+        operation: The index of the IF or WHILE in the whole model.
+        name: The role of the subgraph: "then", "else", "condition" or "body".
+        runs: How often it ran.
+        steps: The times of its partitions, summed over the runs.
     """
 
     operation: int
@@ -45,17 +54,17 @@ class BranchTiming(Record, frozen=True):
 
 
 class Profile:
-    """Takes what a driver tells of the operations of one step; what cannot be is ContractBroken, in the driver's call."""
+    """Receives the operation times that a driver reports for one partition; rejects impossible ones."""
 
     def __init__(self, serves: Sequence[int], where: str) -> None:
-        """serves: for each operation that the driver has, the one of the step that its time counts for."""
+        """serves: for each operation that the driver received, the index of the operation whose time it counts for."""
         self._serves, self._where = serves, where
         self.spent: dict[int, int] = {}
         self.inside: tuple[BranchTiming, ...] = ()
-        self.fallbacks: list[str] = []  # of steps inside
+        self.fallbacks: list[str] = []  # of partitions inside control flow
 
     def __call__(self, operation: int, begin_ns: int, end_ns: int) -> None:
-        """Operation `operation` took the time between two points of the monotonic clock; what comes twice adds up."""
+        """Add the time between two points of the monotonic clock to operation `operation`."""
         if any(type(value) is not int for value in (operation, begin_ns, end_ns)):
             what = f"{shown(operation)}, {shown(begin_ns)}, {shown(end_ns)}"
             raise ContractBroken(f"{self._where}: profile({what}), must be integers")
@@ -70,53 +79,60 @@ class Profile:
 
 
 class Report(Struct):
-    """What one execution did: timing of each step, in order, what fell back, why it took another way than asked for."""
+    """The record of one execution.
+
+    Attributes:
+        steps: The times of each partition, in order.
+        fallbacks: The partitions that ran on the CPU instead, with the reason.
+        notes: Why the execution ran in another way than requested.
+    """
 
     steps: list[StepTiming] = field(default_factory=list)
     fallbacks: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def on_device(self) -> Timing:
-        """The time on devices of all steps together; nothing where one was not measured."""
+        """The device time of all partitions together; empty if a device did not measure it."""
         return Timing(summed(None if s.driver is None else s.driver.on_device for s in self.steps))
 
 
 class Crossing:
-    """An array of the application's, outer, and the one that stands for it in the model, inner, which has another form."""
+    """Converts an argument of the application, outer, from or to the model's array, inner, which has another type."""
 
     def __init__(self, form: EdgeForm, outer: Array, where: str) -> None:
         self.form, self.outer, self._where = form, outer, where
         self.inner = outer.reshape(1) if form.scalar and not outer.shape else outer
         if form.wide and outer.dtype == np.int64:
             self.inner = np.empty(self.inner.shape, np.int32)
-        elif form.wide:  # room in bytes
+        elif form.wide:  # a size in bytes
             self.inner = np.empty(outer.size // 2, np.uint8)
 
     def enter(self) -> None:
-        """Before each run: inner is what outer holds by then."""
+        """Copy outer to inner, before each run."""
         if self.form.wide:
             self.inner[...] = self.form.inside(self.outer, self._where)
 
     def leave(self, result: Array) -> None:
-        """After each run, which wrote inner: outer is what it gave."""
+        """Copy a result to outer, after each run."""
         if self.form.wide:
             self.result(result)[...] = result
 
     def result(self, result: Array) -> Array:
-        """What the application gets for a result in inner: an array over outer."""
+        """Return the application's result for one in inner: an array over outer."""
         shape = () if self.form.scalar else result.shape
         return typed(self.outer, np.dtype(np.int64) if self.form.wide else result.dtype, shape)
 
 
 class Job:
-    """Arguments in the model's order, how long it may take, and what came of it.
+    """The arguments of one execution in the model's order, its limits and its outcome.
 
-    given: an array an input, None where it is omitted or lies in a buffer. rooms: where outputs go, as of `Request`; None
-    where all are left open. read, written: allocations that stand for inputs and outputs, by place; writing: to those in
-    ordinary memory. buffers: those of a class of their driver's, by operand of the main subgraph. plain: all are arrays
-    that fit, and given in order. taken, left: inputs and outputs that cross into another form, by place. named: inputs
-    came by name, and so go the outputs. ticket: its place before a change of options, where it takes that ahead of its run.
-    results, shapes: of every output, after `Runner.run`. fell_back: what did, of one that runs inside another.
+    given: an array for each input, None if it is omitted or lies in a buffer. rooms: the output arrays, as in
+    `Request`; None if all are open. read, written: allocations used as inputs and outputs, by place. writing: those
+    written to in ordinary memory. buffers: driver buffers, by operand of the main subgraph. plain: whether all
+    arguments are arrays that fit, in order. taken, left: inputs and outputs that need conversion, by place. named:
+    inputs came by name, so outputs are returned by name. ticket: its place before a change of options, if it was
+    reserved before the run. results, shapes: of every output, after `Runner.run`. fell_back: the fallbacks of a job
+    inside another job.
     """
 
     control: Control = UNLIMITED
@@ -130,7 +146,7 @@ class Job:
     named = False
     ticket: Ticket | None = None
     fell_back = ""
-    writer: object = None  # what stands for it where it writes allocations
+    writer: object = None  # identifies it as the writer of allocations
     shapes: Sequence[Any] = ()
     results: Sequence[Any] = ()
 
@@ -140,18 +156,18 @@ class Job:
         self.given, self.rooms, self.plain = given, rooms, plain
 
     def begin(self, written: Mapping[int, Allocation]) -> None:
-        """Tell the allocations that it will write that it begins."""
+        """Inform the allocations that it writes that it begins."""
         self.writer = object()
         for allocation in written.values():
             allocation._begin(self.writer)
 
     def check(self) -> None:
-        """InvalidRequest where a result is not of the shape of the allocation that it is for, before any has contents."""
+        """Raise InvalidRequest if a result's shape is not that of its allocation, before any has contents."""
         for place, writing in self.writing.items():
             writing.buffer.check(self.results[place])
 
     def settle(self, success: bool) -> None:
-        """Tell the allocations that it was to write what became of it."""
+        """Inform the allocations that it writes of the outcome."""
         for allocation in self.written.values():
             allocation._wrote(self.writer, success)
         for place, writing in self.writing.items():
@@ -159,7 +175,7 @@ class Job:
 
 
 def resolve(job: Job, read: Mapping[int, Allocation], written: Mapping[int, Allocation], main: Any) -> None:
-    """Put allocations in their places: those in ordinary memory as arrays, the others as buffers of their driver."""
+    """Insert allocations: those in ordinary memory as arrays, the others as driver buffers."""
     buffers: dict[int, Buffer] = {}
     if read:
         given = list(job.given)

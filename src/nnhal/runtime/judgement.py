@@ -1,4 +1,4 @@
-"""What is known of the devices that a model may go to: their profiles, what its steps took before, what failed there."""
+"""Knowledge about candidate devices: profiles, earlier times of the model's partitions, and failures."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -33,18 +33,18 @@ from nnhal.runtime.strategies import Strategy, by_hand, check, placed
 if TYPE_CHECKING:
     from nnhal.runtime.measured.profile import DeviceProfile, MachineProfile
 
-SOON = 0.2  # seconds until what was measured just now is written, unless another process has the record
-HINT = "devices state their performance themselves: nnhal calibrate measures it on this machine"
+SOON = 0.2  # seconds until new measurements are written, unless another process has the record
+HINT = "placement uses declared performance: nnhal calibrate measures it on this machine"
 PASSING = (
     MissedDeadline,
     Cancelled,
     DeviceUnavailable,
-)  # no fault of the device for good
+)  # not a permanent fault of the device
 _log = logger("compilation")
 
 
 class Asking(Record, frozen=True):
-    """What decides how fast a model runs beside the device: preference, threads, options by device."""
+    """The settings that determine a model's speed apart from the device: preference, threads, options by device."""
 
     preference: Preference
     threads: int = 0
@@ -52,10 +52,10 @@ class Asking(Record, frozen=True):
 
 
 class Judge(Record, frozen=True):
-    """Places one model. keys: of the devices, by label. measured: None where devices are taken at their word.
+    """Places one model. keys: of the devices, by label. measured: None to use the declared performance.
 
-    name: what stands for the model, "" where it was not asked for yet. learns: whether what executions take is remembered.
-    held: whether a profile is held to, beside which nothing is learnt, and nothing learnt before counts.
+    name: identifies the model; "" until it is needed. learns: whether execution times are recorded. held: whether the
+    profile is pinned, so that nothing is recorded and earlier records do not count.
     """
 
     name: str
@@ -67,17 +67,20 @@ class Judge(Record, frozen=True):
     held: bool = False
 
     def partition(self, model: Model, offers: Sequence[Offer]) -> Partition:
-        """Where each operation goes."""
+        """Place each operation."""
         return placed(model, offers, self.asking.preference, self.strategy, self.measured)
 
     def identity(self, label: str) -> str:
-        """What a device is, with what it is told; "" for one that another run has not."""
+        """Return a device's identity with its options; "" for one that another process cannot have."""
         key = self.keys[label]
         return identity_of(key, self.asking.options.get(key.name, {}))
 
     def learn(self, found: Sequence[tuple[Steps, float]], settled: bool = False) -> None:
-        """Remember what assignments took, in seconds. Not of devices that another run has not, nor beside a held profile,
-        nor for other preferences than the one that asks for time. settled: as of `record.learn`."""
+        """Record the times of assignments, in seconds.
+
+        Not for devices that another process cannot have, with a pinned profile, or if the preference is not time.
+        settled: as in `record.learn`.
+        """
         if self.held or self.asking.preference != Preference.FAST_SINGLE_ANSWER:
             return
         from nnhal.runtime.measured import record
@@ -87,7 +90,7 @@ class Judge(Record, frozen=True):
             later(lambda: record.learn(self.name, rows, settled))
 
     def begun(self, steps: Steps) -> None:
-        """A compilation has this assignment. Where it is one to be tried, remember that it was, whatever comes of it."""
+        """Note that a compilation has this assignment. If it is a trial, record that."""
         text = self._text(steps)
         if self.measured is not None and self.measured.is_trial(steps) and text:
             from nnhal.runtime.measured import record
@@ -96,13 +99,13 @@ class Judge(Record, frozen=True):
             later(lambda: record.tried(self.name, text))
 
     def _text(self, steps: Steps) -> str:
-        """An assignment in the record; "" where a device has no part in that."""
+        """Return an assignment in the record's format; "" if a device cannot be recorded."""
         known = [(self.identity(device), list(operations)) for device, operations in steps]
         return json.dumps(known) if all(identity for identity, _ in known) else ""
 
     def failed(self, model: Model, label: str, operations: Sequence[int], phase: str, error: BaseException) -> None:
-        """Keep it against a device that it failed what it had said it would do; not what may pass, nor against the CPU."""
-        lost = isinstance(error, DeadObject) and error.driver_fault != "crash"  # who exits may have been told to
+        """Record that a device failed at operations that it supports. Not for transient failures, or the CPU."""
+        lost = isinstance(error, DeadObject) and error.driver_fault != "crash"  # an exit may have been requested
         if lost or isinstance(error, PASSING) or ran_short(error) or self.keys[label].name == discovery.CPU:
             return
         identity = self.identity(label)
@@ -117,9 +120,9 @@ class Judge(Record, frozen=True):
 
 
 def identity_of(key: DeviceKey, options: Mapping[str, object] | None = None) -> str:
-    """What a device is, as far as its speed goes; "" for one of the application's own making, which another run has not.
+    """Return a device's identity with regard to speed; "" for a device that the application created.
 
-    The place where it runs is no part of it for a profile, which has both.
+    It does not include the place: a profile has both.
     """
     from nnhal.runtime.measured.record import processor
 
@@ -131,7 +134,7 @@ def identity_of(key: DeviceKey, options: Mapping[str, object] | None = None) -> 
 
 
 def as_measured(devices: Sequence[Device]) -> list[Device]:
-    """The candidates where none is named: without the engines that are others now than they were when measured."""
+    """Return the default candidates, without engines that have changed since they were measured."""
     engines, found, profile = {*discovery.engines()}, [], None
     for device in devices:
         key = key_of(device)
@@ -156,10 +159,10 @@ def judged(
     forgive: bool,
     tune: bool,
 ) -> tuple[list[Offer], Judge]:
-    """The offers with what is known of their devices, and who places the model.
+    """Return the offers with what is known about their devices, and the judge.
 
-    keys: by label. forgive: ask devices again for what they failed at before, as where nothing else may take over.
-    tune: it is going to be measured now.
+    keys: by label. forgive: whether to ignore earlier failures, because there is no fallback. tune: whether placements
+    are about to be measured.
     """
     check(strategy, model, list(keys))
     settle(SOON)
@@ -191,7 +194,7 @@ def judged(
 
 
 def _key_of(model: Model, asking: Asking) -> str:
-    """What stands for a model and how it is to be run, in 32 characters."""
+    """Return a 32-character key for a model and its settings."""
     from nnhal.model.stored import stored
 
     asked = f"{int(asking.preference)} {asking.threads}".encode()
@@ -206,7 +209,7 @@ def _profiled(profile: "MachineProfile", key: DeviceKey) -> bool:
 def _without_failures(
     model: Model, offers: Sequence[Offer], identities: Mapping[str, str], name: str, strategy: Strategy
 ) -> list[Offer]:
-    """The offers without what their devices failed at before; what is placed by hand is asked for again."""
+    """Return the offers without operations that failed before; manual placements are tried again."""
     from nnhal.runtime.measured import record
 
     asked = {o.device: i for o in offers if (i := identities[o.device]) and o.device != discovery.CPU}
@@ -236,7 +239,7 @@ def _predicted(offer: Offer, model: Model, profile: "MachineProfile", key: Devic
 
 
 def _seconds(device: "DeviceProfile", model: Model, asking: Asking) -> list[float] | None:
-    """What each operation is predicted to take, or what else is asked for; None where too little was measured."""
+    """Return the predicted cost of each operation, in the preference's unit; None without enough measurements."""
     from nnhal.runtime.measured.families import works
 
     seconds = device.predicted(works(model), asking.threads)
@@ -262,7 +265,7 @@ def _crossings(profile: "MachineProfile", keys: Mapping[str, DeviceKey]) -> dict
 
 
 def _learnt(model: str, identities: Mapping[str, str]) -> tuple[dict[Steps, float], frozenset[Steps]]:
-    """What assignments of a model took on these devices, as they are now; and those of which no more is to be found out."""
+    """Return the times of a model's assignments on these devices, and the assignments that need no more trials."""
     from nnhal.runtime.measured import record
 
     labels = {identity: label for label, identity in identities.items() if identity}
@@ -280,9 +283,9 @@ def _learnt(model: str, identities: Mapping[str, str]) -> tuple[dict[Steps, floa
 
 
 def _assignment(text: str) -> list[tuple[str, tuple[int, ...]]]:
-    """By identity, the operations of each step; nothing where a record does not hold such."""
+    """Return the operations of each partition, by identity; empty for an invalid record."""
     try:
         return msgspec.json.decode(text, type=list[tuple[str, tuple[int, ...]]])
     except msgspec.DecodeError as error:
-        _log.warning("what steps took: %s: is no assignment: %s", clipped(text, 50), error)
+        _log.warning("partition times: %s is not an assignment: %s", clipped(text, 50), error)
         return []

@@ -1,4 +1,4 @@
-"""Who runs an execution, and until when: the one place where deadlines and cancellation act."""
+"""Runs executions with a deadline: the only place where deadlines and cancellation take effect."""
 
 import threading
 from typing import Any
@@ -16,7 +16,7 @@ _log = logger("execution")
 
 
 class _Bounded:
-    """One execution that somebody waits for no longer than it may take. done: opened when there is an outcome."""
+    """One execution with a limited wait. done: opened when there is an outcome."""
 
     __slots__ = ("_control", "_lane", "_notified", "_request", "_run", "done", "outcome")
 
@@ -26,7 +26,7 @@ class _Bounded:
         self.done, self._notified = Gate(), threading.Lock()
 
     def work(self) -> Gate:
-        """Execute, on another thread."""
+        """Execute, in another thread."""
         try:
             self._lane.enter(self)
             self.outcome = None, self._request.execute(self._run, self._control)
@@ -36,12 +36,12 @@ class _Bounded:
         return self.done
 
     def wait(self, begin: Gate | None) -> bool:
-        """Open `begin` and wait until it is done; False where it is time to look whether it is still wanted."""
+        """Open `begin` and wait until it is done; return False if it is time to check whether it is still wanted."""
         left = self._control.patience()
         return self.done.wait(-1 if left is None else left, begin)
 
     def notify(self, error: Any, timing: Timing | None) -> None:
-        """The end, as a driver tells it that executes in the background itself."""
+        """Receive the end from a driver that executes in the background itself."""
         if not self._notified.acquire(blocking=False):
             _log.warning("%s: notified again, ignored", self._lane.where)
             return
@@ -59,10 +59,10 @@ class _Bounded:
 
 
 class Lane:
-    """Executions of one step that are waited for, by whatever of its ways they run. prepared: what runs them, once it is.
+    """Runs executions of one partition with deadlines. prepared: the model, once it is prepared.
 
-    A driver may go on past the end of an execution: then its request takes nothing any more, and its prepared model is
-    closed when it has come back.
+    A driver may continue after an execution was abandoned: its request then ignores all writes, and its prepared model
+    is closed after it has returned.
     """
 
     prepared: Prepared
@@ -73,9 +73,9 @@ class Lane:
         self._inside: set[_Bounded] = set()
 
     def run(self, run: Run, request: Request, control: Control, launched: bool = False) -> Timing | None:
-        """Execute; MissedDeadline and Cancelled when it is time, whatever the driver does.
+        """Execute; MissedDeadline or Cancelled in time, whatever the driver does.
 
-        launched: by the driver's own `execute`, with a callback.
+        launched: whether to use the driver's `execute`, with a callback.
         """
         control.check()
         bounded = _Bounded(self, run, request, control)
@@ -91,18 +91,18 @@ class Lane:
                     control.check()
         except BaseException:
             request.abandon()
-            if begin is not None:  # it may not have been opened yet: the thread has to come back
+            if begin is not None:  # it may not have been opened yet, and the thread has to end
                 begin.open()
             raise
         error, timing = bounded.outcome or (None, None)
         if error is not None:
             request.abandon()
-            bounded.outcome = None  # its traceback holds the frame that holds this
+            bounded.outcome = None  # its traceback refers to the frame that refers to this
             try:
                 raise error
             finally:
-                del error  # and holds this frame
-        if not request.ended:  # by a driver that executes in the background in a way of its own
+                del error  # refers to this frame
+        if not request.ended:  # a driver with its own background execution may not have ended it
             request.execute(lambda *_: None, control)
         return timing
 
@@ -116,21 +116,21 @@ class Lane:
             raise
 
     def enter(self, bounded: _Bounded) -> None:
-        """An execution goes in; Closed where the model was closed."""
+        """Note that an execution begins; Closed if the model was closed."""
         with self._lock:
             if self._closing:
                 raise Closed(f"{self.where}: its prepared model was closed")
             self._inside.add(bounded)
 
     def leave(self, bounded: _Bounded) -> None:
-        """It has come back."""
+        """Note that it has returned."""
         with self._lock:
             self._inside.discard(bounded)
         if self._closing:
             self.close()
 
     def close(self) -> None:
-        """Close the prepared model, once: now, or when what still runs in it has come back."""
+        """Close the prepared model, once: now, or when the running executions have returned."""
         with self._lock:
             self._closing = True
             if self._inside or self._closed or not hasattr(self, "prepared"):

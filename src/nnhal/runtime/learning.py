@@ -1,4 +1,4 @@
-"""What the first executions of a compiled model take is remembered, so that its next compilation knows."""
+"""Records the times of a compiled model's first executions for its next compilation."""
 
 import threading
 import time
@@ -9,11 +9,11 @@ from nnhal.model.graph import Model
 from nnhal.runtime.execute import Runner
 from nnhal.runtime.job import Job, Report
 
-UNCOUNTED, COUNTED, LEAST = 2, 10, 3  # executions: that warm up, that are measured, that are enough at the end
+UNCOUNTED, COUNTED, LEAST = 2, 10, 3  # executions: that warm up, that are measured, that suffice at the end
 
 
 def learn_from(runner: Runner) -> None:
-    """Measure the first executions of a runner, where what they take can be remembered."""
+    """Measure the first executions of a runner, if their times can be recorded."""
     plan = runner.plan
     if plan.judge.learns and _fixed(plan.model):
         plan.judge.begun(plan.partition.steps)
@@ -21,27 +21,26 @@ def learn_from(runner: Runner) -> None:
 
 
 def _fixed(model: Model) -> bool:
-    """Whether every execution has as much to do, as far as shapes say."""
+    """Whether every execution has the same amount of work, by its shapes."""
     given = [model.main.operands[i] for i in model.main.inputs]
     return all(all(o.dimensions or ()) and (o.dimensions or not is_tensor(o.type)) for o in given)
 
 
 class Learning:
-    """Stands in for a runner's `run` as long as there is something to learn.
+    """Replaces a runner's `run` while there is something to measure.
 
-    Executions that run beside others tell nothing, nor does anything once one fell back.
+    Parallel executions are not measured, nor are any after a fallback.
     """
 
     def __init__(self, runner: Runner) -> None:
         self._runner, self._plan, self._real = runner, runner.plan, runner.run
         self._steps = runner.plan.partition.steps
         self._lock, self._inside, self._begun = threading.Lock(), 0, 0
-        self._took: list[tuple[int, ...]] = []  # nanoseconds of each execution: of all of it, then of each step
+        self._took: list[tuple[int, ...]] = []  # nanoseconds of each execution: the total, then each partition
         runner.before_close = self.end
         runner.run = self.run  # type: ignore[method-assign]
 
     def run(self, job: Job) -> None:
-        """As the runner does."""
         with self._lock:
             self._inside += 1
             self._begun += 1
@@ -68,12 +67,12 @@ class Learning:
             self.end()
 
     def end(self) -> None:
-        """It has run often enough, or will run no more: what was learnt is written, in the background."""
+        """Write the measurements in the background, after enough executions or the last one."""
         with self._lock:
             if self._runner.before_close is None:
                 return
             self._runner.before_close = None
-        del self._runner.run  # from now on the runner's own
+        del self._runner.run  # restores the runner's method
         plan, took = self._plan, self._took
         if len(took) < LEAST or plan.live.total:
             return

@@ -1,4 +1,4 @@
-"""What a compiled model holds in memory, step by step."""
+"""The memory of a compiled model, by partition."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from nnhal.runtime.placement import WHOLE
 
 
 class StepMemory(Record, frozen=True):
-    """What one step holds on its device; of a step, or the `WHOLE` model, that fell back, also what the CPU holds for it."""
+    """The memory of one partition on its device, and after a fallback also on the CPU."""
 
     step: int
     device: str
@@ -24,8 +24,9 @@ class StepMemory(Record, frozen=True):
 
 
 class ModelMemory(Record, frozen=True):
-    """What a compiled model holds, in bytes. steps: one after the other, then what fell back. between: of intermediates
-    between steps, kept by the runtime.
+    """The memory of a compiled model, in bytes.
+
+    steps: by partition, then after fallbacks. between: intermediates between partitions, kept by the runtime.
     """
 
     steps: tuple[StepMemory, ...]
@@ -33,11 +34,11 @@ class ModelMemory(Record, frozen=True):
 
     @property
     def total(self) -> MemoryUse:
-        """Of all steps; None for what some driver does not know. Of an execution, which is in one at a time, the most."""
+        """The sum over all partitions; None for figures that a driver does not know. Of executions, the largest."""
         return together(step.use for step in self.steps)
 
     def to_dict(self) -> dict[str, Any]:
-        """The documented JSON form."""
+        """Return JSON data, in the documented schema."""
         steps = [{"step": s.step, "device": s.device, **s.use._asdict()} for s in self.steps]
         return {"steps": steps, "total": self.total._asdict(), "between": self.between}
 
@@ -45,16 +46,16 @@ class ModelMemory(Record, frozen=True):
         return brief(f"ModelMemory of {counted(len(self.steps), 'step')}", [told(self.total)])
 
     def __str__(self) -> str:
-        return "\n".join([*map(str, self.steps), f"between steps: {self.between} bytes"])
+        return "\n".join([*map(str, self.steps), f"between partitions: {self.between} bytes"])
 
 
 def told(use: MemoryUse) -> str:
-    """Figures for people: `weights_in_place 16, working not known`."""
+    """Return figures as text: `weights_in_place 16, working not known`."""
     return ", ".join(f"{name} {'not known' if size is None else size}" for name, size in use._asdict().items())
 
 
 def memory_of(caller: Caller) -> ModelMemory:
-    """What all that executions of a plan use holds by now."""
+    """Return the current memory of a plan."""
     return ModelMemory(tuple(_steps(caller)), caller.kept())
 
 

@@ -1,4 +1,4 @@
-"""Where each operation of a compiled model runs, and why; what did not run there after all."""
+"""Where each operation of a compiled model runs, why, and which executions fell back at run time."""
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,11 +11,18 @@ from nnhal.base.records import Record, as_dict
 from nnhal.runtime.isolation import DeviceKey
 from nnhal.runtime.partition import Choice, Partition
 
-WHOLE = -1  # the number that stands for the whole model where one of a step is asked for
+WHOLE = -1  # stands for the whole model in place of a partition's number
 
 
 class FellBack(Record, frozen=True):
-    """Executions of one step, or of the whole model, that ran on the CPU instead: how many, and why the last one did."""
+    """Executions of one partition, or of the whole model, that ran on the CPU instead.
+
+    Attributes:
+        step: The number of the partition; `WHOLE` for the whole model.
+        device: The device that was chosen.
+        count: How many executions fell back.
+        why: The reason of the last one.
+    """
 
     step: int
     device: str
@@ -29,9 +36,14 @@ class FellBack(Record, frozen=True):
 
 
 class StepLayout(Record, frozen=True):
-    """A step on a device that prefers a layout: how many TRANSPOSEs were inserted for it.
+    """The layout of a partition on a device that prefers one.
 
-    left: operations of the model that stay in the other layout there, by number, and why.
+    Attributes:
+        step: The number of the partition.
+        device: The label of the device.
+        layout: "nhwc" or "nchw".
+        transposes: How many TRANSPOSEs were inserted.
+        left: The operations that stay in the other layout, by number, and why.
     """
 
     step: int
@@ -46,9 +58,11 @@ class StepLayout(Record, frozen=True):
 
 
 class PlacedBranch(Record, frozen=True):
-    """Where the operations of a subgraph run that the runtime runs itself, for an operation of control flow.
+    """Where the operations of a subgraph run, if the runtime interprets its control flow.
 
-    operation: that refers to it. name: what it is to that: "then", "else", "condition" or "body".
+    Attributes:
+        operation: The number of the IF or WHILE.
+        name: The role of the subgraph: "then", "else", "condition" or "body".
     """
 
     operation: int
@@ -57,10 +71,11 @@ class PlacedBranch(Record, frozen=True):
 
 
 class RunsAsOne(Record, frozen=True):
-    """Operations that a device runs as one: an `OperationGroup` of which enough stand in one step.
+    """Operations that a device runs as one: enough operations of an `OperationGroup` are in one partition.
 
-    operations: those of it that do. stated: what the device states for them together, as a share of the CPU's time, or of
-    its power where that is the preference.
+    Attributes:
+        operations: The numbers of these operations.
+        stated: The performance that the device declares for them together, relative to the CPU reference.
     """
 
     device: str
@@ -69,10 +84,10 @@ class RunsAsOne(Record, frozen=True):
 
 
 class Live:
-    """Counts executions, and those that fell back while they ran. devices: the label of each step's device.
+    """Counts executions and fallbacks.
 
-    ran: to be called for each execution. Any number of threads may count and look. took: seconds of each step, by the first
-    executions, where they were measured.
+    ran: called for each execution. Any number of threads may count and read. devices: the label of each partition's
+    device. took: seconds of each partition in the first executions, if measured.
     """
 
     def __init__(self, devices: Sequence[str]) -> None:
@@ -81,13 +96,13 @@ class Live:
         self._fell: dict[int, FellBack] = {}
         self._runs = count()
         self.took: tuple[float, ...] = ()
-        self.ran = partial(next, self._runs)  # the one thing that every execution pays for
+        self.ran = partial(next, self._runs)  # the only cost that every execution pays
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _counted, (self._devices, list(self), self.executions, self.took)
 
     def fell_back(self, step: int, why: str) -> None:
-        """Count one execution of a step, or of the `WHOLE` model."""
+        """Count one execution of a partition, or of the `WHOLE` model, that fell back."""
         device = ", ".join(dict.fromkeys(self._devices)) if step == WHOLE else self._devices[step]
         with self._lock:
             before = self._fell.get(step)
@@ -99,23 +114,23 @@ class Live:
 
     @property
     def executions(self) -> int:
-        """How many were begun."""
-        return int(repr(self._runs).removeprefix("count(").removesuffix(")"))  # nothing else reads it without counting
+        """How many executions have begun."""
+        return int(repr(self._runs).removeprefix("count(").removesuffix(")"))  # `next` would count
 
     @property
     def total(self) -> int:
-        """How many fell back; one that did at a step and then as a whole counts twice."""
+        """How many fell back. An execution that fell back for a partition and then as a whole counts twice."""
         return sum(
             each.count for each in list(self._fell.values())
         )  # without the lock, which a fork may have left held
 
     def to_dict(self) -> dict[str, Any]:
-        """The documented JSON form."""
+        """Return the documented JSON form."""
         return {"executions": self.executions, "fell_back": self.total, "steps": [as_dict(each) for each in self]}
 
 
 def _counted(devices: Sequence[str], fell: Sequence[FellBack], executions: int, took: tuple[float, ...]) -> Live:
-    """What was counted so far, in another process or a copy: it counts on from there."""
+    """Continue from the counts of another process or a copy."""
     live = Live(devices)
     live._fell = {each.step: each for each in fell}
     live._runs, live.took = count(executions), took
@@ -124,11 +139,15 @@ def _counted(devices: Sequence[str], fell: Sequence[FellBack], executions: int, 
 
 
 class Placement:
-    """Where each operation runs, and why; `str()` is a table for people.
+    """Where each operation of a compiled model runs, and why. `str()` is a table for people.
 
-    devices are named by labels: their names, made to differ where several have the same; `keys` says what they are.
-    live: what fell back at run time, so far. layouts: of the steps on devices that prefer one. inside: of the subgraphs of
-    control flow that the runtime runs itself.
+    Devices appear under labels: their names, made unique if several have the same.
+
+    Attributes:
+        keys: By label: name, version, origin and isolation of the device.
+        live: The executions and fallbacks so far.
+        layouts: The partitions on devices that prefer a layout.
+        inside: The subgraphs of control flow that the runtime interprets.
     """
 
     def __init__(
@@ -154,17 +173,17 @@ class Placement:
 
     @property
     def transposes(self) -> int:
-        """How many TRANSPOSEs were inserted, as devices prefer a layout."""
+        """How many TRANSPOSEs were inserted for preferred layouts."""
         return sum(each.transposes for each in self.layouts)
 
     @property
     def groups(self) -> tuple[RunsAsOne, ...]:
-        """What devices run as one, in the order of its first operations."""
+        """The groups that devices run as one, in the order of their first operations."""
         found = (RunsAsOne(c.device, c.together, c.as_one) for c in self.choices if c.together)
         return tuple(dict.fromkeys(found))
 
     def devices(self) -> dict[str, int]:
-        """Number of operations on each device, those of subgraphs among them that the runtime runs itself."""
+        """The number of operations on each device, by label, including those of interpreted subgraphs."""
         counts: dict[str, int] = {}
         for choice in self.choices:
             if choice.device:
@@ -175,7 +194,7 @@ class Placement:
         return counts
 
     def to_dict(self) -> dict[str, Any]:
-        """The documented JSON form."""
+        """Return the placement as JSON data, in the documented schema."""
         return {
             "steps": [
                 {"device": s.device, "operations": list(s.operations), **self._times(number)}
@@ -192,12 +211,12 @@ class Placement:
         }
 
     def _times(self, number: int) -> dict[str, float | None]:
-        """Seconds of a step as they were predicted, and as the first executions took; None where that is not known."""
+        """Return the predicted and the measured seconds of a partition; None if not known."""
         predicted = self.forecasts[number].seconds if number < len(self.forecasts) else None
         return {"predicted": predicted, "took": self.live.took[number] if number < len(self.live.took) else None}
 
     def forecast_lines(self) -> Iterator[str]:
-        """For people, of each step what was predicted, or known before, and what it took."""
+        """Yield a line for each partition: the predicted time, its source, and the measured time."""
         for number, (step, forecast) in enumerate(zip(self.steps, self.forecasts, strict=False)):
             how = "known to take" if forecast.known else "predicted"
             took = self.live.took
@@ -205,7 +224,7 @@ class Placement:
             yield f"step {number} on {step.device}: {how} {duration(forecast.seconds)}{after}"
 
     def summary(self) -> str:
-        """How many steps, and operations on each device: `2 steps, 3 on reference, 160 on litert`."""
+        """Return one line: the number of partitions, and of operations on each device."""
         devices = ", ".join(f"{count} on {named(label)[1:-1]}" for label, count in self.devices().items())
         return f"{counted(len(self.steps), 'step')}, {devices}"
 
@@ -218,7 +237,7 @@ class Placement:
         return brief(f"Placement of {', '.join(words)}", [self.summary()])
 
     def _lines(self, before: str) -> Iterator[str]:
-        """One for each operation, those of branches below the operation that refers to them."""
+        """Yield a line for each operation; those of branches follow the operation that refers to them."""
         for c in self.choices:
             yield f"{before + c.label:32} {c.device or '-':12} {c.reason}"
             for branch in self.inside:

@@ -1,8 +1,7 @@
-"""Steps: what runs together on one device and in which order, once it is known where each operation goes.
+"""Partitions: which operations run together on one device, and in which order, for an assignment to devices.
 
-All that is ready on one device runs before the next device gets its turn. Operations that a device runs as one (`Together`)
-wait for each other, so that they stand in one step; but for those that cannot, as something elsewhere needs some of them and
-is needed by others.
+All ready operations of one device run before another device is next. Operations of a group (`Together`) wait for each
+other, so that they are in one partition, except if operations elsewhere depend on some and are needed by others.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from nnhal.base.records import Record
 from nnhal.model.graph import Model
 from nnhal.model.parts import live
 
-ATTEMPTS = 4  # after which all that stands in one another's way is taken apart
+ATTEMPTS = 4  # after which all groups that block each other are split
 
 
 class StepPlan(NamedTuple):
@@ -24,9 +23,9 @@ class StepPlan(NamedTuple):
 
 
 class Together(Record, frozen=True, eq=False):
-    """Operations that a device may run as one, in order. at_least: so many of them have to stand in one step for that.
+    """Operations that a device may run as one, in order. at_least: how many of them must be in one partition.
 
-    cost: stated for them as one, against the CPU.
+    cost: declared for them as one, relative to the CPU.
     """
 
     device: str
@@ -36,7 +35,7 @@ class Together(Record, frozen=True, eq=False):
 
 
 class Standing(NamedTuple):
-    """What an operation runs as one with: those of `together` that stand in its step, itself among them."""
+    """An operation's group in a partition: those of `together` that are there, including itself."""
 
     together: Together
     members: tuple[int, ...]
@@ -46,7 +45,7 @@ Claimed = Mapping[str, Mapping[int, Together]]  # by device, then by operation
 
 
 class Schedule:
-    """The steps of any assignment of one model's operations to devices, "" for those that do not run."""
+    """The partitions of any assignment of one model's operations to devices; "" for operations that do not run."""
 
     def __init__(self, model: Model, claimed: Claimed) -> None:
         self.claimed = claimed
@@ -60,7 +59,7 @@ class Schedule:
                 self._before[n] += 1
 
     def steps(self, devices: Sequence[str]) -> tuple[StepPlan, ...]:
-        """The steps in execution order."""
+        """Return the partitions in execution order."""
         units = self._units(devices)
         for attempt in range(ATTEMPTS):
             steps, waiting = self._run(devices, units)
@@ -70,7 +69,7 @@ class Schedule:
         return self._run(devices, units)[0]
 
     def standing(self, steps: Sequence[StepPlan]) -> dict[int, Standing]:
-        """The operations that run as one with others."""
+        """Return the operations that run in a group."""
         return {
             n: each
             for device, operations in steps
@@ -82,7 +81,7 @@ class Schedule:
         }
 
     def _units(self, devices: Sequence[str]) -> dict[int, list[int]]:
-        """By each operation that is to wait for others: all that wait for each other, itself among them."""
+        """Return for each waiting operation all that wait for each other, including itself."""
         return {
             n: members
             for device, claims in self.claimed.items()
@@ -94,9 +93,9 @@ class Schedule:
     def _run(
         self, devices: Sequence[str], units: Mapping[int, list[int]]
     ) -> tuple[tuple[StepPlan, ...], Mapping[int, int]]:
-        """The steps, each unit in one; and what never gets its turn, as it waits for itself, with how many each waits for.
+        """Return the partitions, each unit in one, and the units in a deadlock, with the number of units each waits for.
 
-        A unit is named by its first operation.
+        The first operation of a unit identifies it.
         """
         missing = self._waits(units) if units else dict(self._before)
         ready: dict[str, list[int]] = {}  # heaps: the least comes first
@@ -131,7 +130,7 @@ class Schedule:
         return tuple(steps), missing
 
     def _waits(self, units: Mapping[int, list[int]]) -> dict[int, int]:
-        """How many reads each unit, and each operation of none, waits for."""
+        """Return how many reads each unit, and each single operation, waits for."""
         missing = {n: 0 for n in self._before if n not in units or units[n][0] == n}
         for n, readers in self._readers.items():
             own = units[n][0] if n in units else n
@@ -142,7 +141,7 @@ class Schedule:
         return missing
 
     def _take_apart(self, units: dict[int, list[int]], waiting: Mapping[int, int], *, every: bool) -> None:
-        """Of the units that wait for one another in a ring, the largest of each ring wait no more, or all of them."""
+        """Split the largest unit of each cycle, or all of them."""
         for ring in list(self._rings(units, waiting)):
             found = sorted((units[n] for n in ring if n in units), key=lambda unit: (-len(unit), unit[0]))
             for unit in found if every else found[:1]:
@@ -150,7 +149,7 @@ class Schedule:
                     del units[n]
 
     def _rings(self, units: Mapping[int, list[int]], waiting: Mapping[int, int]) -> Iterator[list[int]]:
-        """Sets of several that wait for one another: strongly connected components, by Tarjan."""
+        """Yield sets of units that wait for each other: strongly connected components, by Tarjan."""
 
         def after(name: int) -> Iterator[int]:
             for n in units.get(name, (name,)):
@@ -160,9 +159,9 @@ class Schedule:
                         yield found
 
         place: dict[int, int] = {}  # in the order in which they were found
-        low: dict[int, int] = {}  # the least place that is reached from each
+        low: dict[int, int] = {}  # the least place reachable from each
         path: list[tuple[int, Iterator[int]]] = []
-        open_: dict[int, None] = {}  # found, and of no ring yet
+        open_: dict[int, None] = {}  # found, and not yet part of a cycle
 
         def enter(name: int) -> None:
             place[name] = low[name] = len(place)
@@ -193,7 +192,7 @@ class Schedule:
 
 
 def _by_group(claims: Mapping[int, Together], operations: Iterable[int]) -> dict[Together, list[int]]:
-    """Those of the operations that a device may run as one with others, by what that is."""
+    """Return the operations that a device may run in a group, by group."""
     found: dict[Together, list[int]] = {}
     for n in operations:
         if n in claims:

@@ -1,8 +1,8 @@
-"""Drivers under development: a Python file, with modules beside it, or a package. What one imports is its own.
+"""Drivers under development: a Python file with modules beside it, or a package, with private imports.
 
-A driver's modules live in `sys.modules` below a name of the driver's own, `nnhal_driver_1`, so two drivers whose modules are
-called alike do not mix, and `sys.path` stays as it is. `import helper` in a driver's module finds `helper` there first. In a
-folder that packages are installed into, such as site-packages, it finds `helper` there last: what lies there is of others.
+A driver's modules are in `sys.modules` below a unique name, such as `nnhal_driver_1`. So drivers with modules of the
+same name do not interfere, and `sys.path` does not change. `import helper` in a driver's module finds its own `helper`
+first. In a folder of installed packages, such as site-packages, it finds that last: it belongs to another package.
 """
 
 import builtins
@@ -31,10 +31,10 @@ _numbers = count(1)
 
 
 class Source:
-    """Where a driver's code lies. Raises InvalidArgument where that is neither a file nor a package.
+    """The code of a driver. Raises InvalidArgument for a path that is neither a file nor a package.
 
-    what: "driver", or "extension". path: of either, absolute, links followed. file: what defines `device()`. folder: all
-    that its modules are imported from.
+    what: "driver", or "extension". path: of either, absolute, without links. file: defines `device()`. folder: from
+    which its modules are imported.
     """
 
     def __init__(self, path: Path, what: str = "driver") -> None:
@@ -45,7 +45,7 @@ class Source:
             raise InvalidArgument(f"{what} {shown(path)}: {error}, {rule}") from None
         self.file = self.path / _INIT if self.path.is_dir() else self.path
         if not self.file.is_file():
-            lacks = f"has no {_INIT}" if self.path.is_dir() else "is no file"
+            lacks = f"has no {_INIT}" if self.path.is_dir() else "is not a file"
             raise InvalidArgument(f"{what} {self.path}: {lacks}, {rule}")
         if self.file.suffix != ".py":
             raise InvalidArgument(f"{what} {self.path}: cannot be imported, {rule}")
@@ -55,7 +55,7 @@ class Source:
             self.folder = self.folder.parent
 
     def load(self) -> ModuleType:
-        """Run the file, with modules of its own each time; what it raises leaves none behind."""
+        """Run the file, with new modules each time; an error leaves none behind."""
         own = f"nnhal_driver_{next(_numbers)}"
         unit = driver_unit(own, str(self.folder))
         if self._in_package:
@@ -85,9 +85,9 @@ def _importable(name: str) -> str:
 
 
 class _Space:
-    """The modules of one driver. files: of those that lie at a known place; others are looked for in `paths`.
+    """The modules of one driver. files: those at known places; others are searched in `paths`.
 
-    last: they are looked for in `paths` only where an ordinary import finds none of their name.
+    last: whether `paths` are searched only if an ordinary import finds nothing.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class _Space:
         self._known: dict[str, bool] = {}
 
     def spec(self, name: str, path: Sequence[str] | None) -> ModuleSpec | None:
-        """As of a finder on `sys.meta_path`, for a name below the driver's."""
+        """Find a module below the driver's name, as a finder on `sys.meta_path`."""
         file = self._files.get(name)
         if file is not None:
             below = [str(file.parent)] if file.name == _INIT else None
@@ -111,7 +111,7 @@ class _Space:
 
     @kept
     def builtins(self) -> dict[str, Any]:
-        """Those of the driver's modules, whose `import` statements look here first."""
+        """Return the builtins of the driver's modules, with its `import`."""
         return {**vars(builtins), "__import__": self._import}
 
     def _import(
@@ -122,7 +122,7 @@ class _Space:
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> ModuleType:
-        """As the built-in function. A file that has an engine's name and imports it gets the engine, not itself."""
+        """Import, like the built-in function. A file with an engine's name that imports it gets the engine, not itself."""
         first = f"{self._name}.{name.partition('.')[0]}"
         itself = globals is not None and globals.get("__name__") == first and "__path__" not in globals
         if level or itself or not self._has(first):
@@ -131,7 +131,7 @@ class _Space:
         return module if fromlist else sys.modules[first]
 
     def _has(self, name: str) -> bool:
-        """Whether there is such a module; a folder without an `__init__.py` is none."""
+        """Whether there is such a module; a folder without an `__init__.py` does not count."""
         if name not in self._known:
             spec = None if self._last and _is_ordinary(name.rpartition(".")[2]) else self.spec(name, self.paths)
             self._known[name] = spec is not None and spec.has_location
@@ -144,21 +144,20 @@ def _is_ordinary(name: str) -> bool:
 
 
 class _Loader(SourceFileLoader):
-    """Runs a driver's module with the import statement of its driver."""
+    """Runs a driver's module with the driver's import statement."""
 
     def __init__(self, name: str, path: str, space: _Space) -> None:
         super().__init__(name, path)
         self._space = space
 
     def get_code(self, fullname: str) -> CodeType:
-        """Compile the text that lies there: compiled files of Python are found by size and time, which may be old."""
+        """Compile the current text. Python's compiled files are found by size and time, which may be old."""
         path = self.get_filename(fullname)
         source = self.get_data(path)
         self._space.unit.ran(path, source)
         return self.source_to_code(source, path)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run it."""
         vars(module)["__builtins__"] = self._space.builtins
         super().exec_module(module)
 
@@ -168,7 +167,7 @@ class _Finder:
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None, _: ModuleType | None = None) -> ModuleSpec | None:
-        """The module's, where it is one of a driver's."""
+        """Find a module, if it belongs to a driver."""
         space = _spaces.get(name.partition(".")[0])
         return None if space is None else space.spec(name, path)
 

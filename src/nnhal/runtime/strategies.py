@@ -1,4 +1,4 @@
-"""How an application wants operations placed: by what devices state or by what was measured, on one device, or by hand."""
+"""Placement strategies: by declared or measured performance, on one device, by rules, or by a function."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
@@ -21,11 +21,16 @@ _log = logger("compilation")
 
 
 class Rule(Record, frozen=True):
-    """Operations that go to a device, and nowhere else: those that all that is said here fits.
+    """A rule that assigns operations to one device. It matches operations that fit all its patterns.
 
-    device: as `placement` names it. operation: `CONV_2D`, `*_POOL_2D`, or `#7` for the one of that number in the
-    model, which no operation of a subgraph is. name: of the operation or of what it writes. type: of any tensor that it
-    reads or writes, as `TENSOR_QUANT8_*`. Each a pattern as of a shell.
+    Patterns are those of a shell (`*`, `?`, `[...]`).
+
+    Attributes:
+        device: The label of the device, as in `Placement`.
+        operation: The operation type, such as `CONV_2D` or `*_POOL_2D`; or `#7` for the operation of that number in the
+            main subgraph.
+        name: The name of the operation, or of an operand that it writes.
+        type: The type of any tensor that it reads or writes, such as `TENSOR_QUANT8_*`.
     """
 
     device: str
@@ -35,11 +40,16 @@ class Rule(Record, frozen=True):
 
     @property
     def numbered(self) -> bool:
-        """Whether it is about one operation by its number."""
+        """Whether it names one operation by its number."""
         return self.operation.startswith("#")
 
     def fits(self, graph: Subgraph, index: int) -> bool:
-        """Whether it is about this operation."""
+        """Whether it matches this operation.
+
+        Args:
+            graph: The subgraph of the operation.
+            index: The number of the operation there.
+        """
         from fnmatch import fnmatchcase
 
         operation, operands = graph.operations[index], graph.operands
@@ -59,9 +69,10 @@ Asked = Literal["stated", "measured", "single"] | Rule | Sequence[Rule] | Decide
 
 
 class Strategy(Record, frozen=True):
-    """A way to place. kind: "stated", "measured", or "" for what is known. single: on one device. rules, decide: by hand.
+    """How to place operations.
 
-    why: what places an operation on a device, where `decide` does. inside: of a subgraph of the model that was asked for.
+    kind: "stated", "measured", or "" for the default. single: on one device. rules, decide: by rules or a function.
+    why: the reason that `decide`'s placements get. inside: whether for a subgraph of the requested model.
     """
 
     kind: str = ""
@@ -73,7 +84,7 @@ class Strategy(Record, frozen=True):
 
     @classmethod
     def asked(cls, given: Any) -> "Strategy":
-        """What `compile` was asked for. InvalidArgument for what is none."""
+        """Return the strategy that `compile` was asked for; InvalidArgument for an invalid one."""
         if given is None:
             return cls()
         if isinstance(given, str):
@@ -102,9 +113,18 @@ def placed(
     strategy: Strategy,
     measured: Measured | None = None,
 ) -> Partition:
-    """A partition as an application wants it. What is asked of devices that make no offer is left out.
+    """Partition a model by a strategy.
 
-    Raises UnsupportedModel with each device's reason, InvalidArgument for an answer of a function that cannot be.
+    Args:
+        model: The model.
+        offers: The offers of the candidate devices. Rules for other devices have no effect.
+        preference: The preference, which selects what to minimise.
+        strategy: The strategy.
+        measured: The measured costs, if there are some.
+
+    Raises:
+        UnsupportedModel: No device supports an operation; the message has each device's reason.
+        InvalidArgument: A function returned an invalid placement.
     """
     single = strategy.single
     wanted = _single(model, offers, preference, measured) if single else by_hand(model, offers, strategy)
@@ -119,7 +139,7 @@ def placed(
 
 
 def by_hand(model: Model, offers: Sequence[Offer], strategy: Strategy) -> dict[int, tuple[str, str]]:
-    """The operations that rules or a function place: the device's label and why. InvalidArgument as of `placed`."""
+    """Return the operations that rules or a function place, with the device's label and the reason."""
     if strategy.decide is not None:
         return _decided(model, offers, strategy.decide, strategy.why)
     there = {offer.device for offer in offers}
@@ -133,9 +153,10 @@ def by_hand(model: Model, offers: Sequence[Offer], strategy: Strategy) -> dict[i
 
 
 def check(strategy: Strategy, model: Model, labels: Sequence[str]) -> None:
-    """InvalidArgument for a rule of a device, operation or type that is none; what fits nothing here is told in the log.
+    """Raise InvalidArgument for a rule with an unknown device, operation or type. Log a rule that matches nothing.
 
-    In a subgraph all may be: it is a part of a model that was looked at, and of a device that said nothing of the whole.
+    In a subgraph every rule is valid: the whole model was checked, and a device may have made no offer for the
+    subgraph.
     """
     for rule in () if strategy.inside else strategy.rules:
         if rule.device not in labels:
@@ -149,7 +170,7 @@ def check(strategy: Strategy, model: Model, labels: Sequence[str]) -> None:
 
 
 def tell_whole(strategy: Strategy, model: Model, devices: Mapping[int, str]) -> None:
-    """Tell in the log of rules for operations inside control flow that another device runs whole. devices: by operation."""
+    """Log rules for operations inside control flow that another device runs whole. devices: by operation."""
     rules = [rule for rule in strategy.rules if not rule.numbered]
     for n, device in devices.items() if rules else ():
         operation = model.main.operations[n]
@@ -162,7 +183,7 @@ def tell_whole(strategy: Strategy, model: Model, devices: Mapping[int, str]) -> 
 
 
 def _require_known(rule: Rule, count: int) -> None:
-    """InvalidArgument for a rule of what no model has, or not this one. count: of its operations."""
+    """Raise InvalidArgument for a rule that no model, or not this one, can match. count: of its operations."""
     from fnmatch import filter as fitting
 
     if rule.numbered and rule.operation not in {f"#{n}" for n in range(count)}:
@@ -176,7 +197,7 @@ def _require_known(rule: Rule, count: int) -> None:
 
 
 def only(offers: Sequence[Offer], wanted: Mapping[int, tuple[str, str]]) -> list[Offer]:
-    """The offers, with operations left to one device each. wanted: by operation, the device's label and why."""
+    """Return the offers, with operations restricted to one device each. wanted: label and reason, by operation."""
     found = []
     for offer in offers:
         lost = {n: Verdict(False, why) for n, (device, why) in wanted.items() if device != offer.device}
@@ -189,7 +210,7 @@ def only(offers: Sequence[Offer], wanted: Mapping[int, tuple[str, str]]) -> list
 
 
 def _left(groups: Sequence[OperationGroup], lost: Mapping[int, Verdict]) -> Iterator[OperationGroup]:
-    """The groups without operations that go elsewhere, where enough are left."""
+    """Yield the groups without operations that go elsewhere, if enough operations are left."""
     for group in groups:
         rest = [n for n in group.operations if n not in lost]
         if len(rest) == len(group.operations):
@@ -201,7 +222,7 @@ def _left(groups: Sequence[OperationGroup], lost: Mapping[int, Verdict]) -> Iter
 def _single(
     model: Model, offers: Sequence[Offer], preference: Preference, measured: Measured | None
 ) -> dict[int, tuple[str, str]]:
-    """Everything on the device where it costs the least of those that take all of it."""
+    """Place everything on the cheapest device that supports all of it."""
     costs: dict[str, float] = {}
     refused, work = [], seconds(model)
     for offer in offers:
@@ -220,7 +241,7 @@ def _single(
 
 
 def _decided(model: Model, offers: Sequence[Offer], decide: Decide, why: str) -> dict[int, tuple[str, str]]:
-    """What a function of the application's says: a label for each operation, "" where it leaves it open."""
+    """Call the application's function, and check the label that it returns for each operation; "" leaves it open."""
     given = cast("Any", decide(model, offers))
     labels = [offer.device for offer in offers]
     count = len(model.main.operations)

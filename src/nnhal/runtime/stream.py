@@ -15,7 +15,12 @@ from nnhal.runtime.job import Job
 
 
 class StatePlacement(NamedTuple):
-    """Where a stream keeps one state. device: None for a shared pool, and then reason says why."""
+    """The place of one state of a stream.
+
+    Attributes:
+        device: The label of the device; None for a shared pool.
+        reason: Why it is a shared pool, or "".
+    """
 
     name: str
     device: str | None
@@ -23,20 +28,21 @@ class StatePlacement(NamedTuple):
 
 
 class Stream(Uncopied, instead="another process gets the model and compiles it there"):
-    """A session: what the model keeps between calls starts at its initial value and is carried on. For one thread.
+    """A session that carries the model's states from call to call, from their initial values on. For one thread.
 
-    Each state lies in two buffers of its device, or in shared pools where the driver grants none: one is read, one written.
+    Each state lies in two buffers of its device, or in shared pools if the driver grants none: a call reads one buffer
+    and writes the other.
     """
 
     def __init__(self, owner: object, compiled: Caller) -> None:
-        """owner: what is not to go before it."""
+        """owner: kept alive as long as this object."""
         self._owner, self._compiled, self._closed = owner, compiled, False
-        self._turns: tuple[_Turn, ...] = ()  # this step's and the next one's
+        self._turns: tuple[_Turn, ...] = ()  # of this call and of the next one
         self.reset()
 
     @property
     def state_placement(self) -> tuple[StatePlacement, ...]:
-        """Where each state is kept, and why there."""
+        """Where each state lies, and why."""
         self._check_open()
         main, states = self._compiled.plan.model.main, self._compiled.plan.model.states
         current = self._turns[0].read
@@ -50,16 +56,16 @@ class Stream(Uncopied, instead="another process gets the model and compiles it t
         )
 
     def reset(self) -> None:
-        """Start again from the initial state; also the way on after DeadObject, which takes the state with it."""
+        """Set the states to their initial values. Also recovers after `DeadObject`, which loses the states."""
         self._check_open()
         try:
             self._write_initial(self._turns or self._allocate())
-        except DeadObject:  # the process that held them is gone
+        except DeadObject:  # the process that held them has died
             self._write_initial(self._allocate())
 
     def _write_initial(self, turns: "tuple[_Turn, ...]") -> None:
         for state in self._compiled.plan.model.states:
-            for turn in turns:  # both buffers: DeadObject tells of whichever has gone
+            for turn in turns:  # both buffers: either may have died with its process
                 turn.read[state.input].write(state.initial)
 
     def _allocate(self) -> "tuple[_Turn, ...]":
@@ -79,11 +85,22 @@ class Stream(Uncopied, instead="another process gets the model and compiles it t
         _close(before)
         return self._turns
 
-    @trace.seam("application", "execution", "step of a stream", detail=lambda self: self._compiled.plan.model.name)
+    @trace.seam("application", "execution", "call of a stream", detail=lambda self: self._compiled.plan.model.name)
     def __call__(self, *inputs: Any) -> Any:
-        """Run one step; inputs and outputs as of `Compiled.__call__`. A step that fails leaves the state as it was.
+        """Run the model once on the current states.
 
-        After DeadObject from a driver that held the state, `reset` starts again.
+        A call that fails leaves the states as they were. After `DeadObject` from a driver that held a state, call
+        `reset`.
+
+        Args:
+            inputs: The inputs other than the states, as in a call of the model.
+
+        Returns:
+            The outputs other than the states, as a call of the model returns them.
+
+        Raises:
+            InvalidRequest: An argument does not fit the model.
+            NnhalError: The execution failed.
         """
         self._check_open()
         turn, following = self._turns
@@ -98,7 +115,7 @@ class Stream(Uncopied, instead="another process gets the model and compiles it t
         return brief(f"Stream of {self._compiled.label}, {states}, {'closed' if self._closed else 'open'}")
 
     def close(self) -> None:
-        """Give the buffers of the state back; later uses raise Closed."""
+        """Release the buffers of the states. Later uses raise `Closed`."""
         self._closed = True
         self._give_back()
 
@@ -119,9 +136,9 @@ def _close(turns: "tuple[_Turn, ...]") -> None:
 
 
 class _Turn(NamedTuple):
-    """Which of the two buffers of each state a step reads and which it writes, by place among inputs and outputs.
+    """Which of the two buffers of each state one call reads and which it writes, by place among inputs and outputs.
 
-    buffers: all of them by operand where all are of their driver's own class; else empty. outputs: how many there are.
+    buffers: all of them by operand if all are driver buffers, else empty. outputs: their number.
     """
 
     read: Mapping[int, Allocation]
@@ -131,7 +148,6 @@ class _Turn(NamedTuple):
 
     @classmethod
     def of(cls, model: Model, current: Sequence[Allocation], following: Sequence[Allocation]) -> "_Turn":
-        """Of the states of a model in order."""
         main = model.main
         read = {state.input: allocation for state, allocation in zip(model.states, current, strict=True)}
         written = {state.output: allocation for state, allocation in zip(model.states, following, strict=True)}
@@ -142,7 +158,7 @@ class _Turn(NamedTuple):
         return cls(read, written, buffers, len(main.outputs))
 
     def place(self, job: Job) -> None:
-        """Put the buffers in their places; nothing is left to look at where all inputs of the caller's are arrays."""
+        """Insert the buffers. No check is left if all inputs of the caller are arrays."""
         given: list[Any] = list(job.given)
         if self.buffers and not any(isinstance(x, Allocation) for x in given):
             for place, allocation in self.read.items():

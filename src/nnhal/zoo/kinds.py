@@ -1,4 +1,4 @@
-"""What goes into models."""
+"""The kinds of model inputs."""
 
 from typing import Literal
 

@@ -1,9 +1,9 @@
 """The project's own models: `.tflite` files written from the descriptions in `nets`, with fixed seeds.
 
-Quantised files follow TFLite's quantisation specification, and what NNAPI asks for besides: int8 activations
-with a zero point and symmetric weights, per output channel in convolutions; or all uint8, one scale and zero
-point a tensor. Biases are int32 with scale input * weights and zero point 0, softmax gives 1/256, average and
-reshape keep the quantisation of their input. The same versions of numpy and flatbuffers give the same bytes.
+Quantised files follow TFLite's quantisation specification, and also NNAPI's: int8 activations with a zero point and
+symmetric weights, per output channel in convolutions; or all uint8, one scale and zero point per tensor. Biases are
+int32 with scale input * weights and zero point 0, softmax has scale 1/256, average and reshape keep the quantisation of
+their input. The same versions of numpy and flatbuffers produce the same bytes.
 """
 
 import hashlib
@@ -32,13 +32,13 @@ from nnhal.zoo.nets import (
     values,
 )
 
-VERSION = 1  # raised when a model's bytes change: cached files of other versions are not looked at
+VERSION = 1  # increase it when a model's bytes change: cached files of other versions are ignored
 PLACE = Path("made", str(VERSION))  # in the cache folder
-DIGEST = 64  # letters
+DIGEST = 64  # hexadecimal digits
 NO_TENSOR = -1  # an omitted input
 SAME, VALID = 0, 1
 NO_ACTIVATION, RELU6, TANH = 0, 3, 4
-CODES: dict[str, tuple[str, str, int]] = {  # operator, its options, its version for int8 (for others it is 1)
+CODES: dict[str, tuple[str, str, int]] = {  # operator, its options, its version for int8 (for other types it is 1)
     "conv": ("CONV_2D", "Conv2DOptions", 3),
     "depthwise": ("DEPTHWISE_CONV_2D", "DepthwiseConv2DOptions", 3),
     "dense": ("FULLY_CONNECTED", "FullyConnectedOptions", 4),
@@ -58,7 +58,7 @@ class AffineQuant(Record, frozen=True):
     axis: int = 0
 
     def stored(self, real: Floats, type: Any) -> NDArray[Any]:
-        """Real values as an integer type holds them, saturated."""
+        """Return real values in an integer type, saturated."""
         across = [-1 if axis == self.axis else 1 for axis in range(real.ndim)]
         steps = np.round(real / self.scale.astype(np.float64).reshape(across)) + self.zero
         return steps.clip(np.iinfo(type).min, np.iinfo(type).max).astype(type)
@@ -68,17 +68,17 @@ Constant = tuple[str, Any, AffineQuant | None, NDArray[Any]]  # name, type, quan
 
 
 class Scheme(Record, frozen=True):
-    """How values and weights are stored: a numpy type, and for integers whether weights have zero point 0."""
+    """The storage of values and weights: a numpy type, and for integers whether weights have zero point 0."""
 
     type: Any
     symmetric: bool = False
 
     def input(self, value: NetValue) -> AffineQuant | None:
-        """Quantisation of a net's input, None for float."""
+        """Return the quantisation of a net's input, None for float."""
         return None if self.type is np.float32 else self._ranged(value.low, value.high)
 
     def output(self, layer: Layer, value: NetValue, source: AffineQuant | None) -> AffineQuant | None:
-        """Quantisation of what a layer gives, from that of its first source."""
+        """Return the quantisation of a layer's output, by that of its first source."""
         if source is None or layer.kind in {"pool", "flatten"}:
             return source
         if layer.kind == "softmax":
@@ -86,7 +86,7 @@ class Scheme(Record, frozen=True):
         return self._ranged(value.low, value.high)
 
     def constants(self, layer: Layer, value: NetValue, source: AffineQuant | None) -> list[Constant]:
-        """A layer's weights and biases, if it has any."""
+        """Return a layer's weights and biases, if it has any."""
         if value.constants is None:
             return []
         weights, bias = value.constants
@@ -103,12 +103,12 @@ class Scheme(Record, frozen=True):
         if not self.symmetric:
             return self._ranged(float(weights.min()), float(weights.max()))
         axis = OUT_AXIS[layer.kind]
-        # one scale for FULLY_CONNECTED: NNAPI has none per channel there
+        # One scale for FULLY_CONNECTED: NNAPI has none per channel there.
         others = None if layer.kind == "dense" else tuple(n for n in range(weights.ndim) if n != axis)
         return AffineQuant(np.atleast_1d(np.abs(weights).max(others) / np.float32(127)), 0, axis)
 
     def _ranged(self, low: float, high: float) -> AffineQuant:
-        """One scale and zero point for a range, which is made to hold 0."""
+        """Return one scale and zero point for a range, which is extended to include 0."""
         low, high, least = min(low, 0.0), max(high, 0.0), np.iinfo(self.type).min
         scale = np.float32((high - low) / 255)
         zero = least + np.clip(np.round(-low / scale), 0, 255)
@@ -129,13 +129,13 @@ def _libraries() -> tuple[Any, Any]:
 
 
 class _File:
-    """Collects the tensors and operations of a model; tensors are known by their numbers."""
+    """Collects the tensors and operations of a model; tensors are identified by their numbers."""
 
     def __init__(self) -> None:
         self.flatbuffers, self.schema = _libraries()
 
         class Aligned(self.schema.BufferT):  # type: ignore[name-defined, misc]
-            """A buffer whose bytes start at a multiple of 16 in the file, as engines that map it want."""
+            """A buffer whose bytes start at a multiple of 16 in the file, as engines that map it need."""
 
             def Pack(self, builder: Any) -> Any:  # noqa: N802
                 builder.Prep(16, len(self.data))
@@ -164,7 +164,7 @@ class _File:
         return len(self.tensors) - 1
 
     def operation(self, kind: str, inputs: list[int], output: int, type: Any, options: dict[str, Any]) -> int:
-        """Add an operation on values of a type; gives its output."""
+        """Add an operation on values of a type; return its output."""
         builtin, record, version = CODES[kind]
         code = (builtin, version if type is np.int8 else 1)
         operation = self._record(
@@ -179,7 +179,7 @@ class _File:
         return output
 
     def finish(self, inputs: list[int], output: int) -> bytes:
-        """The bytes of the file."""
+        """Return the bytes of the file."""
         ends = {"inputs": np.array(inputs, np.int32), "outputs": np.array([output], np.int32)}
         graph = self._record("SubGraph", name="main", tensors=self.tensors, operators=self.operations, **ends)
         codes = []
@@ -201,7 +201,7 @@ class _File:
 
 
 def _feed_forward(describe: Callable[[], Net], seed: int, scheme: Scheme, dynamic: bool = False) -> bytes:
-    """A net in a scheme. dynamic: the batch size is left open, by shape signatures that begin with -1."""
+    """Write a net in a scheme. dynamic: the batch size stays open, by shape signatures that begin with -1."""
     file, facts = _File(), values(describe, seed)
     quants = [scheme.input(facts[0])]
 
@@ -243,7 +243,7 @@ def _options(layer: Layer, source: tuple[int, ...], shape: tuple[int, ...]) -> d
 
 
 def _recurrent(net: Recurrent, seed: int) -> bytes:
-    """From [steps, batch, features], or [batch, steps, features], to [steps * batch, outputs]."""
+    """Write a stack from [steps, batch, features], or [batch, steps, features], to [steps * batch, outputs]."""
     file, rng = _File(), np.random.default_rng(seed)
     outer = (net.steps, net.batch) if net.time_major else (net.batch, net.steps)
     options = {"fusedActivationFunction": TANH, "timeMajor": net.time_major}
@@ -257,7 +257,7 @@ def _recurrent(net: Recurrent, seed: int) -> bytes:
 
     value = first = file.tensor("input", (*outer, net.features))
     for n in range(net.layers):
-        # what a layer gives is about a third as wide as the features are
+        # A layer's output has about a third of the range of the features.
         width, gain = (net.features, 1.0) if n == 0 else (net.cells, 3.0)
         name, gates = f"lstm_{n + 1}", "ifco"
         inputs = [value, *(weights(f"{name}/input_to_{g}", net.cells, width, gain) for g in gates)]
@@ -280,7 +280,7 @@ def _add4() -> bytes:
     return file.finish(inputs, file.operation("add", inputs, file.tensor("sum", (4,)), np.float32, {}))
 
 
-Recipe = tuple[str, Callable[[], bytes]]  # a line about the model, and what makes it
+Recipe = tuple[str, Callable[[], bytes]]  # a line about the model, and its maker
 
 
 def _net(name: str, what: str, describe: Callable[[], Net], seed: int) -> dict[str, Recipe]:
@@ -311,53 +311,51 @@ _RECIPES: dict[str, Recipe] = {
 
 
 def names() -> tuple[str, ...]:
-    """The models that can be made."""
+    """Return the models that can be made."""
     return tuple(_RECIPES)
 
 
 def description(name: str) -> str:
-    """A line about a model. Raises ZooError for an unknown name."""
+    """Return a line about a model. Raises ZooError for an unknown name."""
     return _recipe(name)[0]
 
 
 def make(name: str) -> bytes:
-    """The bytes of a model's file, the same each time. ZooError for an unknown name, or without LiteRT."""
+    """Return the bytes of a model's file, the same each time. ZooError for an unknown name, or without LiteRT."""
     return _recipe(name)[1]()
 
 
 def path(name: str, progress: Progress | None = None) -> Path:
-    """The model's file in the cache folder, made if it is not there; `progress` is told what takes long."""
+    """Return the model's file in the cache folder, made if it is missing. progress: called before a slow action."""
     _recipe(name)
     try:
         return _kept(name, progress)[0]
     except OSError as error:
-        what = f"maker: {name} cannot be kept in {folder() / PLACE}: {error}"
-        raise ZooError(
-            f"{what}; must be a folder of your own that can be written, NNHAL_MODELS names another"
-        ) from error
+        what = f"maker: cannot write {name} to {folder() / PLACE}: {error}"
+        raise ZooError(f"{what}; must be your own, writable folder; set NNHAL_MODELS to another one") from error
 
 
 def opened(name: str, progress: Progress | None = None) -> BinaryIO:
-    """The model's file, open for reading, with the digest that it had when it was made. Raises ZooError."""
+    """Open the model's file for reading, with its digest verified. Raises ZooError."""
     _recipe(name)
-    with suppress(OSError):  # it is there, and looked at once
+    with suppress(OSError):  # it exists, and is read once
         root = cache.private(folder(), *PLACE.parts)
         return cache.opened(root / f"{name}.tflite", _noted(root / f"{name}.sha256"))
     path(name, progress)
     try:
         return cache.opened(*_kept(name, progress))
     except OSError as error:
-        raise ZooError(f"maker: {name} was changed meanwhile: {error}; must be left alone") from error
+        raise ZooError(f"maker: {name} was changed during the access: {error}; must stay unchanged") from error
 
 
 def _kept(name: str, progress: Progress | None) -> tuple[Path, str]:
-    """The model's file and its digest, which is written beside it last: a file without one is made again."""
+    """Return the model's file and its digest, which is written last: a file without one is made again."""
     root = cache.private(folder(), *PLACE.parts)
     file, note = root / f"{name}.tflite", root / f"{name}.sha256"
     if (digest := _noted(note)) and cache.sound(file, digest):
         return file, digest
     with cache.locked(root, name):
-        if not ((digest := _noted(note)) and cache.sound(file, digest)):  # nobody was faster
+        if not ((digest := _noted(note)) and cache.sound(file, digest)):  # no other process was faster
             if progress is not None:
                 progress(f"making {name} in {root}")
             content = make(name)
@@ -368,7 +366,7 @@ def _kept(name: str, progress: Progress | None) -> tuple[Path, str]:
 
 
 def _noted(note: Path) -> str:
-    """The digest that stands in a file, "" where there is none."""
+    """Return the digest in a file, "" if there is none."""
     try:
         with cache.ordinary(note) as file:
             return file.read(DIGEST).decode(errors="replace")

@@ -1,13 +1,12 @@
 """Descriptions of the nets that `maker` writes, and their random weights with the ranges of every value.
 
-A feed-forward net is a list of layers. Its float weights are random, then scaled and shifted per channel as a
-folded batch normalisation would: nothing saturates or dies out, and the outputs depend on the input. Random
-nets are chaotic by nature, a difference of one step grows from layer to layer; so most values lie in the
-linear part of relu6 and depthwise filters have a positive mean, which keeps engines that round differently
-close to each other.
+A feed-forward net is a list of layers. Its float weights are random, then scaled and shifted per channel as a folded
+batch normalisation would: nothing saturates or vanishes, and the outputs depend on the input. Random nets are chaotic:
+a difference of one quantisation step grows from layer to layer. So most values lie in the linear part of relu6, and
+depthwise filters have a positive mean. That keeps engines close to each other that round in different ways.
 
-The arithmetic is double precision and what it finds is rounded coarsely before it is used, so that the same
-weights come out on every machine with the same numpy.
+The arithmetic is double precision, and its results are rounded coarsely. So the same numpy computes the same weights on
+every machine.
 """
 
 import math
@@ -24,15 +23,15 @@ Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 Kind = Literal["conv", "depthwise", "dense", "pool", "add", "flatten", "softmax"]
 OUT_AXIS: dict[str, int] = {"conv": 0, "depthwise": 3, "dense": 0}  # of the weights: the output channel
-WIDEST = 5.0  # ranges end this many standard deviations from the mean, if the values do not end before
+WIDEST = 5.0  # ranges end at most this many standard deviations from the mean
 MARGIN = 1.2  # for values of other pictures
 
 
 class Layer(Record, frozen=True):
-    """One operation. sources: value numbers, 0 is the net's input and n what the n-th layer gives.
+    """One operation. sources: value numbers, 0 is the net's input and n the output of the n-th layer.
 
-    channels: of what a "conv" or "dense" gives. kernel: height and width, padding is SAME. offset: how far
-    biases put the channels apart (standard deviation), where the values in one channel have about 1.
+    channels: of the output of a "conv" or "dense". kernel: height and width, padding is SAME. offset: the standard
+    deviation of the channels' biases, if the values in one channel have about 1.
     """
 
     kind: Kind
@@ -45,13 +44,13 @@ class Layer(Record, frozen=True):
 
 
 class Net(Struct):
-    """A picture (height, width, channels) with values in [-1, 1), and the layers that it goes through."""
+    """A picture (height, width, channels) with values in [-1, 1), and the layers that process it."""
 
     shape: tuple[int, int, int]
     layers: list[Layer] = field(default_factory=list)
 
     def add(self, kind: Kind, *sources: int, **parameters: Any) -> int:
-        """Append a layer, by default behind the last one; gives the number of its value."""
+        """Append a layer, by default after the last one; return the number of its value."""
         self.layers.append(Layer(kind, sources or (len(self.layers),), **parameters))
         return len(self.layers)
 
@@ -65,7 +64,7 @@ class Net(Struct):
 
 
 def mobilenet_v1() -> Net:
-    """MobileNet v1 1.0 224: 569 million multiplications and additions."""
+    """Describe MobileNet v1 1.0 224: 569 million multiplications and additions."""
     net = Net((224, 224, 3))
     net.add("conv", channels=32, kernel=3, stride=2, relu6=True)
     head, tail = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2)), ((1024, 2), (1024, 1))
@@ -76,7 +75,7 @@ def mobilenet_v1() -> Net:
 
 
 def mobilenet_v2() -> Net:
-    """MobileNet v2 1.0 224: inverted residual blocks, 301 million multiplications and additions."""
+    """Describe MobileNet v2 1.0 224: inverted residual blocks, 301 million multiplications and additions."""
     net = Net((224, 224, 3))
     value, width = net.add("conv", channels=32, kernel=3, stride=2, relu6=True), 32
     first, last = (1, 16, 1, 1), ((6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
@@ -95,7 +94,7 @@ def mobilenet_v2() -> Net:
 
 
 def tiny_conv() -> Net:
-    """Convolution, fully connected, softmax over ten classes, on 8x8x3."""
+    """Describe convolution, fully connected, softmax over ten classes, on 8x8x3."""
     net = Net((8, 8, 3))
     net.add("conv", channels=8, kernel=3, relu6=True)
     net.add("dense", channels=10, offset=1.6)
@@ -116,10 +115,10 @@ class Recurrent(Record, frozen=True):
 
 
 class NetValue(Record, frozen=True):
-    """One value of a net: its shape with batch 1, its range, weights and biases of the layer that gives it.
+    """One value of a net: its shape with batch 1, its range, weights and biases of the layer that computes it.
 
-    Weights have TFLite's layout: "conv" [out, height, width, in], "depthwise" [1, height, width, channel],
-    "dense" [out, in].
+    Weights have TFLite's layout: "conv" [out, height, width, in], "depthwise" [1, height, width, channel], "dense"
+    [out, in].
     """
 
     shape: tuple[int, ...]
@@ -129,7 +128,7 @@ class NetValue(Record, frozen=True):
 
 
 def pictures(rng: np.random.Generator, shape: tuple[int, int, int]) -> Doubles:
-    """Eight pictures: noise of four grain sizes, from a pixel to half the picture, each in two contrasts."""
+    """Return eight pictures: noise of four grain sizes, from a pixel to half the picture, each in two contrasts."""
     height, width, channels = shape
     made = []
     for grain in (max(1, height * part // 8) for part in (0, 1, 2, 4)):
@@ -140,9 +139,9 @@ def pictures(rng: np.random.Generator, shape: tuple[int, int, int]) -> Doubles:
     return np.stack(made)
 
 
-@lru_cache(maxsize=1)  # the float, int8 and uint8 forms of a net are usually made in a row
+@lru_cache(maxsize=1)  # the float, int8 and uint8 versions of a net are usually made one after another
 def values(describe: Callable[[], Net], seed: int) -> list[NetValue]:
-    """What a net holds: first the input, then what each layer gives. A mobilenet takes some seconds."""
+    """Return the values of a net: first the input, then the output of each layer. A mobilenet takes some seconds."""
     net, rng = describe(), np.random.default_rng(seed)
     last_use = {source: n for n, layer in enumerate(net.layers, 1) for source in layer.sources}
     live: dict[int, Doubles] = {0: pictures(rng, net.shape)}
@@ -160,7 +159,7 @@ def values(describe: Callable[[], Net], seed: int) -> list[NetValue]:
 
 
 def _fitted(layer: Layer, x: Doubles, rng: np.random.Generator) -> tuple[tuple[Floats, Floats], Doubles]:
-    """Random weights and biases that give every channel the spread that is wanted, and what comes out."""
+    """Return random weights and biases that give every channel the wanted spread, and the layer's output."""
     k, width = layer.kernel, x.shape[-1]
     shape = {
         "conv": (layer.channels, k, k, width),
@@ -173,7 +172,8 @@ def _fitted(layer: Layer, x: Doubles, rng: np.random.Generator) -> tuple[tuple[F
     raw = _weighted(layer, x, weights.astype(np.float64))
     axes, channels = tuple(range(raw.ndim - 1)), raw.shape[-1]
     variance = raw.var(axes)
-    deviation = np.sqrt((variance + variance.mean()) / 2)  # halfway to the mean: no channel is blown up
+    # halfway to the mean, so that no channel is amplified too much
+    deviation = np.sqrt((variance + variance.mean()) / 2)
     wanted = (1.5 if layer.relu6 else 1.0) * (0.5 + rng.random(channels))
     centre = 1 + 2 * rng.random(channels) if layer.relu6 else layer.offset * rng.standard_normal(channels)
     scale = _coarse(wanted / deviation)
@@ -185,20 +185,20 @@ def _fitted(layer: Layer, x: Doubles, rng: np.random.Generator) -> tuple[tuple[F
 
 
 def _range(layer: Layer, value: Doubles) -> tuple[float, float]:
-    """Lowest and highest, without what lies far out: one value should not cost all others resolution."""
+    """Return the lowest and highest value without outliers: a single value should not reduce the resolution of all."""
     mean, reach = value.mean(), WIDEST * value.std()
     low, high = max(MARGIN * value.min(), mean - reach), min(MARGIN * value.max(), mean + reach)
     return float(_coarse(low)), min(float(_coarse(high)), 6.0 if layer.relu6 else math.inf)
 
 
 def _coarse(values: Any) -> Any:
-    """Rounded to 12 bits: the last bits of sums differ between machines and must have no effect."""
+    """Round to 12 bits: the last bits of sums differ between machines and must have no effect."""
     mantissa, exponent = np.frexp(values)
     return np.ldexp(np.round(mantissa * 4096), exponent - 12)
 
 
 def _weighted(layer: Layer, x: Doubles, weights: Doubles) -> Doubles:
-    """The layer's sums of products, without bias and activation."""
+    """Return the layer's sums of products, without bias and activation."""
     if layer.kind == "dense":
         return x.reshape(len(x), -1) @ weights.T
     total = np.zeros(())
@@ -208,7 +208,7 @@ def _weighted(layer: Layer, x: Doubles, weights: Doubles) -> Doubles:
 
 
 def _taps(x: Doubles, layer: Layer) -> Iterator[tuple[int, int, Doubles]]:
-    """For each row and column of the kernel, the part of the padded input that it meets."""
+    """Yield for each row and column of the kernel the slice of the padded input that it meets."""
     k, stride = layer.kernel, layer.stride
     size = [-(-n // stride) for n in x.shape[1:3]]
     reach = [(out - 1) * stride + 1 for out in size]

@@ -1,4 +1,4 @@
-"""The `.onnx` models that packages ship: rows of the catalogue, with the shapes that open ones are usually given."""
+"""The `.onnx` models of packages: rows of the catalogue, with the usual shapes of open ones."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from nnhal.zoo.kinds import Kind
 
 
 class OnnxRow(NamedTuple):
-    """A model. shapes: of inputs whose dimensions the file leaves open, as they are usually."""
+    """A model. shapes: the usual shapes of inputs whose dimensions the file leaves open."""
 
     name: str
     member: str
@@ -20,13 +20,13 @@ PACKAGES: tuple[Package, ...] = (
     ("magika", "1.0.3", "Apache-2.0", "features", "magika/models/standard_v3_3/", (
         OnnxRow("magika", "model.onnx",
                 "fe2d2eb49c5f88a9e0a6c048e15d6ffdf86235519c2afc535044de433169ec8c",
-                "which of 214 types a file is of, by 2,048 of its bytes, int32 in",
+                "file type (214 types) from 2,048 bytes of a file, int32 input",
                 {"bytes": (1, 2048)}),
     )),
     ("rapidocr-onnxruntime", "1.4.4", "Apache-2.0", "picture", "rapidocr_onnxruntime/models/", (
         OnnxRow("ocr_detect", "ch_PP-OCRv4_det_infer.onnx",
                 "d2a7720d45a54257208b1e13e36a8479894cb74155a5efe29462512d42f49da9",
-                "where text is in a picture, sides of multiples of 32",
+                "position of text in a picture, sides of multiples of 32",
                 {"x": (1, 3, 320, 320)}),
         OnnxRow("ocr_recognise", "ch_PP-OCRv4_rec_infer.onnx",
                 "48fc40f24f6d2a207a2b1091d3437eb3cc3eb6b676dc3ef9c37384005483683b",
@@ -34,7 +34,7 @@ PACKAGES: tuple[Package, ...] = (
                 {"x": (1, 3, 48, 320)}),
         OnnxRow("ocr_orientation", "ch_ppocr_mobile_v2.0_cls_infer.onnx",
                 "e47acedf663230f8863ff1ab0e64dd2d82b838fceb5957146dab185a89d6215c",
-                "whether a line of text stands on its head",
+                "whether a line of text is upside down",
                 {"x": (1, 3, 48, 192)}),
     )),
     ("silero-vad", "6.2.3", "MIT", "audio", "silero_vad/data/", (
@@ -44,7 +44,7 @@ PACKAGES: tuple[Package, ...] = (
                 {"input": (1, 576), "state": (2, 1, 128)}),
         OnnxRow("silero_vad_16k", "silero_vad_16k_op15.onnx",
                 "7ed98ddbad84ccac4cd0aeb3099049280713df825c610a8ed34543318f1b2c49",
-                "voice in 512 samples at 16 kHz behind 64 of those before",
+                "voice in 512 samples at 16 kHz after 64 earlier ones",
                 {"input": (1, 576)}),
         OnnxRow("silero_vad_sequence", "silero_vad_16k_sequence.onnx",
                 "9ccdacc4719d8aa7e45a77536bfabec45a03ba1f2fad5e241ab4060b24238a85",
@@ -66,7 +66,7 @@ PACKAGES: tuple[Package, ...] = (
     ("basic-pitch", "0.4.0", "Apache-2.0", "audio", "basic_pitch/saved_models/icassp_2022/", (
         OnnxRow("basic_pitch_onnx", "nmp.onnx",
                 "2c3c1d144bfa61ad236e92e169c13535c880469a12a047d4e73451f2c059a0ec",
-                "notes and pitches in 2 s of sound at 22050 Hz, the .onnx file of the same",
+                "notes and pitches in 2 s of sound at 22050 Hz, the .onnx file of basic_pitch",
                 {}),
     )),
     ("ddddocr", "1.6.1", "MIT", "picture", "ddddocr/", (
@@ -80,37 +80,37 @@ PACKAGES: tuple[Package, ...] = (
                 {"input1": (1, 1, 64, 160)}),
         OnnxRow("captcha_detect", "common_det.onnx",
                 "6faa8ea85a8c1a634e5050c4a138fca10f30194e0d7abbe9ade1fcd423af6ed6",
-                "where characters are, 416x416",
+                "position of characters, 416x416",
                 {}),
     )),
     ("speechmos", "0.0.1.1", "MIT", "audio", "speechmos/", (
         OnnxRow("dnsmos", "dnsmos_models/sig_bak_ovr.onnx",
                 "269fbebdb513aa23cddfbb593542ecc540284a91849ac50516870e1ac78f6edd",
-                "how good speech sounds, 9 s at 16 kHz",
+                "quality of speech, 9 s at 16 kHz",
                 {}),
         OnnxRow("dnsmos_personal", "pdnsmos_models/sig_bak_ovr.onnx",
                 "9e3a197449ca2177f0997afec3bd6b890117ce2f17b89d6eea7fa0d47272c81c",
-                "the same where others speak too",
+                "quality of speech with other speakers",
                 {}),
         OnnxRow("dnsmos_p808", "dnsmos_models/model_v8.onnx",
                 "9246480c58567bc6affd4200938e77eef49468c8bc7ed3776d109c07456f6e91",
-                "how good speech sounds, of 900 spectra",
+                "quality of speech, 900 spectra",
                 {}),
         OnnxRow("dnsmos_signal", "dnsmos_models/sig.onnx",
                 "d2fbdb293bc2366dfbae2b7477c490f981d24a8b4405efd3c11787569c6549d7",
-                "how good the speech itself is, of 901 spectra",
+                "quality of the speech signal, 901 spectra",
                 {}),
         OnnxRow("dnsmos_background", "dnsmos_models/bak_ovr.onnx",
                 "5f335c90994618150192a656a474bcf8a9cbcedbc47965494ba8da79605d1308",
-                "how loud the background is, of 901 spectra",
+                "loudness of the background, 901 spectra",
                 {}),
         OnnxRow("plcmos", "plcmos_models/plcmos_v2.onnx",
                 "c0ad3fc64ef9682b4749c0e96636b41c73b4b30bd123b9348feea06a96895286",
-                "how well lost packets are concealed, GRU",
+                "quality of packet loss concealment, GRU",
                 {"degraded_audio": (1, 1, 50, 257)}),
         OnnxRow("aecmos_16k", "aecmos_models/Run_1663915512_Stage_0.onnx",
                 "f53122f43cb7e5b77ec797e85c8b997cfc2aac8220857c709226d876de8c0a99",
-                "how well echo is cancelled at 16 kHz, opset 9, GRU",
+                "quality of echo cancellation at 16 kHz, opset 9, GRU",
                 {"input": (1, 3, 40, 160)}),
         OnnxRow("aecmos_16k_scenario", "aecmos_models/Run_1663829550_Stage_0.onnx",
                 "b517d8d9ca2f91ea55d15f605a15917c19be5d832868fe115c7c5bc48986dae1",
@@ -118,7 +118,7 @@ PACKAGES: tuple[Package, ...] = (
                 {"input": (1, 3, 40, 160)}),
         OnnxRow("aecmos_48k", "aecmos_models/Run_1668423760_Stage_0.onnx",
                 "b57bc007046d7230008ad2b802cb378f998ff3d96be074389a4d07533b7d4aaf",
-                "how well echo is cancelled at 48 kHz, opset 9, GRU",
+                "quality of echo cancellation at 48 kHz, opset 9, GRU",
                 {"input": (1, 3, 40, 160)}),
     )),
 )  # fmt: skip

@@ -178,7 +178,7 @@ def test_too_little_room_of_the_callers_is_told_with_the_shape():
         (lambda s, shapes, t: (s, [OutputShape((-3, -4))], t), r"has shape \(-3, -4\), must be sizes"),
         (lambda s, shapes, t: (s, None, t), "gave None, must give output shapes"),
         (lambda s, shapes, t: s, "must give a status, shapes and timing"),
-        (lambda s, shapes, t: (ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, shapes, t), "must say which output"),
+        (lambda s, shapes, t: (ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, shapes, t), "must name the output"),
         (lambda s, shapes, t: (FAILED, (), t), "executeSynchronously failed with GENERAL_FAILURE"),
     ],
 )

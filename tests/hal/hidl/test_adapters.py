@@ -132,7 +132,7 @@ def test_a_driver_that_lacks_a_method_is_refused_by_its_name():
 
     with pytest.raises(InvalidArgument, match="has no getSupportedOperations, prepareModel, must have"):
         adapt(Lacking())
-    with pytest.raises(InvalidArgument, match="object is no driver"):
+    with pytest.raises(InvalidArgument, match="object is not a driver"):
         adapt(object())
 
 
@@ -244,7 +244,7 @@ def test_an_operand_of_unknown_shape_between_two_devices_takes_its_neighbours_al
             return NONE, [o.type == Op.ADD for o in model.operations]
 
     verdicts = adapt(OnlyAdd()).supports(reshaped(True))
-    assert verdicts[0].reason == "the driver says no"
+    assert verdicts[0].reason == "the driver rejects it"
     assert verdicts[1].reason == "operand %2 has shape [?, ?]; inputs and outputs at level 1.0 must be fully specified"
 
 

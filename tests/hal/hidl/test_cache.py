@@ -129,7 +129,7 @@ def test_a_driver_that_cannot_prepare_from_files_is_given_none(folder):
 def test_a_driver_that_does_not_say_how_many_files_it_keeps_keeps_none(folder, status, count):
     driver = Keeping()
     driver.status, driver.count = status, count
-    assert run(driver, folder).startswith("off: the driver failed to say how many files it keeps:")
+    assert run(driver, folder).startswith("off: the driver failed to report its number of cache files:")
 
 
 def test_a_driver_that_refuses_its_files_prepares_anew(folder, monkeypatch):

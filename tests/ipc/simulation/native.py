@@ -220,7 +220,7 @@ class Lane:
 
     def answer(self, data: Any, fds: Sequence[int] = (), timeout_ns: int = 5 * SECOND) -> int:
         if not self.asked:
-            raise RuntimeError("Lane: nothing was asked, must be before an answer is sent")
+            raise RuntimeError("Lane: no call was received, must be before an answer is sent")
         status = self._send(self.asked, data, fds, timeout_ns)
         if status == 0:
             self.asked = 0
@@ -395,7 +395,7 @@ class Queues:
         task = self._task
         if task is not None:
             if task is not self.world.current:
-                raise RuntimeError("Queues: another thread holds this side, must be dropped by that one")
+                raise RuntimeError("Queues: another thread holds this side, must be dropped by that thread")
             self._task = task.holding = None
             self._file.liveness[self.side] = None
             self._file.changed()

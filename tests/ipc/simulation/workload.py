@@ -564,7 +564,7 @@ class Run:
             self.world.fail(f"a client was given {error!r}, which has no name")
         if client.service is None or self.disturbed:
             return
-        if isinstance(error, DeadObject) and "that was interrupted does not end" not in str(error):
+        if isinstance(error, DeadObject) and "an interrupted " not in str(error):
             if "ended the burst" in str(error):
                 return
             self.world.fail(f"nothing died, and a client was told {type(error).__name__}: {error}")

@@ -125,4 +125,4 @@ def late(came: Came) -> Iterator[str]:
     """Limits of time that an application was kept waiting past."""
     for what, took, allowed in zip(("compile", "run"), came.seconds, (COMPILE, RUN), strict=True):
         if took > allowed + LATE:
-            yield f"waited {took:.1f} s for {what}, must be {allowed} s at most"
+            yield f"waited {took:.1f} s for {what}, must update it  {allowed} s at most"

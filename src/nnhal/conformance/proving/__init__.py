@@ -1,1 +1,1 @@
-"""Which form of an operation is right on this processor: `hard` calls, run by a `worker`, judged and kept by `run`."""
+"""Verifies kernel variants on this processor: `hard` makes calls, `worker` runs them, `run` judges and stores results."""

@@ -1,12 +1,14 @@
-"""Calls that a fast kernel fails where it is not exact: all ends of the quantised types, odd sizes, sums that are long.
+"""Calls on which inexact fast kernels fail: all ends of the quantised types, odd sizes, long sums.
 
-An engine multiplies 8 bits in pairs and adds up in 16 where the processor has nothing better, which saturates; it sums up in
-16 or 32 bits, or in bfloat16; it forgets what is left over beside whole vectors. So the rows of an input and the channels of
-weights have all there is of one end, of the other, of both in turn; depths are 1, 3, 17 and 33; outputs are as coarse as the
-greatest sum needs, and finer. What is not of these families, and more of those that are, is drawn (`conformance.draw`).
+Without better instructions, an engine multiplies 8 bits in pairs and adds up in 16, which saturates; it sums up in 16
+or 32 bits, or in bfloat16; or it forgets the remainder beside whole SIMD vectors. So the rows of an input and the
+channels of weights consist of one end, of the other, or of both alternately. Depths are 1, 3, 17 and 33; outputs are as
+coarse as the greatest sum needs, and finer. Other operations, and further calls of these families, are drawn
+(`conformance.draw`).
 
-A kernel may also cut off the decimals of a bound that is no stored value. One quantisation step is within the tolerance, and
-all of RELU1 where steps are coarse. So results that lie at a bound, or are 0, must be those of the reference.
+A kernel may also cut off the decimals of a bound that is not a stored value. One quantisation step is within the
+tolerance, but may be all of RELU1 if the quantisation is coarse. So results at a bound, and zeros, must equal the
+reference's.
 """
 
 import math
@@ -26,22 +28,22 @@ from nnhal.ops import OPS
 from nnhal.ops.schema import F32, I32, Q8, Q8PC, REQUIRED, Form, bind
 
 DEPTHS = 1, 3, 17, 33
-FINER = 1, 8, 64  # the output's scale than the greatest sum needs
+FINER = 1, 8, 64  # divisors of the output's scale that the greatest sum needs
 LONG = 300, 40_000  # products of a sum; so many of the ends exceed 32 bits
 SCALE, WEIGHT_SCALE = 0.5, 0.25
-CHANNELS = 4.0, 2.0**12  # times the least scale of a channel that the greatest is
+CHANNELS = 4.0, 2.0**12  # ratios of the greatest scale of a channel to the least
 MAGNITUDES: dict[int, tuple[float, ...]] = {
     F32: (1.0, 1e15, 1e-15, 1e-22)
 }  # of floats; their products are finite, or nearly 0
-PLAIN = (1,), DEPTHS, (17, 1, 3, 33)  # groups, inputs of each, outputs of each: kernels are chosen by these
+PLAIN = (1,), DEPTHS, (17, 1, 3, 33)  # groups, inputs of each, outputs of each: engines choose kernels by these
 GROUPS = {
     "DEPTHWISE_CONV_2D": ((1, 2, 3, 17, 33), (1,), (1, 2, 3)),
     "GROUPED_CONV_2D": ((2, 3, 5), (1, 3, 17), (1, 2, 5)),
 }
-WINDOWS = (3, 3), (1, 1), (2, 3)  # of filters
+WINDOWS = (3, 3), (1, 1), (2, 3)  # sizes of filters
 WIDE_WINDOW = 17  # more elements than sums of 16 bits hold
 ROWS = 6
-BOUNDED_SCALES = 1.3, 0.7, 0.3, 0.27  # of which 1 or 6 is no multiple in float32
+BOUNDED_SCALES = 1.3, 0.7, 0.3, 0.27  # neither 1 nor 6 is a multiple of these in float32
 
 C = TypeVar("C")
 Pattern = Callable[[np.random.Generator, int, int, int], Array]
@@ -62,14 +64,14 @@ PATTERNS: tuple[Pattern, ...] = (
 
 
 def hard_calls(operation: str, kind: int, seed: int = 0) -> Iterator[Call]:
-    """Calls of an operation of its own type `kind`, the same for a seed; those of its family first, then drawn ones."""
+    """Yield calls of an operation of type `kind`, the same for a seed: first those of its family, then drawn ones."""
     rng = np.random.default_rng([zlib.crc32(operation.encode()), kind, seed])
     if operation in FAMILIES:
         for number, made in enumerate(FAMILIES[operation](Maker(operation, kind, rng))):
             arguments, given, out = made
             try:
                 yield _call(operation, kind, arguments, given, out)
-            except InvalidModel as error:  # zero points that the type does not have
+            except InvalidModel as error:  # zero points that the type does not allow
                 if number == 0:
                     raise AssertionError(f"{operation}: {error}") from error
     if operation in BOUNDED and dtype_of(kind).itemsize == 1:
@@ -82,40 +84,44 @@ def hard_calls(operation: str, kind: int, seed: int = 0) -> Iterator[Call]:
 
 Made = tuple[
     dict[str, Any], Sequence[str], tuple[float, int]
-]  # arguments, those given at run time, output's quantisation
+]  # arguments, those given at execution, output's quantisation
 
 
 class Maker:
-    """What the calls of an operation are made of: `turn` counts them, so that what is not multiplied out takes turns."""
+    """Makes the calls of an operation. `turn` counts them, so that parameters that are not combined alternate."""
 
     def __init__(self, operation: str, kind: int, rng: np.random.Generator) -> None:
         self.operation, self.kind, self.rng, self.turn = operation, kind, rng, 0
         self.quantised = dtype_of(kind).itemsize == 1
 
     def turns(self, cases: Iterable[C]) -> Iterator[C]:
-        """These, counted."""
+        """Yield these cases, counted."""
         for self.turn, case in enumerate(cases):
             yield case
 
     def mixed(self, choices: Sequence[C], count: int) -> Iterator[C]:
-        """So many of these, each as often, in an order of its own each time."""
+        """Yield so many of these, each equally often, in a new order each time."""
         times = -(-count // len(choices))
         order = np.concatenate([self.rng.permutation(len(choices)) for _ in range(times)])
         return (choices[n] for n in order[:count])
 
     def next(self, choices: Sequence[Any], every: int = 1) -> Any:
-        """One of these, another one each `every` calls."""
+        """Return one of these, another one each `every` calls."""
         return choices[self.turn // every % len(choices)]
 
     def zero_points(self) -> tuple[int, ...]:
-        """Both ends and the middle."""
+        """Return both ends and the middle."""
         if not self.quantised:
             return (0,)
         limits = np.iinfo(dtype_of(self.kind))
         return int(limits.min), (int(limits.min) + int(limits.max) + 1) // 2, int(limits.max)
 
     def tensor(self, shape: Sequence[int], zero: int = 0, scale: float = SCALE, axis: int = 0) -> Value:
-        """Quantised: each slice along the axis has a pattern of the type's ends; other types: numbers of a magnitude."""
+        """Make a tensor.
+
+        If it is quantised, each slice along the axis has a pattern of the type's ends; otherwise it has numbers of a
+        magnitude.
+        """
         shape = tuple(shape)
         if not self.quantised:
             data = contents(self.rng, self.kind, shape, "ordinary")
@@ -127,7 +133,7 @@ class Maker:
         return Value(self.kind, shape, scale, zero, data=data.astype(limits.dtype))
 
     def pattern(self, shape: Sequence[int], axis: int, low: int, high: int) -> Array:
-        """Slices along an axis, each of another pattern."""
+        """Return slices along an axis, each with another pattern."""
         count = shape[axis]
         rest = [n for i, n in enumerate(shape) if i != axis]
         slices = [
@@ -137,7 +143,7 @@ class Maker:
         return np.stack(slices, axis)
 
     def weights(self, shape: Sequence[int], zero: int, axis: int, per_channel: float = 0) -> Value:
-        """per_channel: the ratio of the scales of channels, 0 for one scale."""
+        """Make weights. per_channel: the ratio of the scales of channels, 0 for one scale."""
         if not per_channel:
             return self.tensor(shape, zero, WEIGHT_SCALE, axis)
         least = WEIGHT_SCALE / per_channel
@@ -146,7 +152,7 @@ class Maker:
         return Value(Q8PC, tuple(shape), channel=ChannelQuant(tuple(scales), axis), data=data)
 
     def bias(self, x: Value, weights: Value, channels: int, terms: int) -> Value:
-        """Of about the size of the sums."""
+        """Make a bias of about the magnitude of the sums."""
         if not self.quantised:
             data = contents(self.rng, self.kind, (channels,), "ordinary")
             return Value(self.kind, (channels,), data=data * np.asarray(self.next((1.0, 0.0)), data.dtype))
@@ -156,7 +162,7 @@ class Maker:
         return Value(I32, (channels,), scale, data=data)
 
     def products(self) -> Iterator[tuple[int, int, int]]:
-        """Zero points of input and weights, and how many products a sum has: all zero points, and long sums besides."""
+        """Yield zero points of input and weights, and the products of a sum: all zero points, and long sums."""
         pairs = [(x, w) for x, w, _ in self.all_weights()]
         width = len(pairs) // 3  # zero points of weights: all depths with each
         sizes = [
@@ -169,7 +175,7 @@ class Maker:
         yield from self.turns([*sizes, *long])
 
     def output(self, reach: float, *, coarse: bool = False) -> tuple[float, int]:
-        """Scale and zero point for results of up to this magnitude, in turn: as coarse as that needs, or finer."""
+        """Return scale and zero point for results of up to this magnitude, alternately as coarse as needed, or finer."""
         if not self.quantised:
             return 0.0, 0
         if coarse:
@@ -178,7 +184,7 @@ class Maker:
         return float(np.float32(2 * reach / 255 / self.next(FINER))), zero
 
     def all_weights(self) -> Iterator[tuple[int, int, float]]:
-        """Zero points of input and weights, and the ratio of the scales of channels."""
+        """Yield zero points of input and weights, and the ratio of the scales of channels."""
         if not self.quantised:
             yield from ((0, 0, 0.0) for _ in range(3 * len(DEPTHS)))
             return
@@ -189,7 +195,7 @@ class Maker:
 
 
 def _reach(x: Value, weights: Value, terms: int) -> float:
-    """The greatest magnitude that a sum of so many products can have."""
+    """Return the greatest magnitude of a sum of so many products."""
     if not x.scale:
         return 0.0
     far_x, far_w = (
@@ -200,7 +206,7 @@ def _reach(x: Value, weights: Value, terms: int) -> float:
 
 
 def _convolutions(m: Maker) -> Iterator[Made]:
-    """All weights, each with two of the ways that inputs and outputs are grouped, all of these as often."""
+    """Yield all weights, each with two of the groupings of inputs and outputs, all of these equally often."""
     transposed, depthwise, grouped = (
         m.operation == n for n in ("TRANSPOSE_CONV_2D", "DEPTHWISE_CONV_2D", "GROUPED_CONV_2D")
     )
@@ -274,7 +280,10 @@ def _pools(m: Maker) -> Iterator[Made]:
 
 
 def _bounded(m: Maker) -> Iterator[Made]:
-    """Pictures of the least value, of 0 and of the greatest: results are far beyond the bounds of an activation, or 0."""
+    """Yield pictures of the least value, of 0 and of the greatest.
+
+    Results are far beyond the bounds of an activation, or 0.
+    """
     low, middle, high = m.zero_points()
     make, activations = BOUNDED[m.operation], (Activation.RELU1, Activation.RELU6)
     fused = m.operation not in {each.name for each in activations}
@@ -287,7 +296,7 @@ def _bounded(m: Maker) -> Iterator[Made]:
 
 
 def _with_units(m: Maker, x: Value) -> dict[str, Any]:
-    """A layer of which each output is the sum of its inputs."""
+    """Return the arguments of a layer whose outputs are each the sum of its inputs."""
     depthwise, transposed = m.operation == "DEPTHWISE_CONV_2D", m.operation == "TRANSPOSE_CONV_2D"
     shape, axis = ((1, 1, 1, 3), 3) if depthwise else ((3, 1, 1, 1 if m.operation == "GROUPED_CONV_2D" else 3), 0)
     weights = Value(Q8PC, shape, channel=ChannelQuant((1.0,) * 3, axis), data=np.ones(shape, np.int8))
@@ -307,7 +316,7 @@ def _dense(m: Maker, x: Value) -> dict[str, Any]:
 
 
 def _with_a_constant(m: Maker, x: Value) -> dict[str, Any]:
-    """0, or 1 for products."""
+    """Return 0, or 1 for products, as the second argument."""
     _, middle, _ = m.zero_points()
     stored = middle + 2 * (m.operation == "MUL")
     return {"input2": Value(m.kind, x.shape, 0.5, middle, data=np.full(x.known, stored, dtype_of(m.kind)))}
@@ -342,7 +351,7 @@ def _call(
     out: tuple[float, int],
     values: str = "hard",
 ) -> Call:
-    """A call of the form that has these arguments."""
+    """Make a call with the signature that has these arguments."""
     op = OPS[operation]
     number, form = next((n, form) for n, form in enumerate(op.forms) if arguments.keys() <= {a.name for a in form})
     inputs = _inputs(form, arguments)
@@ -354,7 +363,7 @@ def _call(
 
 
 def _inputs(form: Form, arguments: dict[str, Any]) -> list[Value | None]:
-    """The arguments in order, trailing ones left out."""
+    """Return the arguments in order, without trailing ones."""
     inputs: list[Value | None] = []
     for argument in form:
         if argument.name not in arguments:

@@ -1,7 +1,7 @@
-"""Proves the forms of a device's operations, over processes that a wrong one may end, and remembers what was found.
+"""Verifies the kernel variants of a device's operations, in processes that a wrong one may end, and stores the results.
 
-The forms of an operation and type are tried fastest first; the first right one is what runs. What is remembered is written
-at the end, at once: a proof that is interrupted leaves what was there before.
+The variants of an operation and type are tried in order, the fastest first; the first right one is used. The results
+are written at the end, in one step: an interrupted verification leaves the earlier results.
 """
 
 from collections import defaultdict
@@ -22,7 +22,7 @@ VERDICTS = "passed", "failed", "crashed", "hung", "unsupported"
 
 
 class FormItem(NamedTuple):
-    """An operation of a type, in one of its forms."""
+    """An operation, its type, and one of its kernel variants."""
 
     operation: str
     type: int
@@ -30,7 +30,7 @@ class FormItem(NamedTuple):
 
 
 class ProofOutcome(Record, frozen=True):
-    """What came of one form: a verdict, and what is wrong. detail: more of it, for who repairs the driver."""
+    """The result of one variant: a verdict and the fault. detail: more about the fault, for the driver's author."""
 
     operation: str
     type: int
@@ -42,12 +42,12 @@ class ProofOutcome(Record, frozen=True):
 
     @property
     def item(self) -> FormItem:
-        """Of what."""
+        """The verified item."""
         return FormItem(self.operation, self.type, self.form)
 
 
 class _Proving(Work):
-    """Forms; a slower one when the faster was not right."""
+    """Kernel variants; a slower one if the faster one was not right."""
 
     module = "nnhal.conformance.proving.worker"
     idle = "loading"
@@ -58,14 +58,16 @@ class _Proving(Work):
 
     def lost(self, item: FormItem, verdict: str, reason: str, nanoseconds: int, stack: str) -> ProofOutcome:
         fate = fate_of(reason).partition(";")[0].removeprefix("the driver process ")
-        short = f"ends its process ({fate})" if verdict == "crashed" else f"has not ended after {nanoseconds / 1e9:g} s"
+        short = (
+            f"ends its process ({fate})" if verdict == "crashed" else f"has not ended within {nanoseconds / 1e9:g} s"
+        )
         return ProofOutcome(*item, verdict, short, nanoseconds, reason)
 
     def late(self, first: ProofOutcome, second: ProofOutcome, before: Sequence[FormItem]) -> ProofOutcome:
-        return replace(first, detail=f"{first.detail} (not alone in a fresh process)")
+        return replace(first, detail=f"{first.detail} (not alone in a new process)")
 
     def after(self, outcome: ProofOutcome) -> tuple[Sequence[Bundle], Sequence[ProofOutcome]]:
-        """The next form, where there is one and this was not right."""
+        """Return the next variant, if there is one and this one was not right."""
         known = self._known[outcome.operation, outcome.type]
         left = known[known.index(outcome.form) + 1 :]
         if outcome.verdict == "passed" or not left:
@@ -78,19 +80,19 @@ def _alone(item: FormItem) -> Bundle:
 
 
 def to_prove(device: Device, *, every: bool = False) -> list[FormChoice]:
-    """The choices that a device has. every: also operations that it has one form of."""
+    """Return the choices of a device. every: also of operations with only one variant."""
     return [choice for choice in choices_of(device) if every or len(choice.known) > 1]
 
 
 def run_proofs(
     subject: Subject, choices: Sequence[FormChoice], jobs: int
 ) -> Generator[tuple[TaskResult, int, int], None, None]:
-    """As `pool.run_all`, of the forms of these choices, as far as they have to be tried."""
+    """Verify the variants of these choices as needed, as `pool.run_all`."""
     return run_all(_Proving(subject, choices), jobs)
 
 
 def found_by(outcomes: Iterable[ProofOutcome], choices: Sequence[FormChoice]) -> dict[tuple[str, int], Proved]:
-    """What runs from now on, and why nothing faster; nothing of an operation that no call could be made of."""
+    """Return the variant to use and the reason against faster ones; nothing for an operation without a possible call."""
     tried: Mapping[tuple[str, int], dict[str, ProofOutcome]] = defaultdict(dict)
     for outcome in outcomes:
         tried[outcome.operation, outcome.type][outcome.form] = outcome
@@ -113,8 +115,8 @@ def _named(outcome: ProofOutcome) -> str:
 
 
 def keep(device: Device, found: Mapping[tuple[str, int], Proved]) -> None:
-    """Remember what was found. OperationFailed where that cannot be written."""
+    """Store the results. OperationFailed if they cannot be written."""
     proofs = device.cached_as.proofs
     if proofs is None:
-        raise InvalidArgument(f"device {device.name}: has no forms to prove")
+        raise InvalidArgument(f"device {device.name}: has no kernel variants to verify")
     remember(proofs.identity, found)

@@ -1,4 +1,4 @@
-"""A process that proves forms: `nnhal.conformance.worker`, with an operation in one form for an item."""
+"""A process that verifies kernel variants: `nnhal.conformance.worker`, whose items are operations in one variant."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,12 +21,12 @@ from nnhal.hal.device import Device, Hints, Prepared, prepared_by
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
 
-MOST = 200  # characters of what an engine said
-BEYOND = 1e3  # times the greatest element: a share says nothing there
+MOST = 200  # characters of an engine's message
+BEYOND = 1e3  # relative to the greatest element: beyond, a share is meaningless
 
 
 class _Judged(NamedTuple):
-    """As of `ProofOutcome`."""
+    """See `ProofOutcome`."""
 
     verdict: str
     reason: str = ""
@@ -34,7 +34,7 @@ class _Judged(NamedTuple):
 
 
 class _Prover(Worker):
-    """Runs each form on hard calls."""
+    """Runs each variant on hard calls."""
 
     def run(self, of: object, items: Sequence[FormItem]) -> Iterator[ProofOutcome]:
         for item in items:
@@ -42,12 +42,12 @@ class _Prover(Worker):
             self.at("loading")
             proofs = self.device.cached_as.proofs
             if proofs is None:
-                raise InvalidArgument(f"device {self.device.name}: has no forms to prove")
+                raise InvalidArgument(f"device {self.device.name}: has no kernel variants to verify")
             found = self._proved(proofs.in_form(item.operation, item.type, item.form), item)
             yield ProofOutcome(*item, found.verdict, found.reason, time.monotonic_ns() - begin, found.detail)
 
     def _proved(self, device: Device, item: FormItem) -> "_Judged":
-        """Whether every call is right, or refused with a reason; one at least has to run."""
+        """Judge whether every call is right, or refused with a reason; at least one has to run."""
         refused, worst, ran = "", Wrong(), 0
         for call in hard_calls(item.operation, item.type):
             try:
@@ -60,12 +60,12 @@ class _Prover(Worker):
                 return _Judged("failed", _failure(told(error), device.name), f"{call.cell}: {told(error)}")
             refused, ran = refused or why, ran + (not why)
         if not ran:
-            return _Judged("unsupported", refused or f"there is no call of {type_name(item.type)}")
+            return _Judged("unsupported", refused or f"no call of {type_name(item.type)} can be made")
         return _Judged("failed", worst.told, worst.problem) if worst.problem else _Judged("passed")
 
 
 def _failure(message: str, name: str) -> str:
-    """What an engine said, in a line; there is but one device."""
+    """Return an engine's message in one line, without the device's name."""
     line = " ".join(message.split())
     for prefix in (f"device {name}: ", f"{name}: "):
         line = line.removeprefix(prefix)
@@ -73,13 +73,13 @@ def _failure(message: str, name: str) -> str:
 
 
 class Wrong:
-    """What was wrong of all calls of a form."""
+    """The faults of all calls of a variant."""
 
     def __init__(self) -> None:
         self.problem, self.steps, self.share = "", 0.0, 0.0
 
     def note(self, call: Call, problem: str, wanted: Sequence[Array | None], actual: Sequence[Array | None]) -> None:
-        """One call was: by how much."""
+        """Add one wrong call."""
         self.problem = self.problem or f"{call.cell}: {problem}"
         for w, a in zip(wanted, actual, strict=True):
             if w is None or a is None or w.shape != a.shape or w.dtype.kind not in "iuf" or not w.size:
@@ -96,19 +96,19 @@ class Wrong:
 
     @property
     def told(self) -> str:
-        """In a few words."""
+        """Summarise the faults."""
         if self.steps > 1:
-            return f"is off by {self.steps:g} steps on this processor"
+            return f"is off by {self.steps:g} LSB on this processor"
         if 0 < self.share < BEYOND:
             return f"is off by {self.share:.2g} of the greatest element on this processor"
         return f"is wrong on this processor ({self.problem})"
 
 
 def compared(device: Device, call: Call, worst: Wrong, at: Callable[[str], object] = str) -> str:
-    """Run a call on a device and on the reference; why the device refuses it, "" where it was run. worst: is told.
+    """Run a call on a device and on the reference; return why the device refuses it, "" if it ran.
 
-    The device runs it with each number of THREADS: its kernel for several may be another than its kernel for one.
-    at: is told whose turn it is, for each has its own time.
+    worst: receives the faults. The device runs the call with each number of THREADS, because its kernel for several may
+    differ. at: is called before each action, which has its own time limit.
     """
     model, found = model_of(call), []
     for threads in THREADS:
@@ -127,7 +127,7 @@ def compared(device: Device, call: Call, worst: Wrong, at: Callable[[str], objec
 def _theirs(
     device: Device, model: Model, hints: Hints, call: Call, at: Callable[[str], object]
 ) -> tuple[str, Outputs | NnhalError]:
-    """Why a device refuses a call, "" where it runs it; and what comes out."""
+    """Return why a device refuses a call, "" if it ran, and its results."""
     at("consider")
     claims = considered_by(device, model, hints)
     with ExitStack() as held:
@@ -155,7 +155,7 @@ def _judge(
 
 
 def _run(prepared: Prepared, call: Call) -> Outputs | NnhalError:
-    """What comes out, or the error where a driver may fail as the definition does."""
+    """Return the results, or the error if a driver may fail as the definition does."""
     try:
         return run(prepared, arrays_of(call))
     except (DriverFailed, ContractBroken):
@@ -165,5 +165,5 @@ def _run(prepared: Prepared, call: Call) -> Outputs | NnhalError:
 
 
 def main() -> None:
-    """Prove forms."""
+    """Run the process."""
     serve_with(_Prover)

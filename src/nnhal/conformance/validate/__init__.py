@@ -1,1 +1,1 @@
-"""What a driver promises, checked operation by operation: `nnhal validate`."""
+"""Checks the driver contract, operation by operation: `nnhal validate`."""

@@ -1,4 +1,4 @@
-"""What a check of a driver is: a name, the promise that it looks at, and how it looks."""
+"""A check of the driver contract: its name, its rule, and the function that checks it."""
 
 from collections.abc import Callable
 
@@ -6,22 +6,21 @@ from nnhal.base.records import Record
 from nnhal.conformance.validate.trial import Trial
 
 VERDICTS = "passed", "failed", "crashed", "hung", "skipped", "unsupported"
-DRIVER = ""  # in place of an operation: of the driver as a whole
+DRIVER = ""  # in place of an operation: for the driver as a whole
 Look = Callable[[Trial], int]
-UNSEEN = "nothing that it judges happened"
-# What single executions have to hold to before two are looked at, and then whatever else there is.
+UNSEEN = "the check saw nothing to judge"
+# Single executions must satisfy these before checks compare two executions.
 SINGLE = "output-type", "output-shape", "output-once", "output-filled", "past-end", "inputs-kept"
 BASIC = ("prepared-twice",)
 
 
 class ContractCheck(Record, frozen=True):
-    """A promise of a driver's, in one sentence, and how it is looked at.
+    """A rule of the driver contract, in one sentence, and its check.
 
-    look: gives how often it saw happen what it judges, and kept to the promise; raises Unmet where the promise is broken,
-    NotAsked where it cannot be looked at. Without evidence there is no verdict: a check that saw nothing is skipped.
-    unseen: why there may be nothing to see, the reason then.
-    needs: checks of the same operation that must not have failed before. inside: needs the driver in this process.
-    whole: looks at the driver once, not at each operation. only: the operations that it looks at, all where none is named.
+    look: returns how often it saw the rule kept; raises Unmet if the rule is broken, NotAsked if it cannot be checked.
+    A check that saw nothing is skipped. unseen: the reason then. needs: checks of the same operation that must not have
+    failed before. inside: whether it needs the driver in this process. whole: whether it checks the driver once, not
+    each operation. only: the operations that it checks, empty for all.
     """
 
     name: str
@@ -47,7 +46,7 @@ def check(
     whole: bool = False,
     only: tuple[str, ...] = (),
 ) -> Callable[[Look], Look]:
-    """Add a check to the table, in which those that others need come first."""
+    """Add a check to the table; the checks that it needs must be there already."""
 
     def add(look: Look) -> Look:
         CHECKS[name] = ContractCheck(name, promise, look, unseen, () if whole else needs, inside, whole, only)
@@ -57,10 +56,10 @@ def check(
 
 
 class CheckOutcome(Record, frozen=True):
-    """What became of one check of one operation: one of `VERDICTS`, and why. place: FILE:LINE of the driver, "" if unknown.
+    """The outcome of one check of one operation: one of `VERDICTS`, and why.
 
-    found: names that the check found: of operations of extensions. alone: of a check that cost a process in which others ran
-    before it, and no fresh one: its verdict there.
+    place: FILE:LINE of the driver, "" if unknown. found: names that the check found, of operations of extensions.
+    alone: the verdict of a check alone in a new process, if it ended only a process in which others had run.
     """
 
     check: str

@@ -1,4 +1,4 @@
-"""Compilations that are kept in files: what is restored computes the same, and what is not what was written is a miss."""
+"""Checks of the compilation cache: a restored model computes the same, and changed files are a miss."""
 
 import os
 import tempfile
@@ -20,21 +20,21 @@ from nnhal.model.parts import outline
 
 TOKEN, OTHER = bytes(range(TOKEN_SIZE)), bytes(range(1, TOKEN_SIZE + 1))
 FLIPS = 48  # bits of each file
-SAVES_NOTHING = "it saves nothing of the calls that it takes"
+SAVES_NOTHING = "the driver saves none of the supported calls"
 
 
-@check("cache-files", "number_of_cache_files() gives two numbers of 0 to 32, the same ones each time.", whole=True)
+@check("cache-files", "number_of_cache_files() returns two numbers from 0 to 32, the same ones each time.", whole=True)
 def cache_files(trial: Trial) -> int:
     with trial.asking("number_of_cache_files"):
         counts = [cache_files_by(trial.device) for _ in range(3)]
     if len(set(counts)) > 1:
-        trial.unmet(f"number_of_cache_files() gives {' and then '.join(map(str, map(tuple, dict.fromkeys(counts))))}")
+        trial.unmet(f"number_of_cache_files() returns {' and then '.join(map(str, map(tuple, dict.fromkeys(counts))))}")
     return len(counts) - 1
 
 
 @check(
     "cache-saved",
-    "A compilation that is kept in files computes what one that is not does.",
+    "A compilation with cache files computes the same as one without.",
     ("stale-output",),
     unseen=SAVES_NOTHING,
 )
@@ -42,14 +42,14 @@ def saved(trial: Trial) -> int:
     seen = 0
     for call, model, cache in _saved(trial):
         prepared = trial.prepare(model, replace(PLAIN, cache=cache))
-        _computes(trial, call, model, prepared, "where it is saved")
+        _computes(trial, call, model, prepared, "when it is saved")
         seen += _written(cache)
     return seen
 
 
 @check(
     "cache-restored",
-    "What is restored from files computes what was prepared, again and again.",
+    "A restored model computes the same as the prepared one, each time.",
     ("cache-saved",),
     unseen=SAVES_NOTHING,
 )
@@ -64,15 +64,15 @@ def restored(trial: Trial) -> int:
             try:
                 prepared = _restored(trial, model, cache)
             except NnhalError as error:
-                trial.unmet(f"what it saved a moment ago is a miss: {error}")
-            _computes(trial, call, model, prepared, "where it is restored")
+                trial.unmet(f"files that it has just saved are a miss: {error}")
+            _computes(trial, call, model, prepared, "when it is restored")
             trial.close(prepared)
     return seen
 
 
 @check(
     "cache-damaged",
-    "Files that are not what was written are a miss, and nothing worse.",
+    "Changed files are a miss, and nothing worse.",
     ("cache-restored",),
     unseen=SAVES_NOTHING,
 )
@@ -108,12 +108,12 @@ def token(trial: Trial) -> int:
 
 
 def _saved(trial: Trial) -> Iterator[tuple[Call, Model, Cache]]:
-    """The samples, each with empty files for it. NotTaken where the driver keeps nothing."""
+    """Yield the samples, each with empty files for it. NotTaken if the driver has no compilation cache."""
     trial.fixed()
     with trial.asking("number_of_cache_files"):
         count = cache_files_by(trial.device)
     if not count:
-        raise NotTaken("it keeps no compilations: number_of_cache_files() gives 0, 0")
+        raise NotTaken("the driver has no compilation cache: number_of_cache_files() returns 0, 0")
     for call, model in trial.samples():
         with _files(count) as cache:
             yield call, model, cache
@@ -145,7 +145,7 @@ def _computes(trial: Trial, call: Call, model: Model, prepared: Prepared, what: 
 
 
 def _missed(trial: Trial, call: Call, model: Model, cache: Cache, what: str, *, at_all: bool = False) -> None:
-    """Unmet where files do harm. at_all: already where they are taken, whatever they compute."""
+    """Raise Unmet if files do harm. at_all: already if they are accepted, whatever they compute."""
     try:
         prepared = _restored(trial, model, cache)
     except MissedDeadline as error:
@@ -153,20 +153,20 @@ def _missed(trial: Trial, call: Call, model: Model, cache: Cache, what: str, *, 
     except NnhalError:
         return
     if at_all:
-        trial.unmet(f"files {what} are taken")
+        trial.unmet(f"files {what} are accepted, must be a miss")
     wanted = trial.alone(model, arrays_of(call))
     try:
         results = trial.run(prepared, copies(arrays_of(call)))
     except NnhalError as error:
-        trial.unmet(f"files {what} are taken, and its execution fails: {error}")
+        trial.unmet(f"files {what} are accepted, and the execution fails: {error}")
     problem = trial.differs(call, wanted, results)
     if problem:
-        trial.unmet(f"files {what} are taken, and change results: {problem}")
+        trial.unmet(f"files {what} are accepted, and change results: {problem}")
     trial.close(prepared)
 
 
 def _broken(data: bytes, trial: Trial) -> Iterator[tuple[str, bytes]]:
-    """What a file may become that it is not, and how that is called."""
+    """Yield changed versions of a file, with their descriptions."""
     for what, broken in _changed(data, trial):
         if broken != data:
             yield what, broken
@@ -174,7 +174,7 @@ def _broken(data: bytes, trial: Trial) -> Iterator[tuple[str, bytes]]:
 
 def _changed(data: bytes, trial: Trial) -> Iterator[tuple[str, bytes]]:
     yield "that are empty", b""
-    yield "with more behind", data + bytes(64)
+    yield "with more bytes at the end", data + bytes(64)
     for length in sorted({1, len(data) // 2, max(0, len(data) - 1)}):
         yield f"cut off after byte {length}", data[:length]
     yield "of zeros", bytes(len(data))

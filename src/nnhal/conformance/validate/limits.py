@@ -1,4 +1,4 @@
-"""Deadlines, cancellation, measured times, and what executions leave behind."""
+"""Checks of deadlines, cancellation, measured times, and resource leaks."""
 
 import gc
 import os
@@ -25,21 +25,21 @@ from nnhal.model.graph import Model
 
 SHORT_NS, GRACE_NS, FAR_NS = 20_000_000, 300_000_000, 600_000_000_000
 TRIES = 3  # of which one in time is enough: the machine may be busy
-BLOCKS = 3  # of rounds; what grows in each of them grows
+BLOCKS = 3  # of iterations; a leak grows in each of them
 BLOCK_SECONDS, LEAST_ROUNDS, MOST_ROUNDS = 0.05, 5, 40
-NOISE = 8 << 10  # bytes a round
+NOISE = 8 << 10  # bytes per iteration
 PAGE = os.sysconf("SC_PAGESIZE")
 
 
 class EntryLimit:
-    """The moment at which an execution enters the driver: no queue and no look at its limit can refuse it any more."""
+    """The moment at which an execution enters the driver: after it, no queue can refuse the execution."""
 
     def __init__(self) -> None:
         self.limit: Callable[[Control], Control] | None = None
         self.limited = 0
 
     def __call__(self, control: Control) -> Control:
-        """What the driver is given for a control. limit: changes it. limited: how many it has changed."""
+        """Return the control for the driver. limit: changes it. limited: how many controls were changed."""
         if self.limit is None:
             return control
         self.limited += 1
@@ -47,14 +47,14 @@ class EntryLimit:
 
 
 class Entered(Wrapper):
-    """The driver, with its executions passing an entry."""
+    """The driver, whose executions pass an `EntryLimit`."""
 
     def __init__(self, inner: Device, entry: EntryLimit) -> None:
         super().__init__(inner)
         self.entry = entry
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
-        """As the driver does."""
+        """Prepare as the driver does."""
         return _EnteredModel(self.inner.prepare(model, hints), model, self.entry)
 
 
@@ -64,7 +64,7 @@ class _EnteredModel(PreparedWrapper):
         self.entry = entry
 
     def run(self, request: Request, control: Control) -> Timing | None:
-        """As the driver does."""
+        """Run as the driver does."""
         return self.inner.run(request, self.entry(control))
 
 
@@ -87,17 +87,17 @@ def deadline(trial: Trial) -> int:
         while late[-1] >= GRACE_NS and len(late) < TRIES:
             late.append(_late(trial, prepared, call, wanted, entry))
         if min(late) > GRACE_NS:
-            trial.unmet(f"came back {min(late) / 1e9:.1f} s after its deadline, must poll control.check()")
+            trial.unmet(f"returned {min(late) / 1e9:.1f} s after its deadline, must poll control.check()")
         results = trial.run(prepared, copies(arrays_of(call)))
         if not trial.random:
-            trial.same(call, wanted, results, "after a deadline that had passed")
+            trial.same(call, wanted, results, "after a missed deadline")
         with suppress(MissedDeadline):
             trial.prepare(model, Hints(threads=1, deadline=time.monotonic_ns() - 1))
     return entry.limited
 
 
 def _late(trial: Trial, prepared: Prepared, call: Call, wanted: Outputs, entry: EntryLimit) -> int:
-    """How many nanoseconds after a deadline shortly ahead, which counts from its entry, an execution came back."""
+    """Return the nanoseconds between a deadline soon after the entry and the execution's return."""
     point = begin = time.monotonic_ns()
 
     def shortly(control: Control) -> Control:
@@ -123,7 +123,7 @@ def cancellation(trial: Trial) -> int:
         for later in (0.0, SHORT_NS / 4e9):
             spent = min(_cancelled(trial, prepared, call, wanted, entry, later) for _ in range(TRIES))
             if spent > GRACE_NS:
-                trial.unmet(f"came back {spent / 1e9:.1f} s after it was cancelled, must poll control.check()")
+                trial.unmet(f"returned {spent / 1e9:.1f} s after it was cancelled, must poll control.check()")
         results = trial.run(prepared, copies(arrays_of(call)))
         if not trial.random:
             trial.same(call, wanted, results, "after a cancelled execution")
@@ -131,7 +131,7 @@ def cancellation(trial: Trial) -> int:
 
 
 def _cancelled(trial: Trial, prepared: Prepared, call: Call, wanted: Outputs, entry: EntryLimit, later: float) -> int:
-    """Nanoseconds that an execution took which is cancelled so many seconds after it has entered the driver."""
+    """Return the nanoseconds of an execution that is cancelled `later` seconds after its entry into the driver."""
     event = threading.Event()
     timer = threading.Timer(later, event.set)
     begin = time.monotonic_ns()
@@ -154,7 +154,7 @@ def _cancelled(trial: Trial, prepared: Prepared, call: Call, wanted: Outputs, en
 def _bounded(
     trial: Trial, prepared: Prepared, call: Call, wanted: Outputs, control: Control, allowed: type[NnhalError]
 ) -> bool:
-    """Whether an execution raised what it may; Unmet where it raised anything else, or gave a wrong result."""
+    """Whether an execution raised the allowed error; Unmet if it raised another one, or returned a wrong result."""
     try:
         actual = trial.run(prepared, copies(arrays_of(call)), control)
     except allowed:
@@ -169,8 +169,8 @@ def _bounded(
 
 @check(
     "loop-timeout",
-    "A loop without an end is ended at its time-out, with LoopTimeout, and harms no later execution.",
-    unseen="none of the loops that it takes has a limit that is given at run time",
+    "An endless loop ends at its timeout, with LoopTimeout, and harms no later execution.",
+    unseen="none of the supported loops has a limit that is an input of the model",
     only=("WHILE",),
 )
 def loop_timeout(trial: Trial) -> int:
@@ -188,19 +188,21 @@ def loop_timeout(trial: Trial) -> int:
             except LoopTimeout:
                 spent = time.monotonic_ns() - begin
             else:
-                trial.unmet("a loop without an end has a result, must be LoopTimeout")
+                trial.unmet("an endless loop has a result, must be LoopTimeout")
             if spent < SHORT_NS:
-                trial.unmet(f"LoopTimeout after {spent / 1e6:.1f} ms, the time-out is {SHORT_NS / 1e6:g} ms")
+                trial.unmet(
+                    f"LoopTimeout after {spent / 1e6:.1f} ms, must be after the timeout of {SHORT_NS / 1e6:g} ms"
+                )
             if spent < SHORT_NS + GRACE_NS:
                 break
         else:
-            trial.unmet(f"came back {(spent - SHORT_NS) / 1e9:.1f} s after the time-out of its loop")
+            trial.unmet(f"returned {(spent - SHORT_NS) / 1e9:.1f} s after the timeout of its loop")
         if not trial.random:
-            trial.same(call, wanted, trial.run(prepared, copies(arrays_of(call))), "after a loop that had timed out")
+            trial.same(call, wanted, trial.run(prepared, copies(arrays_of(call))), "after a loop timeout")
     return seen
 
 
-@check("timing", "What run returns as its times can be true.", unseen="run returns no times", inside=True)
+@check("timing", "The times that run returns are possible.", unseen="run returns no times", inside=True)
 def timing(trial: Trial) -> int:
     seen = 0
     for call, model in trial.samples():
@@ -213,12 +215,12 @@ def timing(trial: Trial) -> int:
         if given is None:
             continue
         if not isinstance(given, tuple) or len(given) != 2 or not all(t is None or type(t) is int for t in given):
-            trial.unmet(f"run gave {given!r:.80}, must be a Timing of nanoseconds, or None")
+            trial.unmet(f"the result of run is {given!r:.80}, must be a Timing of nanoseconds, or None")
         device, driver = given
         if min(device or 0, driver or 0) < 0 or (driver is not None and (device or 0) > driver):
-            trial.unmet(f"run gave {given}, must be a time on the device that is part of the time in the driver")
+            trial.unmet(f"the result of run is {given}, must have a time on the device within the time in the driver")
         if max(device or 0, driver or 0) > spent:
-            trial.unmet(f"run gave {given}, must not be more than the {spent} ns that it took")
+            trial.unmet(f"the result of run is {given}, must be at most the {spent} ns that it took")
         seen += (device, driver) != (None, None)
     return seen
 
@@ -227,7 +229,7 @@ def timing(trial: Trial) -> int:
 
 
 def _held(pid: int) -> dict[str, int]:
-    """What a process holds: bytes of memory, descriptors, threads, processes that it started."""
+    """Return a process's resources: bytes of memory, descriptors, threads, child processes."""
     gc.collect()
     with open(f"/proc/{pid}/statm") as statm:
         size, resident = (int(pages) * PAGE for pages in statm.read().split()[:2])
@@ -239,7 +241,7 @@ def _held(pid: int) -> dict[str, int]:
 
 
 @check(
-    "growth", "What runs, and what is prepared and closed, leaves no memory, descriptors, threads or processes behind."
+    "growth", "Executions, and models that are prepared and closed, leak no memory, descriptors, threads or processes."
 )
 def growth(trial: Trial) -> int:
     process = process_of(trial.device)
@@ -259,7 +261,7 @@ def _whole_life(trial: Trial, call: Call, model: Model) -> None:
 
 
 def _look(trial: Trial, pid: int, what: str, once: Callable[[], object]) -> None:
-    """Unmet where something grows in each block of rounds."""
+    """Raise Unmet if a resource grows in each block of iterations."""
     begin = time.monotonic()
     for _ in range(LEAST_ROUNDS):
         once()
@@ -281,4 +283,4 @@ def _look(trial: Trial, pid: int, what: str, once: Callable[[], object]) -> None
             per_round = sum(grown) / BLOCKS / rounds
             much = f"{round(per_round, 1):g} {name}" if counted else f"{per_round / 1024:.0f} KiB of {name}"
             place = trial.place() if what == "run" else trial.place("prepare")
-            raise Unmet(f"each {what} leaves {much} behind ({rounds * BLOCKS} rounds)", place)
+            raise Unmet(f"each {what} leaks {much} ({rounds * BLOCKS} iterations)", place)

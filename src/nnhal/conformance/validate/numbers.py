@@ -1,4 +1,4 @@
-"""Results are those of the reference, which knows the driver as little as the driver knows it."""
+"""Checks of results against the reference, which is independent of the driver."""
 
 import math
 
@@ -16,14 +16,14 @@ from nnhal.model.graph import Model
 from nnhal.ops.common import ACTIVATION_RANGE, encode, fused
 from nnhal.ops.schema import bind
 
-ENOUGH = 24  # elements of one output and type that say something
-HALVES = 0.25  # of the elements of an output lie on a half that a driver rounds to the other side, at most
-LEAST_CHANCE = 1e-6  # of refusing an output of a driver that rounds
-COARSER = 5.3, 53.0, 530.0, 0.53, 0.053  # scales of an output that are tried, in its own
-TIE = 1e-3  # of a step: what lies so near to a half may be rounded to either side
+ENOUGH = 24  # the least elements of one output and type for a verdict
+HALVES = 0.25  # the greatest share of an output's elements at a half that a driver rounds to the other side
+LEAST_CHANCE = 1e-6  # the greatest probability of failing a driver that rounds
+COARSER = 5.3, 53.0, 530.0, 0.53, 0.053  # scales of an output that are tried, relative to its scale
+TIE = 1e-3  # of a quantisation step: a value this close to a half may be rounded to either side
 
 
-@check("values", "Results are those of the definition, within its tolerance, for values of every class.")
+@check("values", "Results follow the definition, within its tolerance, for values of every class.")
 def values(trial: Trial) -> int:
     trial.fixed()
     wrong: list[tuple[int, Call, str]] = []
@@ -40,7 +40,7 @@ def values(trial: Trial) -> int:
 
 
 def _problem(trial: Trial, call: Call, model: Model) -> str:
-    """What is wrong with a call, by the reference; each runs on a prepared model of its own."""
+    """Return the fault of a call, by the reference; each call runs on a new prepared model."""
     try:
         wanted, expected, status = trial.wanted(model_of(call), arrays_of(call)), "", ErrorStatus.NONE
     except (DriverFailed, ContractBroken):
@@ -59,8 +59,8 @@ def _problem(trial: Trial, call: Call, model: Model) -> str:
 
 @check(
     "steps",
-    "Quantised results are not shifted to one side, and those of QUANTIZE are exact where no half decides.",
-    unseen=f"the calls that it takes have fewer than {ENOUGH} quantised results of one type",
+    "Quantised results are not shifted to one side, and those of QUANTIZE are exact except at halves.",
+    unseen=f"the supported calls have fewer than {ENOUGH} quantised results of one type",
 )
 def steps(trial: Trial) -> int:
     trial.fixed()
@@ -88,10 +88,10 @@ def steps(trial: Trial) -> int:
 
 
 class OffBySide(Record, frozen=True):
-    """Quantised elements that are off, by the side that they are off to.
+    """The quantised elements that are off, by side.
 
-    inside: how many elements were compared: those whose right value is at no end of their type or activation. high, low:
-    how many of them are too high, too low. outwards, inwards: how many are too far from the zero point, too near to it.
+    inside: the number of compared elements, whose right value is at no end of their type or activation. high, low:
+    those that are too high, too low. outwards, inwards: those that are too far from the zero point, too near to it.
     """
 
     inside: int = 0
@@ -104,7 +104,7 @@ class OffBySide(Record, frozen=True):
         return OffBySide(*(getattr(self, name) + getattr(other, name) for name in _COUNTS))
 
     def shifted(self) -> str:
-        """The side that the elements are shifted to; "" where rounding explains all differences."""
+        """Return the side that the elements are shifted to; "" if rounding explains all differences."""
         sides = (
             ("high", self.high, self.low, "zero point?"),
             ("low", self.low, self.high, "zero point, or rounded down?"),
@@ -127,11 +127,11 @@ _OTHER = {
 
 
 def chance(more: int, count: int) -> float:
-    """The greatest probability that a driver which rounds has so many more elements off to one side, of so many.
+    """Bound the probability that a driver which rounds has so many more elements off to one side, of so many.
 
-    Drivers may round halves either way. Halves that a driver rounds otherwise than the reference are at most `HALVES` of the
-    elements, so each element is off to that side with at most this probability. The result is the Chernoff bound of the
-    binomial distribution.
+    Drivers may round halves either way. Halves that a driver rounds in another way than the reference are at most
+    `HALVES` of the elements, so each element is off to that side with at most this probability. The result is the
+    Chernoff bound of the binomial distribution.
     """
     share = more / count if count else 0.0
     if share <= HALVES:
@@ -141,10 +141,10 @@ def chance(more: int, count: int) -> float:
 
 
 def _spread(trial: Trial, call: Call) -> tuple[Call, Outputs]:
-    """The call with an output scale at which the most results lie inside their bounds, and what the reference gives.
+    """Return the call with the output scale that keeps the most results inside their bounds, and the wanted results.
 
-    Results at the end of their type say nothing of how a driver rounds. The record may allow no other scale; then the call
-    stays as it is.
+    A result at an end of its type does not show how a driver rounds. If the record allows no other scale, the call is
+    unchanged.
     """
     best = call, trial.wanted(model_of(call), arrays_of(call))
     if type(call) is not Call or len(call.outputs) != 1:
@@ -168,7 +168,7 @@ def _spread(trial: Trial, call: Call) -> tuple[Call, Outputs]:
 
 
 def _sides(call: Call, number: int, wanted: Array | None, actual: Array | None) -> OffBySide:
-    """How the elements of an output are off."""
+    """Return how the elements of an output are off."""
     value = call.outputs[number]
     if wanted is None or actual is None or not quantised(value.type):
         return OffBySide()
@@ -186,14 +186,14 @@ def _count(call: Call, wanted: Array | None) -> int:
 
 
 def _within(call: Call, value: Value, wanted: Array) -> Array:
-    """Which elements of an output are at no end of its type or of the fused activation."""
-    with np.errstate(over="ignore"):  # an end that is beyond float32 at the scale
+    """Return which elements of an output are at no end of its type or of the fused activation."""
+    with np.errstate(over="ignore"):  # an end beyond float32 at the scale
         low, high = encode(value, np.array(ACTIVATION_RANGE[fused(call.bound)], np.float32)).tolist()
     return np.asarray((wanted > low) & (wanted < high))
 
 
 def _exact(trial: Trial, call: Call, wanted: Array | None, actual: Array | None) -> int:
-    """Of how many elements of QUANTIZE the place between two steps is clear; Unmet where one of those is not exact."""
+    """Count the elements of QUANTIZE that are clearly between two halves; Unmet if one of them is not exact."""
     source, target = call.inputs[0], call.outputs[0]
     if source is None or wanted is None or actual is None or wanted.shape != actual.shape:
         return 0
@@ -206,6 +206,6 @@ def _exact(trial: Trial, call: Call, wanted: Array | None, actual: Array | None)
     bad = clear & (wanted != actual)
     if bad.any():
         at = tuple(int(i) for i in np.argwhere(bad)[0])
-        text = f"output 0 is off in {int(bad.sum())} of {bad.size} elements that no half decides"
+        text = f"output 0 is off in {int(bad.sum())} of {bad.size} elements that are not at a half"
         trial.unmet(f"{text}, the first at {list(at)}: {actual[at]}, must be {wanted[at]} ({call.cell})")
     return int(np.count_nonzero(clear))

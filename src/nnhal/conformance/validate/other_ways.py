@@ -1,4 +1,4 @@
-"""The other ways to execute give what a plain call gives: bursts, fences, callbacks, memory of the driver's own."""
+"""Checks that bursts, fences, callbacks and driver memory give the results of a plain call."""
 
 import threading
 import time
@@ -20,10 +20,10 @@ from nnhal.hal.request import UNLIMITED, Request
 
 WAIT = 30.0  # seconds for a callback
 AGAIN = 0.05  # seconds in which a second one may come
-EARLY = 0.02  # seconds in which an execution that does not wait for its fence may end
+EARLY = 0.02  # seconds in which an execution that ignores its fence may end
 
 
-@check("burst", "A burst gives what plain calls give, and nothing after its end.", SECOND)
+@check("burst", "A burst gives the results of plain calls, and none after its end.", SECOND)
 def burst(trial: Trial) -> int:
     trial.fixed()
     _since(trial, "bursts", V1_2)
@@ -52,8 +52,8 @@ def burst(trial: Trial) -> int:
 
 @check(
     "fenced",
-    "A fenced execution waits for its fences and gives what a plain call gives, and its fence tells the end.",
-    unseen="the shapes of its outputs are not known before",
+    "A fenced execution waits for its fences, gives the results of a plain call, and its fence signals the end.",
+    unseen="the shapes of its outputs are unknown before the execution",
 )
 def fenced(trial: Trial) -> int:
     trial.fixed()
@@ -71,7 +71,7 @@ def fenced(trial: Trial) -> int:
             launched = fenced_by(prepared, trial.where, request, UNLIMITED, [ready])
             time.sleep(EARLY)
             if launched.fence is None or launched.fence.status() is not None:
-                trial.unmet("has ended before the fence that it waits for was signalled")
+                trial.unmet("has ended before its fence was signalled")
             signal.set()
             launched.fence.wait()
             info_by(launched, trial.where)
@@ -109,7 +109,7 @@ def callback(trial: Trial) -> int:
             with trial.asking("execute"):
                 prepared.execute(request, UNLIMITED, notify)
                 if not done.wait(min(WAIT, 1e6)):
-                    trial.unmet(f"notified nothing within {WAIT:g} s")
+                    trial.unmet(f"has not notified within {WAIT:g} s")
                 time.sleep(AGAIN)
         if len(came) > 1:
             trial.unmet(f"notified {len(came)} times, must be once")
@@ -122,17 +122,17 @@ def callback(trial: Trial) -> int:
     return len(trial.samples())
 
 
-@check("allocation", "Memory of the driver's own holds inputs and outputs as arrays do, and has no contents before.")
+@check("allocation", "Driver memory holds inputs and outputs as arrays do, and has no contents at first.")
 def allocation(trial: Trial) -> int:
     trial.fixed()
-    _since(trial, "memory of its own", V1_3, "memory")
+    _since(trial, "driver memory", V1_3, "memory")
     for call, model in trial.samples():
         wanted = trial.alone(model, arrays_of(call))
         prepared = trial.prepare(model)
         request = _with_rooms(trial, prepared, call)
         with trial.asking("allocate"):
             WAYS["memory"](trial.device, prepared, request, UNLIMITED)
-        trial.same(call, wanted, request.results, "in memory of the driver's own")
+        trial.same(call, wanted, request.results, "in driver memory")
         result = request.results[0]
         with trial.asking("allocate"):
             buffer = allocated_by(trial.device, BufferDesc(result.shape), [BufferRole(prepared, 0, output=True)])
@@ -141,7 +141,7 @@ def allocation(trial: Trial) -> int:
             except NnhalError:
                 pass
             else:
-                trial.unmet("memory that nothing was written to is copied from, must be OperationFailed")
+                trial.unmet("a copy from unwritten memory succeeds, must be OperationFailed")
             finally:
                 buffer.close()
     return len(trial.samples())
@@ -149,11 +149,11 @@ def allocation(trial: Trial) -> int:
 
 @check(
     "allocation-roles",
-    "Memory is refused for roles that contradict each other or do not exist.",
+    "Memory is refused for contradictory or unknown roles.",
     unseen="it has no inputs",
 )
 def allocation_roles(trial: Trial) -> int:
-    _since(trial, "memory of its own", V1_3, "memory")
+    _since(trial, "driver memory", V1_3, "memory")
     call, model = trial.samples()[0]
     prepared = trial.prepare(model)
     if not call.given:
@@ -162,9 +162,9 @@ def allocation_roles(trial: Trial) -> int:
     role = BufferRole(prepared, 0)
     bad = {
         "no roles": (BufferDesc(shape), []),
-        "an input that is not there": (BufferDesc(shape), [BufferRole(prepared, 99)]),
+        "an unknown input": (BufferDesc(shape), [BufferRole(prepared, 99)]),
         "a role twice": (BufferDesc(shape), [role, role]),
-        "a shape that the input has not": (BufferDesc((*shape, 7)), [role]),
+        "another shape than the input's": (BufferDesc((*shape, 7)), [role]),
     }
     for what, (desc, roles) in bad.items():
         try:
@@ -174,15 +174,15 @@ def allocation_roles(trial: Trial) -> int:
             continue
         except NnhalError as error:
             trial.unmet(f"allocate() for {what}: {type(error).__name__}: {error}, must be InvalidArgument")
-        trial.unmet(f"allocate() gives memory for {what}, must be InvalidArgument")
+        trial.unmet(f"allocate() returns memory for {what}, must be InvalidArgument")
     return len(bad)
 
 
 def _since(trial: Trial, what: str, level: Level, way: str = "") -> None:
-    """NotAsked where the device has no such thing at its level, or where nnhal does not use a driver's own."""
-    trial.taken()  # NotTaken comes first
+    """Raise NotAsked if the device's HAL version lacks the feature, or if nnhal does not use the driver's."""
+    trial.taken()  # NotTaken has precedence
     if trial.device.level < level:
-        raise NotAsked(f"{what} exist since {level}, the device is at {trial.device.level}")
+        raise NotAsked(f"{what} exist since HAL {level}, the device has HAL {trial.device.level}")
     unused = not_used(trial.device, way)
     if unused:
         raise NotAsked(unused)

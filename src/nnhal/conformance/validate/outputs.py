@@ -1,4 +1,4 @@
-"""One execution: it comes to an end with every output given once, whole, of its type and shape, in time, and no more."""
+"""Checks of one execution: each output is written once, whole, with its type and shape, in time, and nothing else is."""
 
 import re
 import time
@@ -16,7 +16,7 @@ from nnhal.conformance.validate.trial import Trial, Unmet, copies
 from nnhal.hal.request import Request, Signature
 
 SETTLE = 0.1  # seconds after an execution in which a driver may still write
-# What `hal.request` says of a broken rule, by the check that looks at it.
+# The messages of `hal.request` about a broken rule, by the check of that rule.
 RULES = {
     "output-type": re.compile(r"is given (?!shape)|must be an array of"),
     "output-shape": re.compile(r"is (given|said to have) shape"),
@@ -26,11 +26,11 @@ RULES = {
     "inputs-kept": re.compile(r"must only be read|read-only"),
 }
 RAN = ("runs",)
-OTHERS = "none of its executions came to an end without an error"
+OTHERS = "all its executions failed"
 
 
 def _by_rule(name: str) -> Callable[[Trial], int]:
-    """Look whether executions break one rule; those that break another are the business of its check."""
+    """Return a check whether executions break one rule; other checks report other rules."""
 
     def look(trial: Trial) -> int:
         seen = 0
@@ -49,15 +49,15 @@ def _by_rule(name: str) -> Callable[[Trial], int]:
 
 
 for _name, _promise in {
-    "output-type": "What is given for an output has its element type.",
-    "output-shape": "What is given for an output has its shape.",
-    "output-once": "Each output is given exactly once before run returns.",
+    "output-type": "The array for an output has the output's element type.",
+    "output-shape": "The array for an output has the output's shape.",
+    "output-once": "Each output is written exactly once before run returns.",
     "past-end": "Nothing is written past the end of an output.",
 }.items():
     check(_name, _promise, RAN, unseen=OTHERS)(_by_rule(_name))
 
 
-@check("runs", "What supports() says yes to runs, and raises nothing.", ("prepared-anew",))
+@check("runs", "An operation that supports() accepts runs, and raises nothing.", ("prepared-anew",))
 def runs(trial: Trial) -> int:
     for call, _ in trial.samples():
         prepared = trial.prepare(model_of(call))
@@ -70,22 +70,22 @@ def runs(trial: Trial) -> int:
     return len(trial.samples())
 
 
-# ------------------------------------------------------------------------------------------------------- what is written
+# ---------------------------------------------------------------------------------------------------------------- writes
 
 
 class Filled(Request):
-    """A request whose memory for outputs has a pattern in it beforehand, whatever their type. pattern: a byte."""
+    """A request whose output memory initially holds a pattern, whatever the type. pattern: a byte."""
 
     pattern: int
 
     def blank(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """As of `Request`, with the pattern for contents."""
+        """Return memory as `Request` does, filled with the pattern."""
         array = super().blank(shape, dtype)
         array.reshape(-1).view(np.uint8)[:] = self.pattern
         return array
 
     def left_out(self, array: Array) -> bool:
-        """What was left is found by two patterns."""
+        """Two patterns reveal unwritten elements."""
         return False
 
 
@@ -122,32 +122,30 @@ def output_filled(trial: Trial) -> int:
                 seen += 1
                 left = _has(a, 0x5A) & _has(b, 0xA5)
                 if left.any():
-                    trial.unmet(
-                        f"output {number}: {int(left.sum())} of {left.size} elements are left as they were before"
-                    )
+                    trial.unmet(f"output {number}: {int(left.sum())} of {left.size} elements are unchanged")
     return seen
 
 
 def _has(array: Array, pattern: int) -> Array:
-    """Which elements have nothing but a pattern in them."""
+    """Return which elements consist only of a pattern."""
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).reshape(-1, array.dtype.itemsize)
     return np.asarray((data == pattern).all(1))
 
 
 class Watched(Request):
-    """A request that notes what comes after its end."""
+    """A request that records writes after its end."""
 
     late: list[str]
     lent: list[Array]
 
     def write(self, index: int, value: Array) -> None:
-        """As of `Request`, and noted."""
+        """Write as `Request` does, and record it."""
         if self.ended:
             self.late.append(self.signature.outputs[index].name)
         super().write(index, value)
 
     def blank(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """As of `Request`, and noted."""
+        """Return memory as `Request` does, and record it."""
         self.lent.append(super().blank(shape, dtype))
         return self.lent[-1]
 
@@ -171,26 +169,26 @@ def late_write(trial: Trial) -> int:
         if request.late:
             trial.unmet(f"{request.late[0]} is written after the execution ended, must be before")
         if data != [_whole(array) for array in request.lent]:
-            trial.unmet("memory that was lent for an output is written to after the execution ended")
+            trial.unmet("memory for an output is written to after the execution ended, must be before")
     return len(watched)
 
 
 def _whole(array: Array) -> bytes:
-    """The contents of memory that `blank` made, with the guard behind it."""
+    """Return the contents of memory that `blank` made, with the guard after it."""
     data = array
     while isinstance(data.base, np.ndarray):
         data = data.base
     return data.tobytes()
 
 
-# ---------------------------------------------------------------------------------------------------- what is only read
+# ----------------------------------------------------------------------------------------------------- read-only memory
 
 
 @check(
     "inputs-kept",
     "Inputs are only read, by their arrays and by their addresses.",
     RAN,
-    unseen="none of its executions had an input and came to an end without an error",
+    unseen="no execution with an input succeeded",
 )
 def inputs_kept(trial: Trial) -> int:
     seen = 0
@@ -215,13 +213,13 @@ def inputs_kept(trial: Trial) -> int:
 @check(
     "constants-kept",
     "Constants are only read, by their arrays and by their addresses.",
-    unseen="none of the calls that it takes has a constant",
+    unseen="none of the supported calls has a constant",
     inside=True,
 )
 def constants_kept(trial: Trial) -> int:
     seen = 0
     for call, _ in trial.samples():
-        before, model = model_of(call).values, model_of(call)  # that nobody has written to yet
+        before, model = model_of(call).values, model_of(call)  # unwritten
         prepared = trial.prepare(model)
         trial.run(prepared, copies(arrays_of(call)))
         trial.close(prepared)

@@ -1,4 +1,4 @@
-"""Where in a driver's own files something is."""
+"""Finds locations in a driver's files."""
 
 import inspect
 import re
@@ -8,7 +8,7 @@ from nnhal.base.stacks import is_authors
 from nnhal.hal.device import Device, Prepared
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
-_INNER = "inner", "driver", "_prepared"  # what wrappers and the adapter of the HAL hold
+_INNER = "inner", "driver", "_prepared"  # attributes of wrappers and of the HAL adapter
 _OF_THE_HAL = {
     "run": ("executeSynchronously_1_3", "executeSynchronously", "execute_1_3", "execute_1_2", "execute"),
     "prepare": ("prepareModel_1_3", "prepareModel_1_2", "prepareModel_1_1", "prepareModel"),
@@ -20,7 +20,7 @@ _OF_THE_HAL = {
 
 
 def place_of(device: Device, prepared: Prepared | None, what: str) -> str:
-    """FILE:LINE of a method: of the prepared model's class, or of the device's; "" where it is not in this process."""
+    """Return FILE:LINE of a method of the prepared model's class, or of the device's; "" if it is not in this process."""
     owner: object = device if what in ("supports", "prepare", "capabilities") or prepared is None else prepared
     owner = _innermost(owner)
     for name in (what, *_OF_THE_HAL.get(what, ())):
@@ -32,7 +32,7 @@ def place_of(device: Device, prepared: Prepared | None, what: str) -> str:
 
 
 def _innermost(owner: object) -> object:
-    """What wrappers wrap."""
+    """Return the innermost wrapped object."""
     for _ in range(8):
         held = vars(owner) if hasattr(owner, "__dict__") else {}
         inner = next((held[name] for name in _INNER if name in held), None)
@@ -43,12 +43,12 @@ def _innermost(owner: object) -> object:
 
 
 def place_in(stack: str) -> str:
-    """FILE:LINE of the innermost frame of the text of a stack, the last one as Python tells it; "" for none."""
+    """Return FILE:LINE of the innermost frame in a stack's text, which Python prints last; "" if there is none."""
     frames = [(file, line) for file, line in _FRAME.findall(stack) if is_authors(file)]
     return f"{Path(frames[-1][0]).name}:{frames[-1][1]}" if frames else ""
 
 
 def place_first(stack: str) -> str:
-    """As `place_in`, of a stack with its innermost frame first, as `dumped` gives it."""
+    """Return as `place_in`, for a stack whose innermost frame is first, as `dumped` writes it."""
     frames = _FRAME.findall(stack)
     return f"{Path(frames[0][0]).name}:{frames[0][1]}" if frames else ""

@@ -1,4 +1,4 @@
-"""What a driver says of itself and of models: valid, the same each time it is asked, and true."""
+"""Checks of a driver's attributes and of its answers about models: valid, stable and true."""
 
 import time
 from collections.abc import Callable
@@ -14,11 +14,13 @@ from nnhal.conformance.validate.trial import PLAIN, Trial, Unmet, copies
 from nnhal.hal.device import Device, Hints, capabilities_by, identity_of, status_by
 from nnhal.ops import OPS
 
-TIMES = 3  # that a query is asked
+TIMES = 3  # repetitions of a query
 HELD = 16  # prepared models at once
 
 
-@check("identity", "Name, version, type, level, extensions and relaxations are valid and stay the same.", whole=True)
+@check(
+    "identity", "Name, version, type, HAL version, extensions and relaxations are valid and stay the same.", whole=True
+)
 def identity(trial: Trial) -> int:
     return _stable(trial, "identity", _afresh)
 
@@ -33,7 +35,7 @@ def capabilities(trial: Trial) -> int:
     return _stable(trial, "capabilities", capabilities_by)
 
 
-@check("status", "status() gives a DeviceStatus.", whole=True)
+@check("status", "status() returns a DeviceStatus.", whole=True)
 def status(trial: Trial) -> int:
     with trial.asking("status"):
         status_by(trial.device)
@@ -41,7 +43,7 @@ def status(trial: Trial) -> int:
 
 
 def _stable(trial: Trial, what: str, ask: Callable[[Device], Any]) -> int:
-    """How many answers were like the first."""
+    """Count the answers that equal the first one; Unmet if one differs."""
     answers = []
     for _ in range(TIMES):
         with trial.asking(what):
@@ -64,12 +66,12 @@ def extensions(trial: Trial) -> int:
     names = identity_of(trial.device).extensions
     for name in names:
         if name not in EXTENSIONS:
-            raise Unmet(f"{name} is named, must be registered where the driver loads (register_extension)")
+            raise Unmet(f"{name} is named, must be registered when the driver loads (register_extension)")
     found = [name for code, name in FOREIGN_OPERATIONS.items() if operation_name(code).rpartition(".")[0] in names]
     missing = [name for name in found if name not in OPS]
     if missing:
         raise Unmet(
-            f"{missing[0]} has no record, must have one for the driver to be compared with (ops.schema.register)"
+            f"{missing[0]} has no record, must have one as the definition to compare with (ops.schema.register)"
         )
     trial.found = tuple(found)
     return 1
@@ -78,15 +80,15 @@ def extensions(trial: Trial) -> int:
 # -------------------------------------------------------------------------------------------------------------- models
 
 
-@check("verdicts", "supports() gives a verdict for each operation, the same one each time, and raises nothing.", ())
+@check("verdicts", "supports() returns a verdict for each operation, the same one each time, and raises nothing.", ())
 def verdicts(trial: Trial) -> int:
     taken = trial.taken()
     for call, model in trial.drawing.calls:
         first = any(call is each for each, _ in taken)
-        for asked, again in (("again", model), ("of a model built anew", model_of(call))):
+        for asked, again in (("for the same model", model), ("for an equal model", model_of(call))):
             now_said = trial.verdict(again)
             if now_said.ok != first:
-                text = f"supports() says {_said(first)}, and {_said(now_said.ok)} when asked {asked}: {now_said.reason}"
+                text = f"supports() returns {_said(first)}, then {_said(now_said.ok)} {asked}: {now_said.reason}"
                 raise Unmet(f"{text} ({call.cell})", trial.place("supports"))
     return len(trial.drawing.calls)
 
@@ -95,7 +97,7 @@ def _said(ok: bool) -> str:
     return "yes" if ok else "no"
 
 
-@check("prepares", "What supports() says yes to prepares.", ("verdicts",))
+@check("prepares", "An operation that supports() accepts can be prepared.", ("verdicts",))
 def prepares(trial: Trial) -> int:
     for call, model in trial.samples():
         try:
@@ -103,14 +105,14 @@ def prepares(trial: Trial) -> int:
         except NnhalError as error:
             place = place_in(error.stack) or trial.place("prepare")
             raise Unmet(
-                f"supports() says yes, prepare(): {type(error).__name__}: {error} ({call.cell})", place
+                f"supports() accepts it, prepare() raises {type(error).__name__}: {error} ({call.cell})", place
             ) from error
     return len(trial.samples())
 
 
 @check(
     "close",
-    "close() of a prepared model comes back, raises nothing, and gives back what the model held.",
+    "close() of a prepared model returns, raises nothing, and releases the model's resources.",
     ("prepares",),
 )
 def close(trial: Trial) -> int:
@@ -129,7 +131,7 @@ def close(trial: Trial) -> int:
     return HELD
 
 
-@check("prepared-anew", "prepare() gives a new Prepared each time.", ("close",))
+@check("prepared-anew", "prepare() returns a new Prepared each time.", ("close",))
 def prepared_anew(trial: Trial) -> int:
     for _, model in trial.samples():
         for hints in (PLAIN, PLAIN, Hints()):
@@ -138,10 +140,10 @@ def prepared_anew(trial: Trial) -> int:
     return len(trial.samples())
 
 
-@check("prepared-twice", "Two prepared models of one model live and end apart.", SINGLE)
+@check("prepared-twice", "Two prepared models of one model are independent.", SINGLE)
 def prepared_twice(trial: Trial) -> int:
     for call, _ in trial.samples():
-        model = model_of(call)  # that nothing was prepared of yet
+        model = model_of(call)  # nothing was prepared from it yet
         one, other = trial.prepare(model), trial.prepare(model)
         trial.run(one, copies(arrays_of(call)))
         wanted = [None if r is None else r.copy() for r in trial.run(other, copies(arrays_of(call)))]
@@ -157,7 +159,7 @@ def prepared_twice(trial: Trial) -> int:
     return len(trial.samples())
 
 
-@check("many-prepared", f"{HELD} prepared models can be held at once, and give back what they hold.")
+@check("many-prepared", f"{HELD} prepared models can exist at once, and release their resources.")
 def many_prepared(trial: Trial) -> int:
     trial.fixed()
     call, model = trial.samples()[0]
@@ -169,7 +171,7 @@ def many_prepared(trial: Trial) -> int:
                 held.append(trial.prepare(model))
             except NnhalError as error:
                 when = " after as many were closed" if turn else ""
-                text = f"prepared model {number + 1} of {HELD} held at once{when}: {type(error).__name__}: {error}"
+                text = f"prepared model {number + 1} of {HELD} at once{when}: {type(error).__name__}: {error}"
                 raise Unmet(text, place_in(error.stack) or trial.place("prepare")) from error
         for number, prepared in enumerate(held):
             trial.same(
@@ -180,14 +182,14 @@ def many_prepared(trial: Trial) -> int:
     return HELD
 
 
-@check("stable-verdicts", "supports() says the same after models were prepared, ran and were closed.")
+@check("stable-verdicts", "supports() returns the same after models were prepared, ran and were closed.")
 def stable_verdicts(trial: Trial) -> int:
     for call, model in trial.samples():
         prepared = trial.prepare(model)
         trial.run(prepared, copies(arrays_of(call)))
-        for when in ("while it is prepared", "after it was closed"):
+        for when in ("while the model is prepared", "after the model was closed"):
             if not trial.verdict(model).ok:
-                raise Unmet(f"supports() says yes, and no {when}", trial.place("supports"))
+                raise Unmet(f"supports() returns yes, and no {when}", trial.place("supports"))
             if when.startswith("while"):
                 trial.close(prepared)
     return len(trial.samples())
@@ -219,12 +221,12 @@ def _told(each: Hints) -> str:
     return ", ".join(changed) or "the default hints"
 
 
-@check("options", "An option that the driver does not know is ignored, or InvalidArgument, and nothing else.")
+@check("options", "An unknown option is ignored, or raises InvalidArgument, and nothing else.")
 def options(trial: Trial) -> int:
     _, model = trial.samples()[0]
     values = 1, "text"
     for value in values:
-        given = {"an option of no driver": value}
+        given = {"an unknown option": value}
         try:
             trial.close(trial.prepare(model, Hints(threads=1, options=given)))
         except InvalidArgument:

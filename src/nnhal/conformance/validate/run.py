@@ -1,4 +1,4 @@
-"""Runs the checks on a driver, over processes that it may end; what needs another check comes after it."""
+"""Runs the checks on a driver, in processes that it may end, each check after those that it needs."""
 
 import shlex
 from collections import defaultdict
@@ -19,14 +19,14 @@ from nnhal.conformance.validate.table import of_operation, of_the_driver
 from nnhal.conformance.validate.trial import AFTER, DRAWING
 
 DRAWS = 2  # of each cell
-LATELY = 3  # checks that ran before a crash and are named
-APART = 6  # checks that one process is given together
+LATELY = 3  # checks before a crash that are named
+APART = 6  # checks in one bundle
 
 
 class Validation(Subject, frozen=True):
-    """Which checks to run. draws: of each cell. sample: the part of the checks of operations, by a hash of both names.
+    """The checks to run. draws: of each cell. sample: the share of the checks of operations, by a hash of both names.
 
-    only: CHECK, CHECK/OPERATION, or /OPERATION; all where none is named. `cache` names all whose names begin with `cache-`.
+    only: CHECK, CHECK/OPERATION, or /OPERATION; empty for all. `cache` selects all whose names begin with `cache-`.
     """
 
     only: tuple[str, ...] = ()
@@ -35,12 +35,12 @@ class Validation(Subject, frozen=True):
     sample: float = 1.0
 
     def __post_init__(self) -> None:
-        """InvalidArgument where it asks for a check that there is none of, or a number that cannot be."""
+        """Raise InvalidArgument for an unknown check or an impossible number."""
         super().__post_init__()
         for check, _ in self.wanted:
             if check and check not in CHECKS:
                 like = meant(check, CHECKS) or f", must be one of {', '.join(CHECKS)}"
-                raise InvalidArgument(f"only: there is no check {check!r}{like}")
+                raise InvalidArgument(f"only: check {check!r} is unknown{like}")
         if self.draws < 1:
             raise InvalidArgument(f"draws is {self.draws}, must be at least 1")
         if not 0 < self.sample <= 1:
@@ -48,7 +48,7 @@ class Validation(Subject, frozen=True):
 
     @property
     def wanted(self) -> list[tuple[str, str]]:
-        """Pairs of check and operation, "" for any."""
+        """The pairs of check and operation, "" for any."""
         pairs = []
         for each in self.only:
             check, _, operation = each.partition("/")
@@ -57,12 +57,12 @@ class Validation(Subject, frozen=True):
         return pairs
 
     def takes(self, check: str, operation: str) -> bool:
-        """Whether a check of an operation is among those asked for, and in the sample."""
+        """Whether a check of an operation is selected, and in the sample."""
         asked = not self.only or any(c in ("", check) and o in ("", operation.upper()) for c, o in self.wanted)
         return asked and (not operation or self.sample == 1 or in_share(f"{check}/{operation}", self.sample))
 
     def needs(self, check: str, operation: str) -> set[str]:
-        """The checks of the operation that come before this one: those that it needs, as far as they are to run."""
+        """Return the checks of the operation that run before this one: those that it needs and that are selected."""
         found: set[str] = set()
         for need in CHECKS[check].needs:
             found |= {need} if self.takes(need, operation) else self.needs(need, operation)
@@ -70,7 +70,7 @@ class Validation(Subject, frozen=True):
 
     @property
     def chooses(self) -> bool:
-        """Whether single checks are asked for: then they run whatever others say."""
+        """Whether single checks are named: these run whatever others find."""
         return any(check and not CHECKS[check].whole for check, _ in self.wanted)
 
 
@@ -82,15 +82,16 @@ class CheckItem(NamedTuple):
 
 
 class _Checks(Work):
-    """Checks of a driver. Those of an operation come when those that they need have come, and none of them failed."""
+    """Checks of a driver. A check of an operation runs after those that it needs, if none of them failed."""
 
     module = "nnhal.conformance.validate.worker"
     idle = DRAWING
 
     def __init__(self, chosen: Validation) -> None:
         self._chosen = chosen
-        # By operation and check: its verdict, or what failed of those that it needs. One that saw nothing to judge keeps
-        # none from coming.
+        # By operation and check: its verdict, or the failed check that it needs. A check that saw nothing does not keep
+        # others
+        # from running.
         self._came: dict[str, dict[str, str]] = defaultdict(dict)
         whole = [CheckItem(each.name, DRIVER) for each in of_the_driver()]
         wanted = [item for item in whole if chosen.takes(item.check, DRIVER) or item.check == "extensions"]
@@ -99,7 +100,7 @@ class _Checks(Work):
         super().__init__(chosen, [*(Bundle(DRIVER, (item,)) for item in wanted), *first])
 
     def _first(self, operation: str) -> list[Bundle]:
-        """What an operation begins with."""
+        """Return an operation's first bundles."""
         wanted = [each for each in of_operation(operation) if self._chosen.takes(each.name, operation)]
         if not self._chosen.chooses:
             wanted = [each for each in wanted if not self._chosen.needs(each.name, operation)]
@@ -110,19 +111,19 @@ class _Checks(Work):
         return stage == self.idle or stage.startswith(AFTER)
 
     def lost(self, item: CheckItem, verdict: str, reason: str, nanoseconds: int, stack: str) -> CheckOutcome:
-        reason = reason.partition(": ")[2]  # there is but one device
+        reason = reason.partition(": ")[2]  # without the device's name
         return CheckOutcome(item.check, item.operation, verdict, reason, place_first(stack), nanoseconds)
 
     def late(self, first: CheckOutcome, second: CheckOutcome, before: Sequence[CheckItem]) -> CheckOutcome:
         ran = list(dict.fromkeys(item.check for item in before if item.check != first.check))
         told = f", such as {', '.join(ran[-LATELY:])}" if ran else ""
-        alone = f"not in a fresh process: what ran before may have left it behind{told}"
-        verdict = "hung" if first.verdict == "skipped" else first.verdict  # the suite's own work stood still
+        alone = f"not in a new process: an earlier check may be the cause{told}"
+        verdict = "hung" if first.verdict == "skipped" else first.verdict  # the suite's own work did not finish
         reason = f"{first.reason} ({alone})"
         return replace(first, verdict=verdict, reason=reason, alone=second.verdict, found=second.found)
 
     def after(self, outcome: CheckOutcome) -> tuple[list[Bundle], list[CheckOutcome]]:
-        """Operations of extensions that were found; checks that waited for this one, or are skipped as it did not pass."""
+        """Return bundles for new operations of extensions and for waiting checks, and the skipped checks."""
         came = self._came[outcome.operation]
         verdict = came[outcome.check] = outcome.alone or outcome.verdict
         if outcome.check == "extensions":
@@ -156,12 +157,12 @@ class _Checks(Work):
 
 
 def run_checks(chosen: Validation, jobs: int) -> Generator[tuple[TaskResult, int, int], None, None]:
-    """As `pool.run_all`, of the checks that are asked for."""
+    """Run the selected checks, as `pool.run_all`."""
     return run_all(_Checks(chosen), jobs)
 
 
 def repeats_check(chosen: Validation, outcome: CheckOutcome) -> str:
-    """The command that runs one check of one operation again as it ran."""
+    """Return the command that runs one check of one operation again as it ran."""
     words = ["nnhal", "validate", chosen.named]
     if chosen.drivers and chosen.device:
         words += ["--device", chosen.device]

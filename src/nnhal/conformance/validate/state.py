@@ -1,4 +1,4 @@
-"""Executions do not know of each other: not the next one, not one at the same time, not one of another model."""
+"""Checks that executions are independent: the next one, a concurrent one, one of another model."""
 
 import sys
 import threading
@@ -20,21 +20,21 @@ from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 
 SETS = 4  # of inputs
-SECOND = ("stale-output",)  # for what would fail besides where a second execution is wrong
+SECOND = ("stale-output",)  # other checks fail too if a second execution is wrong
 THREADS, EACH = 4, 25  # executions of each thread
 PAUSE = 0.01  # seconds
-ALIKE = "its results are the same for all inputs that were drawn"
-OFTEN = 1e-5  # seconds after which another thread may take over
+ALIKE = "its results are the same for all drawn inputs"
+OFTEN = 1e-5  # seconds after which another thread may run
 
 
 def data_sets(trial: Trial, call: Call, model: Model, count: int = SETS) -> list[tuple[Call, list[Array], Outputs]]:
-    """The call with several inputs, and what a model that runs once gives for each."""
+    """Return the call with several inputs, and the results for each from a model that runs once."""
     return [
         (each, arrays_of(each), trial.alone(model, arrays_of(each))) for each in (call, *trial.others(call, count - 1))
     ]
 
 
-@check("stale-output", "A second execution gives the results of its own inputs.", unseen=ALIKE)
+@check("stale-output", "A second execution gives the results for its inputs.", unseen=ALIKE)
 def stale_output(trial: Trial) -> int:
     trial.fixed()
     seen = 0
@@ -50,7 +50,12 @@ def stale_output(trial: Trial) -> int:
     return seen
 
 
-@check("same-memory", "Other values in the memory of the last execution's inputs are seen.", SECOND, unseen=ALIKE)
+@check(
+    "same-memory",
+    "A change of values in the memory of the last execution's inputs has an effect.",
+    SECOND,
+    unseen=ALIKE,
+)
 def same_memory(trial: Trial) -> int:
     trial.fixed()
     seen = 0
@@ -68,17 +73,17 @@ def same_memory(trial: Trial) -> int:
 
 
 def _own_results(trial: Trial, call: Call, wanted: Outputs, before: Outputs, actual: Outputs, what: str) -> None:
-    """Unmet where these are not the results of the call; said so where they are those of the execution before."""
+    """Raise Unmet if these are not the results of the call, and note if they are those of the previous execution."""
     problem = trial.differs(call, wanted, actual)
     if problem and all(
         b is not None and a is not None and b.tobytes() == a.tobytes() for b, a in zip(before, actual, strict=True)
     ):
-        trial.unmet(f"{what} equals the run before on other inputs")
+        trial.unmet(f"{what} equals the previous run with other inputs")
     if problem:
         trial.unmet(f"{what} differs from a model that runs once: {problem}")
 
 
-@check("order", "Results do not depend on what ran before.", SECOND, unseen=ALIKE)
+@check("order", "Results do not depend on earlier executions.", SECOND, unseen=ALIKE)
 def order(trial: Trial) -> int:
     trial.fixed()
     seen = 0
@@ -107,9 +112,9 @@ def deterministic(trial: Trial) -> int:
 
 @check(
     "interleaved",
-    "Prepared models of other constants and parameters do not disturb each other.",
+    "Prepared models with other constants and parameters do not affect each other.",
     SECOND,
-    unseen="none of the calls that it takes has constants of which its results depend",
+    unseen="none of the supported calls has constants that change its results",
 )
 def interleaved(trial: Trial) -> int:
     trial.fixed()
@@ -121,7 +126,7 @@ def interleaved(trial: Trial) -> int:
         for c, m in pair:
             try:
                 wanted.append(trial.alone(m, arrays_of(c)))
-            except NnhalError:  # a call that fails by right
+            except NnhalError:  # a valid failure
                 break
         if len(wanted) < 2:
             continue
@@ -129,7 +134,7 @@ def interleaved(trial: Trial) -> int:
         for which in (0, 1, 0, 1, 1, 0, 1):
             c = pair[which][0]
             results = trial.run(prepared[which], copies(arrays_of(c)))
-            trial.same(c, wanted[which], results, "in turns with another prepared model")
+            trial.same(c, wanted[which], results, "alternating with another prepared model")
         trial.close(prepared[0])
         results = trial.run(prepared[1], copies(arrays_of(pair[1][0])))
         trial.same(pair[1][0], wanted[1], results, "after another prepared model was closed")
@@ -142,7 +147,7 @@ def interleaved(trial: Trial) -> int:
     "intermediates",
     "An intermediate that two operations read is the same for both.",
     SECOND,
-    unseen="no model of three such operations, of which two read what the first gives, is taken",
+    unseen="no model in which two such operations read the result of a third is supported",
 )
 def intermediates(trial: Trial) -> int:
     trial.fixed()
@@ -153,12 +158,12 @@ def intermediates(trial: Trial) -> int:
             continue
         seen += 1
         one, other = trial.run(trial.prepare(model), copies(arrays_of(call)))
-        trial.same(call, [one], [other], "of two like operations that read one intermediate, the second one's output")
+        trial.same(call, [one], [other], "the output of the second of two equal operations that read one intermediate")
     return seen
 
 
 def _read_twice(call: Call) -> Model | None:
-    """y = OP(x), and twice OP(y), where an input may be what the operation gives; None where none may."""
+    """Return y = OP(x), and twice OP(y), if an input may be the operation's result; otherwise None."""
     place = call.returns_to()
     if place is None:
         return None
@@ -178,7 +183,7 @@ def _read_twice(call: Call) -> Model | None:
 
 @check(
     "threads",
-    f"{THREADS} threads that run one prepared model at once get the results of their own inputs.",
+    f"{THREADS} threads that run one prepared model at once get the results for their inputs.",
     SECOND,
     unseen=ALIKE,
 )
@@ -198,7 +203,7 @@ def threads(trial: Trial) -> int:
 
 
 def _at_once(trial: Trial, prepared: Prepared, sets: Sequence[list[Array]]) -> list[tuple[int, Outputs]]:
-    """What came of executions by several threads: of which inputs, and the results."""
+    """Execute in several threads; return the number of the inputs and the results of each execution."""
     came: list[tuple[int, Outputs]] = []
     failed: list[BaseException] = []
     begin = threading.Barrier(THREADS)
@@ -232,7 +237,7 @@ def _raised_by_a_thread(trial: Trial, error: BaseException) -> None:
 
 @contextmanager
 def _switching() -> Iterator[None]:
-    """Threads take turns more often than they do."""
+    """Let threads alternate more often than usual."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(OFTEN)
     try:
@@ -243,9 +248,9 @@ def _switching() -> Iterator[None]:
 
 @check(
     "trimmed",
-    "What has given its memory back gives the same results, and can do so again.",
+    "A trimmed model gives the same results, and can be trimmed again.",
     SECOND,
-    unseen="it is not trimmable",
+    unseen="the prepared model is not trimmable",
     inside=True,
 )
 def trimmed(trial: Trial) -> int:
@@ -259,9 +264,9 @@ def trimmed(trial: Trial) -> int:
         wanted = [None if r is None else r.copy() for r in trial.run(prepared, copies(arrays_of(call)))]
         for pressed in (False, True, True):
             with trial.asking("trim"):
-                while not trim_now(prepared, pressed=pressed):  # whoever looks after idle models may be at it
+                while not trim_now(prepared, pressed=pressed):  # the trimming of idle models may be running
                     time.sleep(PAUSE)
-            told = "after it was trimmed" + ", as memory was short" * pressed
+            told = "after it was trimmed" + " under memory pressure" * pressed
             trial.same(call, wanted, trial.run(prepared, copies(arrays_of(call))), told)
     return seen
 
@@ -271,8 +276,8 @@ def trimmed(trial: Trial) -> int:
 
 @check(
     "malformed-request",
-    "A request that lacks an input, or has one of another shape, harms no later one.",
-    unseen="none of the calls that it takes has an input",
+    "A request without an input, or with one of another shape, harms no later one.",
+    unseen="none of the supported calls has an input",
 )
 def malformed_request(trial: Trial) -> int:
     seen = 0
@@ -286,7 +291,7 @@ def malformed_request(trial: Trial) -> int:
                 _survives(trial, trial.request(prepared, [*arrays[:number], bad, *arrays[number + 1 :]]), prepared.run)
         results = trial.run(prepared, copies(arrays))
         if not trial.random:
-            trial.same(call, wanted, results, "after requests that were not valid")
+            trial.same(call, wanted, results, "after invalid requests")
         seen += len(arrays)
     return seen
 

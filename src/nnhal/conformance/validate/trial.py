@@ -1,4 +1,4 @@
-"""One operation of a driver under test: calls of it that the driver takes, prepared and run, each thing asked announced."""
+"""One operation of a driver under test: its supported calls, prepared and run, each driver call announced."""
 
 import threading
 import zlib
@@ -25,16 +25,16 @@ from nnhal.model.graph import Model
 from nnhal.ops import OPS
 from nnhal.runtime import discovery
 
-DRAWING = "draw"  # the stage at which the driver was not asked anything yet
-AFTER = "after "  # before what the driver was asked last: the suite itself is at work
-MORE = 3  # times as many calls of what is taken, for checks of values
-SAMPLES = 3  # calls of an operation that all checks but those of values look at
+DRAWING = "draw"  # the stage before the driver's first call
+AFTER = "after "  # before the driver's last call: the suite itself works
+MORE = 3  # times as many supported calls, for checks of values
+SAMPLES = 3  # the calls of an operation for all checks but those of values
 PLAIN = Hints(threads=1)
 MakeRequest = Callable[[Signature, Sequence[Array]], Request]
 
 
 class Unmet(Exception):
-    """A promise is broken; the text says how. place: FILE:LINE of the driver, "" where it is not known."""
+    """A rule is broken; the text describes it. place: FILE:LINE of the driver, "" if it is unknown."""
 
     def __init__(self, text: str, place: str = "") -> None:
         super().__init__(text)
@@ -42,21 +42,21 @@ class Unmet(Exception):
 
 
 class NotAsked(Exception):
-    """A promise cannot be looked at here; the text says why."""
+    """A rule cannot be checked here; the text has the reason."""
 
 
 class ProcessDied(Exception):
-    """The driver's own process did; the text says how. No error of the driver's that a check may expect."""
+    """The driver's process died; the text describes it. It is not an error of the driver that a check may expect."""
 
 
 class NotTaken(NotAsked):
-    """The driver takes no call of the operation."""
+    """The driver supports no call of the operation."""
 
 
 class Drawing:
-    """Calls of one operation that are drawn for a driver, with what it says of each; the same for the same seed.
+    """The drawn calls of one operation, with the driver's verdict of each; the same for the same seed.
 
-    drawing: called before each call is drawn.
+    drawing: is called before each call is drawn.
     """
 
     def __init__(self, operation: str, seed: int, draws: int, drawing: Callable[[], object] = lambda: None) -> None:
@@ -72,7 +72,7 @@ class Drawing:
         self.taken: list[tuple[Call, Model]] | None = None
         self.refused: list[str] = []
         self.samples: list[tuple[Call, Model]] | None = None
-        self.kept: list[Prepared] = []  # for a later check to close
+        self.kept: list[Prepared] = []  # a later check closes them
 
     def _draw(self, sources: Sequence[Source]) -> None:
         for source in sources:
@@ -84,13 +84,13 @@ class Drawing:
                     self._sources.append(source)
 
     def begin(self, takes: Takes) -> None:
-        """Draw what depends on what the driver takes besides: control flow is of what it says yes to by itself."""
+        """Draw calls that depend on other verdicts: control flow contains operations that the driver supports alone."""
         if self.operation in CONTROL:
             self.calls, self._sources = [], []
             self._draw(sources(self.operation, self._rng, takes))
 
     def more(self) -> Iterator[tuple[Call, Model]]:
-        """Further calls of the kinds of which any was taken; the same ones each time."""
+        """Yield further calls of the kinds of which any was supported; the same ones each time."""
         rng = np.random.default_rng([*self._seed, MORE])
         taken = {id(call) for call, _ in self.taken or ()}
         pairs = zip(self._sources, self.calls, strict=True)
@@ -103,22 +103,22 @@ class Drawing:
 
 
 def _plain(cell: Cell, rng: np.random.Generator) -> Call:
-    """A call, of dimensions that the model does not say in some."""
+    """Draw a call; some have dimensions that the model leaves open."""
     return draw(cell, rng, open=bool(rng.random() < OPEN))
 
 
 class Trial:
-    """What a check is given: a device, and calls of an operation.
+    """The arguments of a check: a device, and calls of an operation.
 
-    at: gets the stage: what the driver is asked, before it is, and `AFTER` it when the driver has answered. isolated: the
-    device is in a process of its own. prepared: what the driver prepared last, for `place`. stage: what the driver was asked
-    last, "" before that.
+    at: receives the stage: the driver's next call before it begins, and `AFTER` it when the driver has returned.
+    isolated: whether the device is isolated. prepared: the driver's last prepared model, for `place`. stage: the
+    driver's last call, "" before any.
     """
 
     def __init__(self, device: Device, drawing: Drawing, at: Callable[[str], None], *, isolated: bool) -> None:
         self.device, self.drawing, self.isolated = device, drawing, isolated
         self._at, self.stage = at, ""
-        self._lock, self._asking = threading.Lock(), 0  # how many threads ask the driver something now
+        self._lock, self._asking = threading.Lock(), 0  # how many threads are in a call of the driver now
         self.where = where_of(device)
         self.operation = drawing.operation
         self.prepared: Prepared | None = None
@@ -128,10 +128,10 @@ class Trial:
         self.random = record is not None and record.random
         self.rng = np.random.default_rng(zlib.crc32(drawing.operation.encode()))
 
-    # ------------------------------------------------------------------------------------------------- what there is
+    # --------------------------------------------------------------------------------------------------------- calls
 
     def taken(self) -> list[tuple[Call, Model]]:
-        """The calls that the driver says it takes; NotAsked where that is none."""
+        """The calls that the driver declares to support; NotAsked if there are none."""
         drawing = self.drawing
         if drawing.taken is None:
             taken = []
@@ -144,25 +144,25 @@ class Trial:
                     drawing.refused.append(verdict.reason)
             drawing.taken = taken
         if not drawing.taken:
-            raise NotTaken(drawing.refused[0] if drawing.refused else "has no calls to be drawn")
+            raise NotTaken(drawing.refused[0] if drawing.refused else "no call of the operation can be drawn")
         return drawing.taken
 
     def many(self) -> Iterator[tuple[Call, Model]]:
-        """The calls that it takes, and more of their kinds."""
+        """Yield the supported calls, and more of their kinds."""
         yield from self.taken()
         for call, model in self.drawing.more():
             if self.verdict(model).ok:
                 yield call, model
 
     def samples(self) -> list[tuple[Call, Model]]:
-        """A few of them, of different types, with something to write and much to read, which the reference can run.
+        """A few of the supported calls, of different types, with outputs and many inputs, which the reference can run.
 
-        One of them has as many constants as there are in any, one parameters that are given at run time.
+        One of them has the most constants of all, one has parameters that are given at execution.
         """
         if self.drawing.samples is None:
             self.drawing.samples = self._samples()
         if not self.drawing.samples:
-            raise NotAsked("none of the calls that it takes has an element to write that the reference can")
+            raise NotAsked("none of the supported calls has an output element that the reference can compute")
         return self.drawing.samples
 
     def _samples(self) -> list[tuple[Call, Model]]:
@@ -187,27 +187,27 @@ class Trial:
         return list(chosen.values())
 
     def others(self, call: Call, count: int) -> Iterator[Call]:
-        """The same call with other values, so many times."""
+        """Yield the call with other values, so many times."""
         for _ in range(count):
             call = again(call, self.rng)
             yield call
 
     def fixed(self) -> None:
-        """NotAsked where the results are drawn at random."""
+        """Raise NotAsked if the results are random."""
         if self.random:
-            self.taken()  # NotTaken comes first
+            self.taken()  # NotTaken has precedence
             raise NotAsked("its results are random")
 
     def wanted(self, model: Model, arrays: Sequence[Array]) -> Outputs:
-        """What the reference gives."""
+        """Return the reference's results."""
         self._own()
         return by_reference(model, arrays)
 
-    # ----------------------------------------------------------------------------------------------- what is asked
+    # ------------------------------------------------------------------------------------------------ driver calls
 
     @contextmanager
     def asking(self, stage: str) -> Iterator[None]:
-        """The driver is asked something inside; its time ends behind. ProcessDied where that ends its process."""
+        """Enter a call of the driver, which ends with the context. ProcessDied if that ends its process."""
         with self._lock:
             self._asking += 1
             self.stage = stage
@@ -222,17 +222,17 @@ class Trial:
             self._own()
 
     def _own(self) -> None:
-        """From now on the suite itself is at work, unless another thread still asks the driver."""
+        """Announce that the suite itself works, unless another thread is still in the driver."""
         with self._lock:
             if not self._asking:
                 self._at(AFTER + self.stage if self.stage else DRAWING)
 
     def verdict(self, model: Model) -> Verdict:
-        """What the driver says of the one operation; no where its level lacks it, of which no runtime asks it."""
+        """Return the driver's verdict of the one operation; no if its HAL version lacks it, as no runtime would ask."""
         return self._said(model)[0]
 
     def verdicts(self, model: Model) -> list[bool]:
-        """Whether the driver says yes to each operation."""
+        """Return whether the driver supports each operation."""
         return [verdict.ok for verdict in self._said(model)]
 
     def _said(self, model: Model) -> list[Verdict]:
@@ -243,19 +243,19 @@ class Trial:
             return verdicts_by(self.device, model)
 
     def prepare(self, model: Model, hints: Hints = PLAIN, through: Device | None = None) -> Prepared:
-        """Prepare; closed with the trial where the check does not. through: the device, wrapped."""
+        """Prepare; closed with the trial unless the check closes it. through: the device, wrapped."""
         with self.asking("prepare"):
             prepared = prepared_by(through or self.device, model, hints)
         return self.opened(prepared)
 
     def opened(self, prepared: Prepared) -> Prepared:
-        """What the driver has given just now; closed with the trial where the check does not."""
+        """Register a new prepared model; closed with the trial unless the check closes it."""
         self._open.append(prepared)
         self.prepared = prepared
         return prepared
 
     def close(self, prepared: Prepared) -> None:
-        """Close, and come back when the driver's own `close` has; raises what the driver raises."""
+        """Close, and return after the driver's own `close`; raises the driver's errors."""
         self._open = [each for each in self._open if each is not prepared]
         with self.asking("close"), answering(self.where, "close() of a prepared model"):
             if isinstance(prepared, ResilientPrepared) and prepared.alive:
@@ -271,51 +271,51 @@ class Trial:
     def request(
         self, prepared: Prepared, arrays: Sequence[Array | None], rooms: Sequence[Array | None] | None = None
     ) -> Request:
-        """A request for one execution, over these very arrays."""
+        """Make a request for one execution, with exactly these arrays."""
         return Request(self.signature_of(prepared), arrays, rooms)
 
     def signature_of(self, prepared: Prepared) -> Signature:
-        """The arguments of a prepared model."""
+        """Return the signature of a prepared model."""
         return Signature.of(prepared.model, self.where)
 
     def run(
         self, prepared: Prepared, arrays: Sequence[Array], control: Control = UNLIMITED, make: MakeRequest = Request
     ) -> Outputs:
-        """One execution, over these very arrays. make: the request, where it is not an ordinary one."""
+        """Execute once, with exactly these arrays. make: makes the request, if it is not an ordinary one."""
         request = make(self.signature_of(prepared), arrays)
         with self.asking("run"):
             request.execute(prepared.run, control)
         return request.results
 
     def alone(self, model: Model, arrays: Sequence[Array]) -> Outputs:
-        """What a prepared model that runs once gives: what all other ways to the same result are held against."""
+        """Return the results of a prepared model that runs once, to which all other ways are compared."""
         prepared = self.prepare(model)
         results = [None if r is None else r.copy() for r in self.run(prepared, copies(arrays))]
         self.close(prepared)
         return results
 
     def same(self, call: Call, wanted: Outputs, actual: Outputs, what: str) -> None:
-        """Unmet where results are not those of `alone`, by more than the definition leaves open."""
+        """Raise Unmet if results differ from those of `alone` by more than the definition leaves open."""
         problem = self.differs(call, wanted, actual)
         if problem:
             self.unmet(f"{what}: {problem}")
 
     def differs(self, call: Call, wanted: Outputs, actual: Outputs) -> str:
-        """How; "" where they agree."""
+        """Return the difference; "" if they agree."""
         if all(_bits(w) == _bits(a) for w, a in zip(wanted, actual, strict=True)):
             return ""
         return judge(call, wanted, actual, self.device.relaxations)
 
     def unmet(self, text: str) -> NoReturn:
-        """The promise is broken."""
+        """Raise Unmet."""
         raise Unmet(text, self.place())
 
     def place(self, what: str = "run") -> str:
-        """FILE:LINE of the driver's own method."""
+        """Return FILE:LINE of the driver's method."""
         return place_of(self.device, self.prepared, what)
 
     def end(self) -> None:
-        """Close what is open; what that raises is the business of another check."""
+        """Close open models; another check reports errors of that."""
         for prepared in self._open:
             with self.asking("close"):
                 let_go(self.where, "close() of a prepared model", prepared.close)
@@ -323,7 +323,7 @@ class Trial:
 
 
 def by_reference(model: Model, arrays: Sequence[Array]) -> Outputs:
-    """What the reference gives for a model and its inputs."""
+    """Return the reference's results for a model and its inputs."""
     prepared = prepared_by(discovery.cpu(), model, Hints())
     request = prepared.request(arrays)
     request.execute(prepared.run, UNLIMITED)
@@ -331,17 +331,17 @@ def by_reference(model: Model, arrays: Sequence[Array]) -> Outputs:
 
 
 def copies(arrays: Sequence[Array]) -> list[Array]:
-    """Arrays that a driver may spoil."""
+    """Return arrays that a driver may overwrite."""
     return [x.copy() for x in arrays]
 
 
 def distinct(*results: Outputs) -> int:
-    """How many of several results differ from all before: 0 where all are alike, and one cannot be taken for another."""
+    """Count the results that differ from all earlier ones: 0 if all are alike, so that they cannot be distinguished."""
     return len({tuple(map(_bits, each)) for each in results}) - 1
 
 
 def _room(call: Call) -> int:
-    """How many elements are given at run time."""
+    """Count the elements that are given at execution."""
     return sum(x.size for x in arrays_of(call))
 
 
@@ -351,7 +351,7 @@ def _bits(array: Array | None) -> Any:
 
 @contextmanager
 def trying(trial: Trial) -> Iterator[Trial]:
-    """A trial that ends."""
+    """Return a trial that ends with the context."""
     try:
         yield trial
     finally:

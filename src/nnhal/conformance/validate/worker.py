@@ -1,4 +1,4 @@
-"""A process that checks a driver: `nnhal.conformance.worker`, with checks for items."""
+"""A process that checks a driver: `nnhal.conformance.worker`, whose items are checks."""
 
 import gc
 import time
@@ -30,12 +30,12 @@ KEPT_DRAWINGS = 3
 
 
 class _Checker(Worker):
-    """Checks what it is told to."""
+    """Runs the requested checks."""
 
     subject: Validation
 
     def begin(self) -> None:
-        """What is there need not be looked through for garbage again and again."""
+        """Exclude the existing objects from garbage collection, which would scan them again and again."""
         gc.collect()
         gc.freeze()
         self._drawings: OrderedDict[str, Drawing] = OrderedDict()
@@ -50,7 +50,7 @@ class _Checker(Worker):
             yield CheckOutcome(*item, verdict, reason, place, time.monotonic_ns() - begin, found)
 
     def _drawn(self, operation: str) -> Drawing:
-        """The calls of an operation; those of the last few are kept."""
+        """Return the calls of an operation; those of the last few stay in memory."""
         drawing = self._drawings.pop(operation, None)
         if drawing is None:
             subject = self.subject
@@ -62,11 +62,11 @@ class _Checker(Worker):
 
 
 def outcome_of(check: ContractCheck, trial: Trial) -> tuple[str, str, str]:
-    """Verdict, reason and place of one check; only what may be this process's own end is raised."""
+    """Return verdict, reason and place of one check; raise only what may end this process."""
     if check.inside and trial.isolated:
-        return "skipped", "needs the driver in this process", ""
+        return "skipped", "needs the driver in this process (without --isolate)", ""
     verdict, reason, place = _looked(check, trial)
-    return verdict, reason.replace(f"{trial.where}: ", ""), place  # there is but one
+    return verdict, reason.replace(f"{trial.where}: ", ""), place  # without the device's name
 
 
 def _looked(check: ContractCheck, trial: Trial) -> tuple[str, str, str]:
@@ -90,5 +90,5 @@ def _looked(check: ContractCheck, trial: Trial) -> tuple[str, str, str]:
 
 
 def main() -> None:
-    """Check."""
+    """Run the process."""
     serve_with(_Checker)

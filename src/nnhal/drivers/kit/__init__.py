@@ -1,19 +1,19 @@
-"""What every driver that compiles for an engine needs, so that its author writes only what the engine does.
+"""Shared building blocks for drivers that compile for an engine.
 
-| file | what it has |
+| file | contents |
 | --- | --- |
-| `forms.py` | which of the forms of an operation runs: the fast one where it was proved, the exact one otherwise |
-| `gated.py` | GRU, which models have by parts and engines whole |
-| `lowering.py` | a table of entries that lower operations; a whole model once for verdicts and preparation |
-| `movement.py` | where elements go: orders of dimensions, places, parts, shares |
+| `forms.py` | the choice of a kernel variant: the fast one if it was verified, the exact one otherwise |
+| `gated.py` | GRU layers, which models spell out and engines have whole |
+| `lowering.py` | a table of entries that lower operations; one pass over a model for verdicts and preparation |
+| `movement.py` | moves of elements: orders of dimensions, positions, slices, shares |
 | `native.py` | arrays over an engine's memory; objects of an engine in forked children |
-| `numbers.py` | windows with their padding, bounds of activations, scales of products: whatever the form of the call |
-| `proof.py` | a device that runs what was proved on this processor, or the forms that it is told to |
-| `onnx/` | a model as ONNX, for engines that take that |
-| `quiet.py` | an engine's lines kept off stderr |
-| `real/` | operations of all types, by primitives that an engine of float32 tensors has |
-| `shapes.py` | models with open shapes for an engine that wants them known |
-| `sums.py` | how great sums of products become; how long ones are made in stages |
+| `numbers.py` | windows with their padding, bounds of activations, scales of products, for every signature |
+| `proof.py` | a device that runs the kernel variants verified on this processor, or those that an option names |
+| `onnx/` | a model as ONNX, for engines that read ONNX |
+| `quiet.py` | keeps an engine's log lines off stderr |
+| `real/` | operations of all types, made of the primitives of an engine of float32 tensors |
+| `shapes.py` | models with open shapes, for an engine that needs known ones |
+| `sums.py` | bounds of sums of products; long sums in stages |
 | `team.py` | instances of an engine that runs one execution at a time |
 
     from nnhal.drivers.kit import Refused, LoweringTable, LoweringTask, Team, for_each_shape, kept_graph, window
@@ -62,5 +62,5 @@ __all__ = [
     "window",
 ]
 
-if not TYPE_CHECKING:  # a type checker that saw it would take any name for one of these
+if not TYPE_CHECKING:  # with it, a type checker would accept any name
     __getattr__ = exports(__name__, _EXPORTS)

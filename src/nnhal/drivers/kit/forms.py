@@ -1,8 +1,9 @@
-"""Which form of an operation runs: the fast one where it was proved on this processor, the exact one otherwise.
+"""Chooses the kernel variant of an operation: the fast one if it was verified on this processor, else the exact one.
 
-An engine may have several ways to run an operation: 8-bit products in the processor's own instructions, which saturate on
-some, or the same in float32. An entry of the lowering table names them, the fastest first, the exact one last. Nobody
-believes that the fast one is right: a proof (an execution of it against the definition, on this processor) says so.
+An engine may have several ways to run an operation. Examples are 8-bit products in the processor's own instructions,
+which saturate on some processors, and the same in float32. An entry of the lowering table names the variants, the
+fastest first, the exact one last. nnhal does not assume that the fast one is right: a verification runs it on this
+processor and compares it with the definition.
 """
 
 from collections.abc import Mapping
@@ -16,16 +17,21 @@ from nnhal.hal.choices import Proved
 class Refused(UnsupportedModel):
     """An operation that the engine cannot run as NNAPI defines it; the message is the reason.
 
-    Raised in `prepare`, it is what any driver raises that cannot compile a model after all.
+    Raised in `prepare`, it reports that the driver cannot compile a model after all.
     """
 
 
 class Forms:
-    """What is known of an engine's forms on this processor.
+    """The known results of verifying an engine's kernel variants on this processor.
 
-    found: of an operation and its type `T`, what a proof found; what is not in it runs in its exact form. forced: "fast" or
-    "exact", for those who compare: the first form of each entry, or the last, whatever was found. exact: whether the
-    numerics are: operations on 8 bits run only where the entry says that its results equal the reference's.
+    Args:
+        found: The result of the verification for each operation and its type `T`. Any other operation runs in its exact
+            variant.
+        forced: "fast" or "exact", to compare variants: the first or the last variant of each entry, whatever `found`
+            has.
+        exact: Whether the numerics are exact. If so, 8-bit operations run only if their entry declares results that
+            equal the
+            reference's.
     """
 
     def __init__(
@@ -38,8 +44,18 @@ class Forms:
         self.found, self.forced, self.exact = found, forced, exact
 
     def choose(self, name: str, kind: int | None, known: tuple[str, ...]) -> tuple[str, str]:
-        """The form for an operation of the type `kind` of which these are known, and why not a faster one; Refused where
-        none may run.
+        """Return the variant for an operation, and why it is not a faster one.
+
+        Args:
+            name: The operation.
+            kind: Its type `T`.
+            known: The variants of the entry, the fastest first; empty if there is only one.
+
+        Returns:
+            The variant and the reason, both possibly empty.
+
+        Raises:
+            Refused: No variant is right on this processor.
         """
         proved = None if kind is None else self.found.get((name, kind))
         nowhere = proved is not None and proved.form is None
@@ -49,7 +65,7 @@ class Forms:
         if proved is None:
             return exact, ""
         if proved.form is None:
-            raise Refused(proved.why or f"{name} of {type_name(kind or 0)} is not exact on this processor")
+            raise Refused(proved.why or f"{name} of {type_name(kind or 0)} has no exact kernel on this processor")
         return proved.form if proved.form in known else exact, proved.why
 
 

@@ -1,13 +1,13 @@
-"""Gated recurrent units (GRU) among the operations of a model: engines have them whole, NNAPI has their parts.
+"""Finds gated recurrent units (GRU) in a model: engines have them whole, NNAPI has only their parts.
 
-A step, where * is by elements, and `reset` is before the product where it is not behind it:
+One step, where * is elementwise, and `reset` is applied before the product unless `reset_behind`:
 
     update, reset = LOGISTIC(W x + b + R h + c)
     fresh = TANH(V x + d + reset * (U h + e))
     h' = update * (h - fresh) + fresh
 
-What is found is what `frontends.onnx` writes of a GRU: products of the input for all steps at once, SPLIT, and steps one
-behind the other. Definition: ONNX's operator GRU.
+The pattern is the output of `frontends.onnx` for a GRU: products of the input for all steps at once, a SPLIT, then the
+steps one after another. Definition: ONNX's operator GRU.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,12 +25,12 @@ Layer = tuple[int, int]  # weights [rows, columns] and bias [rows]
 
 
 class GatedSequence(Record, frozen=True):
-    """A GRU over a sequence. All but the sizes are operands of the main subgraph, of float32.
+    """A GRU over a sequence. All fields but the sizes are float32 operands of the main subgraph.
 
-    input: elements of [steps, batch, size]. state: [batch, units] before the first step. of_input, of_state: constant
-    weights and biases, of both gates (update first, 2 * units rows), then of the candidate (units rows).
-    reset_behind: the reset gate acts behind the product of the state, not before it. last: the state after the last step.
-    states: [steps, batch, units], those after each; None where nothing joins them, as of one step.
+    input: the elements of [steps, batch, size]. state: [batch, units] before the first step. of_input, of_state:
+    constant weights and biases, first of both gates (update first, 2 * units rows), then of the candidate (units rows).
+    reset_behind: whether the reset gate acts after the product of the state. last: the state after the last step.
+    states: [steps, batch, units], the state after each step; None if nothing joins them, as for one step.
     """
 
     input: int
@@ -47,15 +47,15 @@ class GatedSequence(Record, frozen=True):
 
 
 def gated_sequences(model: Model) -> dict[int, GatedSequence]:
-    """Those of the main subgraph, by the operation after which they are complete.
+    """Return the GRUs of the main subgraph, by the operation after which they are complete.
 
-    Nothing else reads what is inside of one, so that whoever writes it whole needs none of its operations.
+    No other operation reads the intermediates of one. An engine that writes it whole needs none of its operations.
     """
     return _Search(model).found()
 
 
 class _Unit(NamedTuple):
-    """A step, of operands. gates, candidate: what the input adds."""
+    """One step, by operands. gates, candidate: the terms of the input."""
 
     before: int
     after: int
@@ -66,7 +66,7 @@ class _Unit(NamedTuple):
 
 
 def stated(a: Bound, name: str) -> Any:
-    """A scalar argument; None where it is known only at execution."""
+    """Return a scalar argument; None if it is known only at execution."""
     return a.__dict__.get(name)
 
 
@@ -78,7 +78,7 @@ class _Search:
 
     @kept
     def readers(self) -> dict[int, list[int]]:
-        """The operations that read each operand; asked for by models that have a step."""
+        """Map each operand to the operations that read it; only models with a step need it."""
         found: dict[int, list[int]] = {}
         for n, operation in enumerate(self.main.operations):
             for i in operation.inputs:
@@ -86,7 +86,7 @@ class _Search:
         return found
 
     def found(self) -> dict[int, GatedSequence]:
-        chains: dict[int, list[_Unit]] = {}  # by the state that each has come to
+        chains: dict[int, list[_Unit]] = {}  # by the state that each has reached
         for operation, a in zip(self.main.operations, self.bounds, strict=True):
             if a is None or a.op.name != "ADD":
                 continue
@@ -101,7 +101,7 @@ class _Search:
     # ------------------------------------------------------------------------------------------------------------ a step
 
     def _maker(self, operand: int, kind: str) -> tuple[Bound, Operation] | None:
-        """The operation that makes the operand, where it is of a kind, and of float32."""
+        """Yield nothing but the maker of a float32 operand, if its operation is of this kind."""
         n = self.makers.get(operand)
         a = None if n is None else self.bounds[n]
         if n is None or a is None or a.op.name != kind or a.T != F32:
@@ -109,7 +109,7 @@ class _Search:
         return a, self.main.operations[n]
 
     def _made(self, operand: int, kind: str) -> Iterator[tuple[int, ...]]:
-        """What an operation of a kind makes the operand of: sums and products in both orders. Nothing for other kinds."""
+        """Yield the inputs of the operand's operation if it is of this kind, in both orders for sums and products."""
         made = self._maker(operand, kind)
         if made is None or (made[0].form_has("activation") and stated(made[0], "activation") != Activation.NONE):
             return
@@ -119,7 +119,7 @@ class _Search:
             yield inputs[::-1]
 
     def _piece(self, operand: int, axis: int, count: int) -> Iterator[tuple[int, int]]:
-        """What a SPLIT into as many pieces, of rows (axis 0) or columns (1) of a matrix, makes the operand of; which one."""
+        """Yield the input and the number of a piece of a SPLIT into `count` pieces along rows (axis 0) or columns (1)."""
         made = self._maker(operand, "SPLIT")
         if made is None:
             return
@@ -129,7 +129,7 @@ class _Search:
             yield operation.inputs[0], operation.outputs.index(operand)
 
     def _steps(self, after: int) -> Iterator[_Unit]:
-        """The step that the operand is the state after, where it is one."""
+        """Yield the step whose result is the state `after`, if there is one."""
         for faded, fresh in self._made(after, "ADD"):
             for update, change in self._made(faded, "MUL"):
                 for before, other in self._made(change, "SUB"):
@@ -151,7 +151,7 @@ class _Search:
                             yield _Unit(before, after, gates, candidate, layers, behind)
 
     def _reset(self, before: int, seen: int) -> Iterator[tuple[bool, int, Layer]]:
-        """What the candidate sees of the state: whether the gate is behind the product, the gate, the product's layer."""
+        """Yield how the candidate reads the state: whether the gate is behind the product, the gate, its layer."""
         for reset, product in self._made(seen, "MUL"):
             for read, weights, bias in self._made(product, "FULLY_CONNECTED"):
                 if read == before:
@@ -164,7 +164,7 @@ class _Search:
     # -------------------------------------------------------------------------------------------------------- a sequence
 
     def _sequence(self, steps: Sequence[_Unit]) -> Iterator[tuple[int, GatedSequence]]:
-        """The operation after which steps one behind the other are complete, and what they are, where that is all of it."""
+        """Yield a complete sequence of steps and the operation that completes it."""
         found: list[tuple[int, Layer]] = []
         count = len(steps)
         for operands in ([s.gates for s in steps], [s.candidate for s in steps]):
@@ -184,10 +184,10 @@ class _Search:
         shapes = [self._shape(i) for i in (first.gates, first.candidate)]
         batch, units = state if len(state) == 2 else (0, 0)
         if shapes != [(batch, 2 * units), (batch, units)]:
-            return  # what is broadcast is another thing
+            return  # broadcasting has another meaning
         weights = [self._shape(layer[0]) for layer in (*of_input, *first.of_state)]
         if weights != [(2 * units, size), (units, size), (2 * units, units), (units, units)]:
-            return  # as is a layer that takes several rows for one
+            return  # so has a layer that merges several rows
         joined = self._joined([s.after for s in steps], (count, batch, units)) if count > 1 else None
         ends = [last.after, *([] if joined is None else [joined])]
         place, layers = self._complete(ends, {x, first.before}), (of_input, first.of_state)
@@ -196,12 +196,12 @@ class _Search:
             yield place, GatedSequence(x, first.before, *layers, first.reset_behind, *sizes, last.after, joined)
 
     def _shape(self, operand: int) -> tuple[int, ...]:
-        """Its dimensions, none where they are not known."""
+        """Return an operand's dimensions; empty if they are unknown."""
         value = self.values[operand]
         return () if value is None else fixed(value.shape) or ()
 
     def _joined(self, states: Sequence[int], shape: Shape) -> int | None:
-        """What is all states behind each other, each with a dimension for the step before its own."""
+        """Return the operand that concatenates all states, each with a dimension for its step."""
         views = (i for n in self.readers.get(states[0], ()) for i in self.main.operations[n].outputs)
         for n in {n: None for i in views for n in self.readers.get(i, ())}:
             a, operation = self.bounds[n], self.main.operations[n]
@@ -214,8 +214,9 @@ class _Search:
         return None
 
     def _complete(self, ends: Sequence[int], starts: set[int]) -> int | None:
-        """The last operation that makes the ends of the starts; None where something else reads what is in between, or one
-        of the ends before that.
+        """Return the last operation that computes the ends from the starts.
+
+        None if another operation reads an intermediate, or reads one of the ends before that.
         """
         inside: set[int] = set()
         pending = list(ends)

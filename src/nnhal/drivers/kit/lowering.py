@@ -1,10 +1,11 @@
-"""A table of entries that lower operations: verdicts and preparation run the same ones, so a good verdict is one that held.
+"""A table of entries that lower operations. Verdicts and preparation run the same entries, so they cannot disagree.
 
-An entry is a function of a task, which has the arguments of one operation and whatever the driver adds. It writes to the
-engine's graph, or refuses with a reason. What it asks for and is known only at execution is a reason too.
+An entry is a function of a task, which has the arguments of one operation and the driver's additions. It writes to the
+engine's graph, or refuses with a reason. A value that it needs and that is known only at execution is also a reason.
 
-An entry may know several *forms* of an operation, the fastest first and the exact one last; `forms.Forms` chooses.
-A GRU, which a model has by parts, is written once more, whole, where the engine has that: nothing needs its parts then.
+An entry may know several kernel variants of an operation, the fastest first and the exact one last; `forms.Forms`
+chooses. If the engine has a whole GRU, the table also writes it whole; then nothing reads the parts that the model
+spells out.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -28,9 +29,13 @@ from nnhal.ops.schema import Bound, perhaps_omitted
 
 
 class LoweringTask:
-    """One operation to lower: its decoded arguments `a`, where each of them lies, and the `form` that was chosen for it.
+    """One operation to lower: its arguments, the operands that hold them, and the chosen kernel variant.
 
-    form: "" for an entry that has one form only. exact: whether numerics are exact.
+    Attributes:
+        a: The decoded arguments.
+        operation: The operation.
+        form: The name of the kernel variant; "" if the entry has only one.
+        exact: Whether numerics are exact.
     """
 
     form = ""
@@ -45,18 +50,36 @@ class LoweringTask:
         return self.a.op.name
 
     def require(self, condition: Any, reason: str) -> None:
-        """Refuse the operation unless the condition holds."""
+        """Refuse the operation unless the condition holds.
+
+        Args:
+            condition: Any value; its truth counts.
+            reason: Why the engine cannot run the operation otherwise.
+
+        Raises:
+            Refused: The condition is false.
+        """
         if not condition:
             raise Refused(reason)
 
     def require_alike(self) -> None:
-        """Refuse quantised tensors of several scales where numerics are exact: each brought to another scale is rounded."""
+        """Refuse quantised tensors of different scales if numerics are exact: a change of scale rounds.
+
+        Raises:
+            Refused: The scales or zero points differ.
+        """
         kinds = {(value.scale, value.zero_point) for value in quantised_of(self.a)}
-        self.require(not self.exact or len(kinds) < 2, "scales differ, and numerics are exact")
+        self.require(not self.exact or len(kinds) < 2, "scales of the tensors differ, must be equal for exact numerics")
 
     def places(self, name: str) -> tuple[int, ...]:
-        """The operands of an argument: none where it is omitted, also for an input that is declared to be perhaps; several
-        of a variadic one.
+        """Return the operands of an argument.
+
+        Args:
+            name: The argument.
+
+        Returns:
+            The indices of the operands: several for a variadic argument, none if it is omitted or is an optional model
+            input.
         """
         inputs, value = self.operation.inputs, self.a.__dict__.get(name, self)
         for argument, start, end in self.a.form.slots(len(inputs)) if value is not None else ():
@@ -66,20 +89,40 @@ class LoweringTask:
         return ()
 
     def place(self, name: str) -> int:
-        """The operand of an argument that is there."""
+        """Return the operand of an argument that must be there.
+
+        Args:
+            name: The argument.
+
+        Returns:
+            The index of the operand.
+
+        Raises:
+            Refused: The argument is omitted.
+        """
         places = self.places(name)
-        self.require(places, f"{name} is omitted")
+        self.require(places, f"{name} is omitted, must be given")
         return places[0]
 
     def array(self, name: str) -> Array:
-        """The value of a tensor argument, which has to be constant."""
+        """Return the value of a tensor argument that must be constant.
+
+        Args:
+            name: The argument.
+
+        Returns:
+            The elements as they are stored.
+
+        Raises:
+            Refused: The argument is omitted, or is not constant.
+        """
         self.place(name)
         value = getattr(self.a, name)
         self.require(value.data is not None, f"{name} is computed at execution, must be constant")
         return np.asarray(value.data)
 
     def finish(self) -> None:
-        """Called when the entry has returned."""
+        """Complete the operation; called when the entry has returned."""
 
 
 T = TypeVar("T", bound=LoweringTask)
@@ -87,18 +130,26 @@ G = TypeVar("G")
 
 
 class KeptGraph(Generic[G]):
-    """An engine's graph with all operations of a model in it, made for the verdicts; for whoever comes first."""
+    """An engine's graph with all operations of a model, made for the verdicts; only the first caller receives it."""
 
     def __init__(self, graph: G) -> None:
-        self._graphs = [graph]  # a list, for taking out is one step
+        self._graphs = [graph]  # a list, because pop is atomic
 
     def take(self) -> G | None:
-        """The graph, and nothing for those who come later: it is written to."""
+        """Return the graph once, then None: the caller writes to it."""
         return self._graphs.pop() if self._graphs else None
 
 
 def kept_graph(hints: Hints, kind: type[G]) -> G | None:
-    """The graph of the whole model that `LoweringTable.consider` kept; None where it has to be made anew."""
+    """Return the graph of the whole model that `LoweringTable.consider` made.
+
+    Args:
+        hints: The hints that `prepare` received.
+        kind: The graph's class.
+
+    Returns:
+        The graph; None if the driver must lower the model again.
+    """
     found = hints.worked_out
     if found is None or not found.whole:
         return None
@@ -108,9 +159,11 @@ def kept_graph(hints: Hints, kind: type[G]) -> G | None:
 
 
 class Entry(Record, Generic[T], frozen=True):
-    """How to lower an operation. types: the operation types `T` that it takes, None for all. forms: of each type that has
-    several, the fastest first, the exact one last. exact: whether its results of 8 bits are, bit for bit, those of the
-    reference under exact numerics.
+    """How to lower an operation.
+
+    types: the supported operation types `T`, None for all. forms: the kernel variants of each type that has several,
+    the fastest first, the exact one last. exact: whether its 8-bit results are bit-identical to the reference under
+    exact numerics.
     """
 
     lower: Callable[[T], None]
@@ -120,9 +173,12 @@ class Entry(Record, Generic[T], frozen=True):
 
 
 class LoweringTable(Generic[T]):
-    """Entries by operation. engine: its name in reasons; types: what entries take that do not say it themselves.
+    """The entries of a driver, by operation.
 
-    elsewhere: reasons for operations that it has no entry for.
+    Args:
+        engine: The engine's name, for reasons.
+        types: The operation types of entries that do not declare their own; None for all.
+        elsewhere: Reasons for operations without an entry, by name.
     """
 
     def __init__(
@@ -130,7 +186,7 @@ class LoweringTable(Generic[T]):
     ) -> None:
         self.engine, self._types, self._elsewhere = engine, types, dict(elsewhere or {})
         self.entries: dict[str, Entry[T]] = {}
-        self.gated: Callable[[T, GatedSequence], None] | None = None  # writes a GRU whole, for its `last` and `states`
+        self.gated: Callable[[T, GatedSequence], None] | None = None  # writes a GRU whole: its `last` and `states`
 
     def entry(
         self,
@@ -139,7 +195,17 @@ class LoweringTable(Generic[T]):
         forms: Mapping[int, tuple[str, ...]] = MappingProxyType({}),
         exact: bool = False,
     ) -> Callable[[Callable[[T], None]], Callable[[T], None]]:
-        """Make a function the entry of the named operations."""
+        """Make a function the entry of the named operations.
+
+        Args:
+            names: The operations.
+            types: The supported operation types `T`; by default those of the table.
+            forms: The kernel variants of each type that has several, the fastest first, the exact one last.
+            exact: Whether 8-bit results are bit-identical to the reference under exact numerics.
+
+        Returns:
+            A decorator for a function of a task, which lowers one operation or raises Refused.
+        """
 
         def add(function: Callable[[T], None]) -> Callable[[T], None]:
             for name in names:
@@ -149,18 +215,41 @@ class LoweringTable(Generic[T]):
         return add
 
     def verdicts(self, model: Model, task: Callable[[Bound, Operation], T], forms: Forms = UNPROVED) -> list[Verdict]:
-        """One verdict for each operation of the main subgraph. task: makes what an entry gets."""
+        """Return one verdict for each operation of the main subgraph.
+
+        Args:
+            model: The model.
+            task: Makes the argument of an entry.
+            forms: The verified kernel variants.
+        """
         return list(self._attempts(model, task, forms))
 
     def consider(
         self, model: Model, graph: G, task: Callable[[G, Bound, Operation], T], forms: Forms = UNPROVED
     ) -> Considered:
-        """The verdicts, and the graph for `kept_graph` where all operations are in it. task: makes what an entry gets."""
+        """Return the verdicts, with the graph for `kept_graph` if it holds all operations.
+
+        Args:
+            model: The model.
+            graph: An empty graph of the engine.
+            task: Makes the argument of an entry from that graph.
+            forms: The verified kernel variants.
+        """
         verdicts = self.verdicts(model, partial(task, graph), forms)
         return Considered(verdicts, worked_out=KeptGraph(graph) if all(v.ok for v in verdicts) else None)
 
     def lower(self, model: Model, task: Callable[[Bound, Operation], T], forms: Forms = UNPROVED) -> None:
-        """Lower every operation; Refused, or Unmappable, with the first that cannot be."""
+        """Lower every operation.
+
+        Args:
+            model: The model.
+            task: Makes the argument of an entry.
+            forms: The verified kernel variants.
+
+        Raises:
+            Refused: An operation cannot be lowered; the first one is named.
+            Unmappable: A constant of the first such operation is in memory that cannot be mapped.
+        """
         attempts = self._attempts(model, task, forms)
         for number, (verdict, operation) in enumerate(zip(attempts, model.main.operations, strict=True)):
             if not verdict.ok:
@@ -168,7 +257,6 @@ class LoweringTable(Generic[T]):
                 raise kind(f"{self.engine}: {operation_name(operation.type)} #{number}: {verdict.reason}")
 
     def _attempts(self, model: Model, task: Callable[[Bound, Operation], T], forms: Forms) -> Iterator[Verdict]:
-        """Lower every operation."""
         bounds = validate(model).subgraphs[0].operations
         wholes = gated_sequences(model) if self.gated and not forms.exact else {}
         for n, (a, operation) in enumerate(zip(bounds, model.main.operations, strict=True)):
@@ -186,9 +274,10 @@ class LoweringTable(Generic[T]):
             name = operation_name(operation.type)
             return Verdict(False, self._elsewhere.get(name, f"this driver does not lower {name}"))
         if a.T is not None and chosen.types is not None and a.T not in chosen.types:
-            return Verdict(False, f"{self.engine}'s {a.op.name} does not take {type_name(a.T)}")
+            return Verdict(False, f"{self.engine}'s {a.op.name} does not support {type_name(a.T)}")
         if forms.exact and not chosen.exact and quantised_of(a):
-            return Verdict(False, f"{self.engine}'s {a.op.name} of 8 bits may be a step off, and numerics are exact")
+            why = f"{self.engine}'s 8-bit {a.op.name} may be 1 LSB off, must equal the reference for exact numerics"
+            return Verdict(False, why)
         try:
             made = task(a, operation)
             made.exact = forms.exact
@@ -199,12 +288,12 @@ class LoweringTable(Generic[T]):
         except Refused as error:
             return Verdict(False, str(error))
         except Unknown as error:
-            why = f"needs {str(error) or 'a shape'} when the model is prepared, and it is only known at execution"
+            why = f"needs {str(error) or 'a shape'} when the model is prepared, but it is known only at execution"
             return Verdict(False, why)
         return Verdict(True, why_not_faster) if why_not_faster else YES
 
 
 def quantised_of(a: Bound) -> list[Value]:
-    """The quantised tensors that an operation reads and gives."""
+    """Return the quantised tensors among an operation's inputs and outputs."""
     given = (each for _, value in a.inputs for each in (value if isinstance(value, tuple) else (value,)))
     return [value for value in (*given, *a.outs) if value is not None and value.quantised]

@@ -1,4 +1,4 @@
-"""Where elements go: orders of dimensions, places, parts and shares, in the numbers that engines take."""
+"""Moves of elements as the numbers that engines need: orders of dimensions, positions, slices and shares."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from nnhal.ops.slice import strided
 
 
 class Regrouped(NamedTuple):
-    """Dimensions cut into smaller ones, those put in another order, and joined again."""
+    """A reshape into smaller dimensions, a transpose, and a reshape that joins them."""
 
     cut: list[int]
     order: tuple[int, ...]
@@ -20,8 +20,9 @@ class Regrouped(NamedTuple):
 
 
 def regrouped(a: Bound) -> Regrouped:
-    """DEPTH_TO_SPACE, SPACE_TO_DEPTH, SPACE_TO_BATCH_ND and BATCH_TO_SPACE_ND of pictures with their channels first, padded
-    already; CHANNEL_SHUFFLE as it is.
+    """Return the move of DEPTH_TO_SPACE, SPACE_TO_DEPTH, SPACE_TO_BATCH_ND, BATCH_TO_SPACE_ND or CHANNEL_SHUFFLE.
+
+    All but CHANNEL_SHUFFLE are for padded pictures with channels first.
     """
     name = a.op.name
     if name == "CHANNEL_SHUFFLE":
@@ -48,7 +49,7 @@ def regrouped(a: Bound) -> Regrouped:
 
 
 class Picked(NamedTuple):
-    """A part of each dimension: where it begins, before which place it ends (far below 0: after the first), its steps."""
+    """A slice of each dimension: its begin, its end (far below 0: after the first element), its stride."""
 
     begins: list[int]
     ends: list[int]
@@ -59,7 +60,7 @@ FAR = 2**62
 
 
 def picked(a: Bound) -> Picked:
-    """What STRIDED_SLICE picks; all places are at least 0 but for ends before the first element."""
+    """Return the slices of STRIDED_SLICE; all positions are at least 0, except ends before the first element."""
     found = Picked([], [], [])
     for part, size in zip(strided(a), a.input.known, strict=True):
         begin, end, step = part.indices(size)
@@ -71,20 +72,20 @@ def picked(a: Bound) -> Picked:
 
 
 def mirrored(a: Bound) -> dict[int, Array]:
-    """Of MIRROR_PAD: along which dimensions elements are picked, and which."""
+    """Return the indices that MIRROR_PAD picks along each padded dimension."""
     mode = "reflect" if a.mode == MirrorPad.REFLECT else "symmetric"
     rows = enumerate(zip(a.input.known, a.paddings.array.reshape(-1, 2), strict=True))
     return {axis: np.pad(np.arange(size), widths, mode=mode) for axis, (size, widths) in rows if widths.any()}  # type: ignore[call-overload]
 
 
 def nearest(a: Bound, size: int, new: int) -> Array:
-    """Which elements RESIZE_NEAREST_NEIGHBOR picks along an axis."""
+    """Return the indices that RESIZE_NEAREST_NEIGHBOR picks along an axis."""
     places = np.floor(positions(a, size, new).astype(np.float64) + (0.5 if a.align_corners else 0))
     return np.clip(places.astype(np.int64), 0, size - 1)
 
 
 def repeats(a: Bound) -> tuple[int, int] | None:
-    """How often RESIZE_NEAREST_NEIGHBOR has each row and each column; None where it picks others."""
+    """Return how often RESIZE_NEAREST_NEIGHBOR repeats each row and each column; None if it picks other elements."""
     found = []
     for axis, size in (("h", a.height), ("w", a.width)):
         new = new_size(axis)(a)
@@ -96,7 +97,7 @@ def repeats(a: Bound) -> tuple[int, int] | None:
 
 
 def interpolation(a: Bound, size: int, new: int) -> Array:
-    """Shares of the elements in each of RESIZE_BILINEAR along an axis: [new, size], in float32."""
+    """Return the shares of the input elements in each output of RESIZE_BILINEAR along an axis: [new, size], float32."""
     places = np.clip(positions(a, size, new) - np.float32(0.5 * a.half_pixel_centers), 0, size - 1)
     before, row = places.astype(np.int64), np.arange(new)
     shares = np.zeros((new, size), np.float32)

@@ -1,4 +1,4 @@
-"""What the memory and the objects of a native engine ask for."""
+"""Arrays over the memory of a native engine, and its objects in forked children."""
 
 import ctypes
 import os
@@ -15,16 +15,16 @@ _alive: "WeakKeyDictionary[Any, Callable[[Any], object]]" = WeakKeyDictionary()
 
 
 def unowned(array: Array) -> Array:
-    """An array over the same memory that may be written to and does not keep it: the memory has to stay."""
+    """Return a writable array over the same memory that does not keep it alive: the memory has to stay."""
     memory: Any = (ctypes.c_char * array.nbytes).from_address(array.ctypes.data)
     whole: Array = np.frombuffer(memory, array.dtype)
     return whole.reshape(array.shape)
 
 
 def left_alone_in_forks(holder: T, part: Callable[[T], object] = lambda holder: holder) -> None:
-    """Have an engine's object never be destroyed in a forked child: engines wait there for threads that only the parent has.
+    """Prevent that a forked child destroys an engine's object: engines wait there for threads that only the parent has.
 
-    holder: what lives as long as that. part: the object in it.
+    holder: an object that lives as long as the engine's. part: returns the engine's object.
     """
     _alive[holder] = part
 

@@ -1,4 +1,4 @@
-"""What operations come to in the numbers that engines ask for, whatever the form in which they were called."""
+"""The parameters of operations as the numbers that engines need, for every signature of an operation."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,12 +8,20 @@ import numpy as np
 from nnhal.ops.common import ACTIVATION_RANGE, dilation_of, encode, fused, padding
 from nnhal.ops.schema import Bound
 
-PARTS = 512  # of a step, of which 255 are less than a half
-SAME = 2.0**-22  # relative: quotients of scales this near are equal in float32
+PARTS = 512  # of a quantisation step, of which 255 are less than a half
+SAME = 2.0**-22  # relative: quotients of scales this close are equal in float32
 
 
 class Window(NamedTuple):
-    """A window along one axis: elements that it covers, with steps between them; how far it moves; padding at both ends."""
+    """A window along one axis.
+
+    Attributes:
+        size: The elements that it covers.
+        dilation: The distance between these elements.
+        stride: The distance between windows.
+        before: Padding before the first element.
+        after: Padding after the last element.
+    """
 
     size: int
     dilation: int
@@ -23,31 +31,48 @@ class Window(NamedTuple):
 
 
 def window(a: Bound, axis: str) -> Window:
-    """The window of a convolution or pooling along "h" or "w", its padding stated or by a scheme.
+    """Return the window of a convolution or pooling, with explicit padding or a padding scheme.
 
-    Unknown where a scheme pads an input whose size is only known at execution. Not for TRANSPOSE_CONV_2D: its padding cuts.
+    Args:
+        a: The operation. It must not be TRANSPOSE_CONV_2D, whose padding cuts off elements of the output.
+        axis: "h" or "w".
+
+    Raises:
+        Unknown: A scheme pads an input whose size is known only at execution.
     """
     before, after = padding(a, axis)
     return Window(getattr(a, f"filter_{axis}"), dilation_of(a, axis), getattr(a, f"stride_{axis}"), before, after)
 
 
 def bounds(a: Bound) -> tuple[float, float]:
-    """Between which real values the fused activation keeps the output; infinite where it does not. Unknown where the
-    execution gives the activation.
+    """Return the bounds of the real output values after the fused activation; infinite if it has no such bound.
+
+    Args:
+        a: The operation.
+
+    Raises:
+        Unknown: The activation is known only at execution.
     """
     return ACTIVATION_RANGE[fused(a)]
 
 
 def stored_bounds(a: Bound) -> tuple[int, int]:
-    """The same in stored values of a quantised output, which are within its type."""
+    """Return the bounds of a quantised output after the fused activation, as stored values within its type.
+
+    Args:
+        a: The operation.
+
+    Raises:
+        Unknown: The activation is known only at execution.
+    """
     low, high = encode(a.out, np.array(bounds(a), np.float32)).tolist()
     return low, high
 
 
 def makes_halves(scales: Sequence[float], step: float) -> bool:
-    """Whether many multiples of scales are exact halves of a step, which kernels of 8 bits round in their own ways.
+    """Whether many multiples of scales are exact halves of a quantisation step, which 8-bit kernels round in different ways.
 
-    They are where the quotient of a scale and the step is a number of 512ths, and no integer.
+    They are if the quotient of a scale and the step is a whole number of 512ths, but not an integer.
     """
     for scale in scales:
         parts = scale / step * PARTS

@@ -1,4 +1,4 @@
-"""A device whose table knows several forms of operations: which of them runs, by proof or as told."""
+"""A device whose table has several kernel variants of operations: verification, or an option, selects one."""
 
 import copy
 from abc import abstractmethod
@@ -22,30 +22,48 @@ OPTION, WAYS = "forms", ("proved", "fast", "exact")
 
 
 class ProvedDevice(Device):
-    """A device over a lowering table, with the forms that were proved on this processor: `nnhal prove` does that.
+    """A device over a lowering table, with the kernel variants that `nnhal prove` verified on this processor.
 
-    Option: `forms` (proved): "proved", the fastest form of each operation that was found right on this processor, and the
-    exact one where nothing was proved; "fast" or "exact", the first or the last of each, whatever was found. Of a device
-    that declares exact `numerics` also that, which goes before.
+    The option `forms` selects variants:
 
-    forms: what was proved. What a compilation is by these forms is another one by others, so the version
-    says which were found.
+    - `"proved"` (default): the fastest variant of each operation that was verified on this processor, else the exact one.
+    - `"fast"`: the first variant of each operation, verified or not.
+    - `"exact"`: the last variant of each operation.
+
+    If the device declares exact `numerics`, that option has precedence.
+
+    Different variants make different compilations, so the version has a digest of the verified ones.
+
+    Args:
+        version: The version of the driver and its engine.
+
+    Attributes:
+        forms: The verified variants.
     """
 
     @property
     @abstractmethod
     def table(self) -> "LoweringTable[Any]":
-        """Its entries; an attribute of the class does."""
+        """The entries; a class attribute suffices."""
 
     def __init__(self, version: str) -> None:
-        """version: of the driver and its engine."""
         found = proved_of(self, version)
         self.forms = Forms(found)
         self.version = f"{version}+{_digest(found)}" if found else version
         self.proofs = TableProofs(self, version)
 
     def asked(self, hints: Hints) -> tuple[Forms, Hints]:
-        """The forms that a compilation with these hints has, and the hints with the driver's own options alone."""
+        """Separate the options of this class from the driver's own.
+
+        Args:
+            hints: The hints of a compilation.
+
+        Returns:
+            The kernel variants that the compilation uses, and the hints with only the driver's own options.
+
+        Raises:
+            InvalidArgument: The option `forms` or `numerics` has an unknown value.
+        """
         options = dict(hints.options)
         exact, way = wants_exact(options, self.name), options.pop(OPTION, WAYS[0])
         options.pop(NUMERICS, None)
@@ -58,18 +76,17 @@ class ProvedDevice(Device):
 
 
 class TableProofs(Proofs[Device]):
-    """What can be proved of a lowering table, and what was."""
+    """The kernel variants of a lowering table that can be verified, and those that were."""
 
     def __init__(self, device: ProvedDevice, version: str) -> None:
         self._device, self._version = device, version
 
     @property
     def identity(self) -> bytes:
-        """Of the driver in the version that it was made with."""
         return identity_here(self._device, self._version)
 
     def choices(self) -> Sequence[FormChoice]:
-        """Each operation and type that there is an entry for."""
+        """Return each operation and type that has an entry."""
         return list(self._choices())
 
     def _choices(self) -> Iterator[FormChoice]:
@@ -83,14 +100,14 @@ class TableProofs(Proofs[Device]):
             yield FormChoice(name, kind, known or ("",), found, form)
 
     def in_form(self, operation: str, type: int, form: str) -> Device:
-        """The device, with this form of an operation whatever was proved."""
+        """Return the device with this variant of an operation, verified or not."""
         other = copy.copy(self._device)
         other.forms = Forms({(operation, type): Proved(form)})
         return other
 
 
 def _entries(table: "LoweringTable[Any]") -> Iterator[tuple[str, int, tuple[str, ...]]]:
-    """Operation, type, and its forms."""
+    """Yield each operation, type, and its variants."""
     for name, entry in table.entries.items():
         for kind in OPS[name].types:
             if entry.types is None or kind in entry.types:
@@ -98,6 +115,6 @@ def _entries(table: "LoweringTable[Any]") -> Iterator[tuple[str, int, tuple[str,
 
 
 def _digest(found: Mapping[tuple[str, int], Proved]) -> str:
-    """Eight digits that say which form runs of each operation; not why."""
+    """Return eight hexadecimal digits that identify the chosen variants, without the reasons."""
     forms = sorted(f"{name} {kind} {proved.form}" for (name, kind), proved in found.items())
     return blake2b("\n".join(forms).encode(), digest_size=4).hexdigest()

@@ -1,7 +1,7 @@
-"""Keeps lines off stderr that no setting of an engine silences, and nothing else.
+"""Keeps log lines off stderr that no setting of an engine silences, and no other lines.
 
-The call that writes them is made while stderr is a pipe. A thread passes on what comes through it: what others write
-meanwhile, processes that they start too, for as long as they hold the pipe.
+The call that writes them runs while stderr is a pipe. A thread forwards the other lines of the pipe. These include
+lines of other threads, and of processes that they start meanwhile, for as long as they hold the pipe.
 """
 
 import os
@@ -12,20 +12,20 @@ from contextlib import suppress
 from nnhal.base.descriptors import Owner
 
 Unwanted = Callable[[bytes, bool], bool]
-"""Whether a line is to be left out; of one that has no end yet (False), whether it may become such a line."""
+"""Whether to drop a line. If the line has no end yet (False), whether it may become such a line."""
 
-_PATIENCE = 1.0  # seconds to wait until all is passed on, unless somebody else holds the pipe
+_PATIENCE = 1.0  # the longest wait in seconds for the last lines, unless another process holds the pipe
 _lock = threading.Lock()
 
 
 def without_lines(call: Callable[[], object], unwanted: Unwanted) -> None:
-    """Call, and leave lines out of what is written to stderr meanwhile."""
+    """Call a function, and drop lines that are written to stderr meanwhile."""
     with _lock:
         real, ours, theirs = Owner(), Owner(), Owner()
         try:
             real.fds.extend(map(os.dup, (2,)))
             ours.fds.extend(os.pipe())
-        except OSError:  # there is no stderr, or no descriptor is left
+        except OSError:  # stderr is closed, or the process has no free descriptor
             call()
             return
         theirs.fds.append(ours.fds.pop())
@@ -41,7 +41,7 @@ def without_lines(call: Callable[[], object], unwanted: Unwanted) -> None:
 
 
 def _pass_on(source: Owner, target: Owner, unwanted: Unwanted) -> None:
-    """Copy what comes, as soon as it cannot be unwanted any more, until nobody can write to it."""
+    """Forward lines as soon as they cannot become unwanted ones, until no writer is left."""
     kept = b""
     while data := os.read(source.fds[0], 1 << 16):
         *lines, kept = (kept + data).split(b"\n")
@@ -53,6 +53,6 @@ def _pass_on(source: Owner, target: Owner, unwanted: Unwanted) -> None:
 
 
 def _write(target: Owner, data: bytes) -> None:
-    with suppress(OSError):  # nobody reads it any more
+    with suppress(OSError):  # stderr has no reader left
         while data:
             data = data[os.write(target.fds[0], data) :]

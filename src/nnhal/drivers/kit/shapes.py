@@ -1,4 +1,4 @@
-"""A driver that compiles for known shapes takes models with open ones: it prepares again for each set of input shapes."""
+"""Prepares a model with open shapes again for each set of input shapes, for drivers that compile for known shapes."""
 
 import weakref
 from collections.abc import Callable
@@ -16,19 +16,26 @@ from nnhal.model.graph import Model, Operand
 from nnhal.model.validate import shape_of, validate
 from nnhal.ops.schema import agree, show
 
-MOST_SHAPES = 4  # sets of input shapes kept ready
-Shapes = tuple[tuple[int, ...] | None, ...]  # of each input; None for an omitted one
+MOST_SHAPES = 4  # sets of input shapes that stay prepared
+Shapes = tuple[tuple[int, ...] | None, ...]  # one for each input; None for an omitted one
 Make = Callable[[Model], Prepared]
 _log = logger("driver")
 
 
 def for_each_shape(model: Model, make: Make, otherwise: Make | None = None) -> Prepared:
-    """What `make` prepares, which sees models whose input shapes are all known, and none of whose inputs may be left out.
+    """Prepare a model for each set of input shapes.
 
-    For a model with open shapes, or inputs that may be left out, it is called when such shapes are first seen; the
-    `MOST_SHAPES` sets used last are kept. otherwise: what prepares shapes that `make` refuses as UnsupportedModel, and those
-    that a model cannot say are known, a dimension of 0 or no dimensions at all; without it they are an error of the
-    execution.
+    If all input shapes are known and no input is optional, `make` prepares the model at once. Otherwise `make` is
+    called when an execution first has such shapes. The last `MOST_SHAPES` sets stay prepared.
+
+    Args:
+        model: The model.
+        make: Prepares a model whose input shapes are all known and whose inputs are all there.
+        otherwise: Prepares a model that `make` refuses as UnsupportedModel, or whose input has a dimension of 0 or no
+            dimensions. By default these are errors of the execution.
+
+    Returns:
+        The prepared model.
     """
     if _known(model) and not _optional(model):
         return make(model)
@@ -36,7 +43,7 @@ def for_each_shape(model: Model, make: Make, otherwise: Make | None = None) -> P
 
 
 class _Kept:
-    """A prepared model, closed when it was dropped and the last execution has left."""
+    """A prepared model, closed when it was dropped and its last execution has ended."""
 
     __slots__ = ("__weakref__", "prepared")
 
@@ -69,9 +76,7 @@ class _ForEachShape(Prepared):
             raise Closed("the prepared model was closed")
         kept = self._made.get(shapes, lambda: self._made_for(shapes))
         if self._made.thrashes():
-            _log.warning(
-                "input shapes are prepared again and again, %d are kept: pad inputs to fewer shapes", MOST_SHAPES
-            )
+            _log.warning("more than %d sets of input shapes alternate: pad inputs to fewer shapes", MOST_SHAPES)
         prepared, there = kept.prepared, [n for n, shape in enumerate(shapes) if shape is not None]
         inner = request.contain(
             prepared.request(
@@ -86,14 +91,13 @@ class _ForEachShape(Prepared):
         return timing
 
     def memory(self) -> MemoryUse:
-        """Of all that are kept ready. They read the same constants in place."""
+        """Add up all prepared models. They read the same constants in place."""
         uses = [kept.prepared.memory() for kept in self._made.values().values()]
         in_place = [use.weights_in_place for use in uses]
         most = None if None in in_place else max((n for n in in_place if n is not None), default=0)
         return together(uses)._replace(weights_in_place=most)
 
     def trim(self, *, pressed: bool) -> None:
-        """All that are kept ready."""
         for kept in self._made.values().values():
             kept.prepared.trim(pressed=pressed)
 
@@ -107,13 +111,13 @@ class _ForEachShape(Prepared):
                 raise InvalidRequest(f"input {number} is of shape {show(shape)}, must be of shape {show(declared)}")
         try:
             return _Kept(self._prepared(_specialised(self._model, shapes)))
-        except InvalidModel as error:  # what is wrong now is an error of the execution
+        except InvalidModel as error:  # it is an error of the execution, because the model was valid
             raise OperationFailed(str(error)) from error
 
     def _prepared(self, model: Model) -> Prepared:
         try:
             if not _known(model):
-                raise UnsupportedModel("an input has no elements, or no dimensions where any number was left open")
+                raise UnsupportedModel("an input has 0 elements or 0 dimensions, must have at least 1 of each")
             prepared = self._make(model)
         except UnsupportedModel as error:
             if self._otherwise is None:
@@ -128,12 +132,12 @@ def _inputs(model: Model) -> list[Operand]:
 
 
 def _known(model: Model) -> bool:
-    """Whether the model says the shape of every input."""
+    """Whether the model has a known shape for every input."""
     return all(fixed(shape_of(operand)) is not None for operand in _inputs(model))
 
 
 def _optional(model: Model) -> bool:
-    """Whether some input of the model may be left out."""
+    """Whether any input of the model is optional."""
     main, bounds = model.main, validate(model).subgraphs[0].operations
     return any(
         argument.optional and main.operands[index].lifetime == Lifetime.SUBGRAPH_INPUT
@@ -145,7 +149,7 @@ def _optional(model: Model) -> bool:
 
 
 def _specialised(model: Model, shapes: Shapes) -> Model:
-    """The model with input shapes as given; omitted inputs are operands without a value."""
+    """Return the model with these input shapes; omitted inputs become operands without a value."""
     main = model.main
     operands = list(main.operands)
     for index, shape in zip(main.inputs, shapes, strict=True):

@@ -1,7 +1,8 @@
-"""How great sums of products of steps become, for engines that have float32 or 32 bits for them; and how long sums may be.
+"""Bounds of sums of products, in quantisation steps, for engines that use float32 or 32 bits.
 
-An engine adds up float32 one after the other. Each addition rounds: a sum of n equal numbers is off by up to n/4 units of
-2**-24. NNAPI's tolerance has 128 of them, so a longer sum is made in stages: sums of blocks, and the sum of these.
+It also bounds the length of sums. An engine adds up float32 one after another, and each addition rounds: a sum of n
+equal numbers is off by up to n/4 units of 2**-24. NNAPI's tolerance is 128 of these units, so a longer sum is made in
+stages: sums of blocks, and the sum of these.
 """
 
 import math
@@ -16,19 +17,19 @@ from nnhal.drivers.kit.forms import Refused
 from nnhal.ops.common import IN_A_ROW, padding, type_range
 from nnhal.ops.schema import Bound
 
-EXACT = 2**24  # integers up to here are float32
-SLIGHT = 2.0**-4  # of a step of the output, by which sums may be off for each of them that is rounded
+EXACT = 2**24  # float32 holds every integer up to here
+SLIGHT = 2.0**-4  # quantisation steps of the output by which each rounded sum may be off
 
-LANES = 4  # partial sums that engines hold side by side, at least, where rows of the last dimension are summed
-EXPONENTIALS = 8192  # that an engine's own SOFTMAX adds up, whose kernel is far faster
+LANES = 4  # the least number of partial sums that engines hold side by side when they sum rows of the last dimension
+EXPONENTIALS = 8192  # the terms that an engine's own SOFTMAX adds up; its kernel is far faster
 X = TypeVar("X")
 
 
 class Stage(NamedTuple):
     """One of several reductions that make a long one.
 
-    The tensor is reshaped to `shape`, `more` zeros are put behind dimension `axis` of that, and it is reshaped to `cut`.
-    Then dimension `along` is reduced, and goes.
+    The tensor is reshaped to `shape`, padded with `more` zeros after dimension `axis`, and reshaped to `cut`. Then
+    dimension `along` is reduced and removed.
     """
 
     shape: tuple[int, ...]
@@ -39,9 +40,9 @@ class Stage(NamedTuple):
 
 
 def stages(shape: Shape | None, axes: Collection[int]) -> list[Stage]:
-    """How a sum along axes is cut so that at most IN_A_ROW terms are added one after the other; none where it need not be.
+    """Divide a sum along axes, so that at most IN_A_ROW terms are added one after another; empty if it is short enough.
 
-    None also while the shape is not known: what is compiled has one.
+    Also empty while the shape is unknown: a compiled model has known shapes.
     """
     shape = fixed(shape)
     if shape is None:
@@ -51,7 +52,7 @@ def stages(shape: Shape | None, axes: Collection[int]) -> list[Stage]:
         for along, run in groupby(range(len(shape)), lambda axis: axis in axes)
     ]
     terms = math.prod(size for along, size in runs if along)
-    rows = set(axes) == {len(shape) - 1} and math.prod(shape) > terms  # of pictures an engine may move the axes
+    rows = set(axes) == {len(shape) - 1} and math.prod(shape) > terms  # an engine may move the axes of pictures
     if terms <= IN_A_ROW * (LANES if rows else 1):
         return []
     return list(_cut([size for _, size in runs], [place for place, (along, _) in enumerate(runs) if along]))
@@ -75,7 +76,7 @@ def _cut(shape: list[int], axes: list[int]) -> Iterator[Stage]:
 
 
 def _blocks(size: int, most: int) -> list[int]:
-    """Lengths of at most `most` whose product is `size`, or a little more where it has no such divisors."""
+    """Return lengths of at most `most` whose product is `size`, or slightly more if it has no such divisors."""
     found = []
     while size > most:
         left = next(n for n in count(2) if most**n >= size)
@@ -93,9 +94,9 @@ def summed(
     pad: Callable[[X, Stage], X],
     reduce: Callable[[X, Stage], X],
 ) -> X:
-    """A tensor summed by an engine in stages; its dimensions are those that are left, like neighbours as one.
+    """Sum a tensor by an engine in stages. Adjacent remaining dimensions are merged into one.
 
-    pad: puts zeros behind. reduce: takes a tensor of shape `cut`.
+    pad: adds zeros at the end. reduce: its argument is a tensor of shape `cut`.
     """
     for stage in parts:
         if stage is parts[0]:
@@ -109,14 +110,14 @@ def summed(
 
 
 def unpadded(parts: Sequence[Stage]) -> float:
-    """What a mean of means is multiplied with, for the zeros that they count."""
+    """Return the factor that corrects a mean of means for the padding zeros."""
     return math.prod((stage.shape[stage.axis] + stage.more) / stage.shape[stage.axis] for stage in parts)
 
 
 def mean_windows(a: Bound) -> list[tuple[int, int]]:
-    """Windows, height and width, that a mean is pooled with one after the other: its own, or its width before its height.
+    """Return the windows, height and width, of one mean pooling after another: its own, or its width before its height.
 
-    None where it is the mean of the whole picture, to be summed in `stages`. Refused where the sums are too long for both.
+    Empty for the mean of the whole picture, which is summed in `stages`. Refused if the sums are too long for both.
     """
     height, width = a.filter_h, a.filter_w
     try:
@@ -136,14 +137,14 @@ def mean_windows(a: Bound) -> list[tuple[int, int]]:
 
 
 def reach(value: Value) -> int:
-    """The greatest distance of an element from the zero point."""
+    """Return the greatest distance of an element from the zero point."""
     return max(abs(limit - value.zero_point) for limit in type_range(value.type))
 
 
 def greatest_sum(x: Value, weights: Value, axis: int, bias: Value | None = None) -> float:
-    """The greatest magnitude of a sum of products of steps, whatever `x` holds.
+    """Return the greatest magnitude of a sum of products of integers, for any `x`.
 
-    axis: of the weights, along which the sums lie. bias: in the scale of the products, added to them.
+    axis: the dimension of the weights along which the sums run. bias: in the scale of the products, added to them.
     """
     if weights.data is None:
         found = reach(x) * reach(weights) * math.prod(weights.known) / max(1, weights.known[axis])
@@ -154,17 +155,17 @@ def greatest_sum(x: Value, weights: Value, axis: int, bias: Value | None = None)
 
 
 def greatest_of(bias: Value) -> float:
-    """The greatest magnitude in a bias, of any where it is given at execution."""
+    """Return the greatest magnitude in a bias; of its type if it is known only at execution."""
     return 2.0**31 if bias.data is None else float(np.abs(np.asarray(bias.data, np.float64)).max(initial=0))
 
 
 def require_exact(greatest: float, ratio: float) -> None:
-    """Refuse sums that float32 may get wrong by a step of the output. ratio: of the products' scale to the output's."""
+    """Refuse sums that float32 may get wrong by 1 LSB of the output. ratio: the products' scale by the output's."""
     if greatest > EXACT and greatest / EXACT * ratio > SLIGHT:
-        raise Refused(f"sums of up to {greatest:g} steps are not exact in float32")
+        raise Refused(f"sums of up to {greatest:g} are not exact in float32")
 
 
 def require_32_bits(greatest: float) -> None:
-    """Refuse sums that wrap around."""
+    """Refuse sums that overflow 32 bits."""
     if greatest >= 2**31:
-        raise Refused(f"sums of up to {greatest:g} steps leave 32 bits")
+        raise Refused(f"sums of up to {greatest:g} overflow, must fit in 32 bits")

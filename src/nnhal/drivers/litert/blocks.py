@@ -1,7 +1,7 @@
-"""Pieces of a flatbuffer, each whole in itself: what a table refers to lies behind it.
+"""Complete pieces of a flatbuffer: a table is followed by everything that it refers to.
 
-The general builder writes back to front and field by field, in Python; a model's tables are few kinds, so their layouts are
-worked out once each.
+The general builder writes from back to front and field by field, in Python. A model's tables are of few kinds, so this
+module computes each layout once.
 """
 
 import struct
@@ -11,22 +11,23 @@ from typing import Any, NamedTuple
 
 from nnhal.base.memory import aligned
 
-TO = "*"  # the form of a field that refers to another block
+TO = "*"  # the format of a field that refers to another block
 _UNIT = 8  # every block begins at a multiple of it
 _COUNT = struct.Struct("<I")
 
 
 class Block(NamedTuple):
-    """A table, vector or text: whole units of bytes, and where in them that begins which others refer to."""
+    """A table, vector or text: whole units of bytes, and the offset in them to which others refer."""
 
     data: bytes
     at: int
 
 
 def table(fields: str, *values: Any) -> Block:
-    """A table; fields that it lacks have their defaults.
+    """Make a table; missing fields have their defaults.
 
-    fields: of each its number in the schema and a form of `struct`: `0i 4*`. values: theirs, a block where the form is TO.
+    fields: for each its number in the schema and a format of `struct`: `0i 4*`. values: one for each field, a block if
+    the format is TO.
     """
     head, pack, size, places = _layout(fields)
     if not places:
@@ -43,9 +44,9 @@ def table(fields: str, *values: Any) -> Block:
 
 @cache
 def _layout(fields: str) -> tuple[bytes, Callable[..., bytes], int, tuple[tuple[int, int], ...]]:
-    """The list of its fields, which lies before a table; what packs both, and how large they are.
+    """Return a table's list of fields, which precedes it, the function that packs both, and their size.
 
-    Last, of the fields that refer to a block, which of the values it is and where in the whole it stands.
+    The last result lists the fields that refer to a block: the number of the value, and the position in the whole.
     """
     listed = [(int(field[:-1]), field[-1]) for field in fields.split()]
     most = max((number for number, _ in listed), default=-1)
@@ -65,7 +66,7 @@ def _layout(fields: str) -> tuple[bytes, Callable[..., bytes], int, tuple[tuple[
 
 
 def vector(form: str, values: Sequence[Any]) -> Block:
-    """A vector of numbers in a form of `struct`."""
+    """Make a vector of numbers in a format of `struct`."""
     pack, at = _vectors(form, len(values))
     return Block(pack(len(values), *values), at)
 
@@ -73,18 +74,18 @@ def vector(form: str, values: Sequence[Any]) -> Block:
 @cache
 def _vectors(form: str, count: int) -> tuple[Callable[..., bytes], int]:
     size = struct.calcsize(form)
-    before = size - 4 if size > 4 else 0  # the first lies at a multiple of its size
+    before = size - 4 if size > 4 else 0  # the first one lies at a multiple of its size
     return struct.Struct(f"<{before}xI{count}{form}{-(before + 4 + count * size) % _UNIT}x").pack, before
 
 
 def text(value: str) -> Block:
-    """A text."""
+    """Make a text."""
     data = value.encode()
     return Block(_padded(_COUNT.pack(len(data)) + data + b"\0"), 0)
 
 
 def tables(blocks: Sequence[Block]) -> Block:
-    """A vector of tables."""
+    """Make a vector of tables."""
     end, offsets = aligned(4 + 4 * len(blocks), _UNIT), []
     for number, (data, at) in enumerate(blocks):
         offsets.append(end + at - 4 - 4 * number)
@@ -94,7 +95,7 @@ def tables(blocks: Sequence[Block]) -> Block:
 
 
 def file(root: Block, identifier: bytes) -> bytes:
-    """The whole flatbuffer."""
+    """Return the whole flatbuffer."""
     return _COUNT.pack(_UNIT + root.at) + identifier + root.data
 
 

@@ -1,4 +1,4 @@
-"""What entries share: activations, paddings, and views of the operation's numbers as TFLite's options have them."""
+"""Shared functions of entries: activations, paddings, and an operation's parameters as TFLite's options."""
 
 from nnhal.base.codes import Activation
 from nnhal.base.codes import Padding as Scheme
@@ -14,7 +14,7 @@ ACTIVATIONS = {Activation.NONE: 0, Activation.RELU: 1, Activation.RELU1: 2, Acti
 
 
 def activation(t: Task) -> int:
-    """The fused activation as TFLite's ActivationFunctionType; none where the operation has none."""
+    """Return the fused activation as TFLite's ActivationFunctionType; none if the operation has none."""
     kind = fused(t.a)
     if kind in (Activation.RELU1, Activation.RELU6):
         require_bound(t)
@@ -22,7 +22,7 @@ def activation(t: Task) -> int:
 
 
 def require_bound(t: Task) -> None:
-    """Refuse a clipped quantised output whose scale is so fine that the bound is no 32-bit integer."""
+    """Refuse a clipped quantised output whose scale is so fine that the bound exceeds a 32-bit integer."""
     out = t.a.out
     t.require(
         not out.quantised or out.scale > FINEST_CLIPPED, f"output scale {out.scale:g} is too fine for a bound of 6"
@@ -30,7 +30,7 @@ def require_bound(t: Task) -> None:
 
 
 def scheme(a: Bound) -> int | None:
-    """TFLite's scheme that pads as the operation says, None where neither does, or where sizes are not known."""
+    """Return TFLite's scheme with the operation's padding; None if neither has it, or if sizes are unknown."""
     if a.form_has("scheme"):
         return SAME if a.scheme == Scheme.SAME else VALID
     pads = padding(a, "h"), padding(a, "w")
@@ -43,9 +43,9 @@ def scheme(a: Bound) -> int | None:
 
 
 def padded(task: Task, x: EngineTensor, fill: float | None = None, *, apart: bool = False) -> tuple[EngineTensor, int]:
-    """An NHWC tensor ready for a window, and the scheme to use: explicit paddings become a PAD operator where they must.
+    """Return an NHWC tensor ready for a window, and its scheme: explicit padding becomes a PAD operator if necessary.
 
-    fill: the stored value of the padding, None for a real zero. apart: a PAD operator is written although a scheme fits.
+    fill: the stored value of the padding, None for a real zero. apart: write a PAD operator even if a scheme matches.
     """
     found = None if apart else scheme(task.a)
     if found is not None:
@@ -55,7 +55,7 @@ def padded(task: Task, x: EngineTensor, fill: float | None = None, *, apart: boo
 
 
 def pad(task: Task, x: EngineTensor, pads: tuple[tuple[int, int], ...], fill: float | None = None) -> EngineTensor:
-    """A tensor with (before, after) elements more in each dimension; `fill` as of `padded`."""
+    """Pad a tensor by (before, after) elements in each dimension; `fill` as of `padded`."""
     sizes = x.value.shape
     shape = (
         None

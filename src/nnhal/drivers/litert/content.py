@@ -1,8 +1,8 @@
-"""The bytes of a TFLite model, where weights may be the very pages of the pools that they lie in.
+"""The bytes of a TFLite model, whose weights may be the pages of the pools that hold them.
 
-LiteRT takes a model as one file or as one `bytes` object. Weights copied there would be held twice: in the pool (the mapped
-file, the builder's memory) that the NNAPI model refers to, and in the TFLite model. So a mapping of the pool takes the
-place of pages of the object's own memory: it reads as any other `bytes`, and the kernel holds the weights once.
+LiteRT reads a model as one file or as one `bytes` object. Copied weights would be in memory twice: in the pool (the
+mapped file, the builder's memory) of the NNAPI model, and in the TFLite model. So a mapping of the pool replaces pages
+of the object's memory: it reads as any other `bytes`, and the kernel holds the weights once.
 """
 
 import ctypes
@@ -20,21 +20,21 @@ from nnhal.base.memory import Memory, aligned
 from nnhal.base.operands import Array
 from nnhal.base.records import Struct
 
-ALIGNMENT_MAPPED = 16  # of constants that stay where they lie: what the TFLite schema demands of a file's
-LEAST_MAPPED = 1 << 20  # bytes of constants in one pool for which it is mapped
+ALIGNMENT_MAPPED = 16  # of constants that stay in place: the TFLite schema requires it in a file
+LEAST_MAPPED = 1 << 20  # the least bytes of constants in one pool for which it is mapped
 PAGE = mmap.PAGESIZE
-_FIXED = 0x10  # MAP_FIXED, for which Python's mmap module has no name
+_FIXED = 0x10  # MAP_FIXED, which Python's mmap module does not define
 _mmap = ctypes.CDLL(None, use_errno=True).mmap
 _mmap.restype = ctypes.c_void_p
 _mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
 _FAILED = ctypes.c_void_p(-1).value
-_unwritten = ctypes.pythonapi.PyBytes_FromStringAndSize  # of no string: room that nobody has written to
+_unwritten = ctypes.pythonapi.PyBytes_FromStringAndSize  # without a string, it returns unwritten memory
 _unwritten.restype = ctypes.py_object
 _unwritten.argtypes = (ctypes.c_char_p, ctypes.c_ssize_t)
 
 
 class Mapped(NamedTuple):
-    """Bytes of a pool's descriptor that stand in a content: where from, how many, where."""
+    """Bytes of a pool's descriptor that are mapped into a content: their start, their length, their offset there."""
 
     pool: "weakref.ref[Memory]"
     start: int
@@ -43,12 +43,12 @@ class Mapped(NamedTuple):
 
 
 class Content:
-    """The bytes of a TFLite model, filled before anybody reads them; `bytes(content)` is a copy.
+    """The bytes of a TFLite model, written before anyone reads them; `bytes(content)` is a copy.
 
-    zeros: so many of them begin as zeros, all by default; those behind have to be mapped, written or cleared: an allocator
-    that gives room out again would clear what is mapped anyhow. in_place: bytes of constants that were not copied.
-    room: bytes of the flatbuffer proper. copied: of that and the constants that were. windows: what is mapped behind.
-    moves: places in the flatbuffer that say where a mapped constant lies, and the number of its window.
+    zeros: how many bytes begin as zeros, by default all. The later ones must be mapped, written or cleared: if an
+    allocator reuses memory, it would clear bytes that are mapped anyway. in_place: bytes of constants that were not
+    copied. room: bytes of the flatbuffer proper. copied: these and the copied constants. windows: the mappings after
+    them. moves: positions in the flatbuffer that hold the offset of a mapped constant, and the number of its window.
     """
 
     in_place = room = 0
@@ -62,7 +62,7 @@ class Content:
         if zeros is not None:
             self.clear(0, zeros)
         self._mapped: list[tuple[int, int]] = []  # addresses and lengths
-        # The data stays until its pages are its own again; at the interpreter's end nobody needs them to be.
+        # The data stays until its original pages are restored; at the interpreter's end nothing needs them to be.
         weakref.finalize(self, _give_back, self._mapped, self._data).atexit = False
 
     def __len__(self) -> int:
@@ -72,7 +72,10 @@ class Content:
         return bytes(bytearray(self._data))
 
     def given_to(self, make: Callable[..., Any], **settings: Any) -> Any:
-        """What `make` makes of the bytes, its argument `model_content`. It keeps them: they are valid while this lives."""
+        """Call `make` with the bytes as its argument `model_content`; its result keeps them.
+
+        The bytes are valid while this content lives.
+        """
         made = make(model_content=self._data, **settings)
         made.nnhal_content = self
         return made
@@ -84,23 +87,23 @@ class Content:
         ctypes.memmove(self._address + offset, source.ctypes.data, source.nbytes)
 
     def clear(self, start: int, end: int) -> None:
-        """Make bytes zeros."""
+        """Set bytes to zero."""
         self._require(start, end - start)
         ctypes.memset(self._address + start, 0, end - start)
 
     def page(self, offset: int) -> int:
-        """The first offset, from `offset` on, at which a page of memory begins."""
+        """Return the first offset, from `offset` on, at which a page of memory begins."""
         return offset + -(self._address + offset) % PAGE
 
     def map(self, offset: int, pool: Memory, start: int, length: int) -> None:
-        """Let bytes of a pool's descriptor, from `start` on, stand at `offset`: whole pages on both sides."""
+        """Map bytes of a pool's descriptor, from `start` on, to `offset`: whole pages on both sides."""
         self._require(offset, length)
         self.windows.append(Mapped(weakref.ref(pool), start, length, offset))
         self._mapped.append((self._address + offset, length))
         _replace(self._address + offset, length, 0, pool.fd, start)
 
     def map_or_copy(self, offset: int, pool: Memory, start: int, length: int) -> None:
-        """As `map`; of a pool without a descriptor the bytes are copied."""
+        """Map bytes; if the pool has no descriptor, copy them."""
         if is_file(pool.fd):
             self.map(offset, pool, start, length)
             return
@@ -108,7 +111,7 @@ class Content:
         self.write(offset + max(0, -first), pool.bytes()[max(0, first) : max(0, first + length)])
 
     def head(self) -> memoryview:
-        """The bytes that are not mapped."""
+        """Return the bytes that are not mapped."""
         return memoryview(self._data)[: self.copied]
 
     def _require(self, offset: int, length: int) -> None:
@@ -117,21 +120,21 @@ class Content:
 
 
 def _replace(address: int, length: int, flags: int, fd: int, start: int) -> None:
-    """Private and writable as the memory was: where it is freed at the interpreter's end, an allocator writes to it."""
+    """Map a private and writable page, like the memory before: an allocator writes to it when it frees it at the end."""
     flags |= mmap.MAP_PRIVATE | _FIXED
     if _mmap(address, length, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, start) == _FAILED:
         why = os.strerror(ctypes.get_errno())
-        raise OutOfMemory(f"litert: {length} bytes of constants cannot be mapped: {why}")
+        raise OutOfMemory(f"litert: cannot map {length} bytes of constants: {why}")
 
 
 def _give_back(mapped: Iterable[tuple[int, int]], data: bytes) -> None:
-    """Make the memory anonymous, as the allocator gave it; only then may `data` go."""
+    """Restore the anonymous memory of the allocator; only then may `data` be freed."""
     for address, length in mapped:
         _replace(address, length, mmap.MAP_ANONYMOUS, -1, 0)
 
 
 class _Window(Struct):
-    """What is mapped of a pool: whole pages from byte `start` of its descriptor to `end`, standing at offset `at`."""
+    """The mapped part of a pool: whole pages from byte `start` of its descriptor to `end`, at offset `at`."""
 
     start: int
     end: int
@@ -140,9 +143,9 @@ class _Window(Struct):
 
 
 def joined(room: int, arrays: Sequence[Array], places: Sequence[int]) -> tuple[Content, list[int]]:
-    """`room` bytes, behind them contiguous arrays, each copied or mapped with its pool; and the arrays' offsets.
+    """Return `room` bytes followed by contiguous arrays, each copied or mapped with its pool; and the arrays' offsets.
 
-    places: where in the room each offset will be written.
+    places: the position of each offset in the first bytes.
     """
     homes = [_home(array) for array in arrays]
     windows = _windows(arrays, homes)
@@ -172,14 +175,14 @@ def joined(room: int, arrays: Sequence[Array], places: Sequence[int]) -> tuple[C
 
 
 def _home(array: Array) -> tuple[Memory, int] | None:
-    """The pool that an array can be mapped with, and where it begins in the pool's descriptor."""
+    """Return the pool with which an array can be mapped, and the array's start in the pool's descriptor."""
     found = Memory.of(array)
     start = found[0].offset + found[1] if found else 0
     return (found[0], start) if found and start % ALIGNMENT_MAPPED == 0 else None
 
 
 def _windows(arrays: Sequence[Array], homes: Sequence[tuple[Memory, int] | None]) -> dict[Memory, _Window]:
-    """The pools to map, by what lies in them."""
+    """Return the pools to map, by the arrays in them."""
     windows: dict[Memory, _Window] = {}
     for array, home in zip(arrays, homes, strict=True):
         if home is not None:

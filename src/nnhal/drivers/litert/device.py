@@ -1,4 +1,4 @@
-"""The device: what it can run, how it is prepared, what it says of its speed."""
+"""The device: verdicts, preparation, capabilities."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -19,19 +19,23 @@ if TYPE_CHECKING:
     from nnhal.drivers.kit.lowering import LoweringTable
     from nnhal.drivers.litert.task import Task
 
-MOST_THREADS = 4  # where the application states no number
+MOST_THREADS = 4  # unless the application sets a number
 STATED = Performance(exec_time=0.05, power_usage=0.05)  # measured: 0.03 to 0.06 on mobilenets, 0.16 on stacked LSTMs
 
 
 class Litert(ProvedDevice):
-    """The CPU by way of LiteRT and XNNPACK.
+    """The CPU through LiteRT and XNNPACK.
 
-    Options: `xnnpack` (bool, true): let XNNPACK run what it can; otherwise LiteRT's own kernels run everything.
-    `dynamic_range` (bool, false): a layer whose weights are the real values of a constant of 8 bits gets the 8 bits, as
-    files of dynamic-range quantisation have them. LiteRT then quantises the layer's input at each run: faster, a quarter
-    of the memory, and beyond NNAPI's tolerance, so it is for the application to ask for.
-    Under exact `numerics` a model with tensors of 8 bits runs on LiteRT's own kernels.
-    Threads: as many as the hints say; by default one for each core that the process may use, 4 at most.
+    Options:
+
+    - `xnnpack` (bool, true): XNNPACK runs the operations that it supports; otherwise LiteRT's own kernels run
+      everything.
+    - `dynamic_range` (bool, false): a layer whose weights are the real values of an 8-bit constant uses the 8 bits, as
+      files of dynamic-range quantisation have them. LiteRT then quantises the layer's input at each run. This is
+      faster and uses a quarter of the memory, but exceeds NNAPI's tolerance, so the application must request it.
+
+    Under exact `numerics` a model with 8-bit tensors runs on LiteRT's own kernels. The hints set the number of threads.
+    The default is one for each core that the process may use, 4 at most.
     """
 
     name = "litert"
@@ -42,7 +46,7 @@ class Litert(ProvedDevice):
         "infinities",
         "long_sums",
         "subnormals",
-    )  # by `graph`; as LiteRT clips; as XNNPACK sets the processor
+    )  # by `graph`; by LiteRT's clipping; by the processor settings of XNNPACK
 
     @property
     def table(self) -> "LoweringTable[Task]":
@@ -51,7 +55,7 @@ class Litert(ProvedDevice):
         return lowering.TABLE
 
     def __init__(self) -> None:
-        super().__init__(version())  # DeviceUnavailable where LiteRT is not installed
+        super().__init__(version())  # DeviceUnavailable if LiteRT is not installed
 
     def capabilities(self) -> Capabilities:
         types = [*TENSOR_TYPES, OperandType.UINT32]
@@ -107,5 +111,5 @@ def _settings(hints: Hints) -> Settings:
 
 
 def device() -> Device:
-    """The driver's entry point; DeviceUnavailable where LiteRT is not installed."""
+    """Return the driver's device; DeviceUnavailable if LiteRT is not installed."""
     return Litert()

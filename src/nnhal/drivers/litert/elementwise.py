@@ -11,17 +11,18 @@ from nnhal.drivers.litert.task import BEYOND_XNNPACK, Task, entry, reach
 from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8PC, Q8SYMM
 
 NUMBERS = FLOATS | QUANTS | {I32}
-STEEPEST_SUM = 127  # LiteRT's own kernel of a sum has 16 bits for steps of the output, 255 of each scale
-FINEST_SWISH = 2.0**-20  # and input scale from which on it does
-FLATTEST_SWISH = 2.0**-7  # quotient of scales from which on LiteRT's quantised HARD_SWISH shifts by less than 15 bits
-COARSEST_SWISH = 128  # input scale of a quantised HARD_SWISH
+STEEPEST_SUM = 127  # LiteRT's own sum has 16 bits for quantisation steps of the output, 255 of each scale
+FINEST_SWISH = 2.0**-20  # and the input scale from which it has them
+FLATTEST_SWISH = 2.0**-7  # the quotient of scales from which LiteRT's quantised HARD_SWISH shifts by less than 15 bits
+COARSEST_SWISH = 128  # the input scale of a quantised HARD_SWISH
 FAR = 1024.0  # beyond it LOGISTIC is 0 or 1
 GREAT = 2.0**125  # from about here on some of XNNPACK's functions fail
 
 
 def pair(t: Task, first: str = "input1", second: str = "input2") -> list[EngineTensor]:
-    """Two tensors; LiteRT broadcasts them against each other as NNAPI does, but gives a result with one element of more
-    dimensions those of the other.
+    """Return two tensors that LiteRT broadcasts as NNAPI does.
+
+    If the result has one element and more dimensions, LiteRT would give it those of the other tensor.
     """
     inputs = [t.x(first), t.x(second)]
     ranks = [0 if x.value.shape is None else x.value.rank for x in inputs]
@@ -36,19 +37,24 @@ def pair(t: Task, first: str = "input1", second: str = "input2") -> list[EngineT
 
 @entry("ADD", "SUB", "MUL", types=NUMBERS, exact=True)
 def arithmetic(t: Task) -> None:
-    """Broadcasting, with a fused activation. LiteRT's difference has room for coarser inputs than its sum. XNNPACK rounds
-    halves of a step upwards in both, and to even in products: where scales make halves, real values are computed.
+    """Write it with broadcasting and a fused activation. LiteRT's difference holds coarser inputs than its sum.
+
+    XNNPACK rounds halves of a quantisation step upwards in both, and to even in products. If scales make halves, real
+    values are computed.
     """
     inputs, out = pair(t), t.out
     scales = [x.value.scale for x in inputs]
     if t.a.T in QUANTS and t.name == "MUL":
         factor = t.product(*scales) / t.out.value.scale
         most = reach(inputs[0].value) * reach(inputs[1].value) * factor + 255
-        t.require(not t.exact or most < 2**15, "LiteRT's own product has 16 bits for steps of the output")
+        t.require(
+            not t.exact or most < 2**15, "LiteRT's own product has only 16 bits for the output's quantisation steps"
+        )
     elif t.name == "ADD":
         alike = inputs[0].value.dims == inputs[1].value.dims
         t.require(
-            not (t.exact and t.a.T == Q8) or alike, "LiteRT's own sum of unsigned tensors cuts bits off, by shape"
+            not (t.exact and t.a.T == Q8) or alike,
+            "LiteRT's own sum of unsigned tensors cuts off bits, depending on the shape",
         )
         t.require_scale(sum(scales), t.out.value, STEEPEST_SUM)
     elif t.name == "SUB":
@@ -61,7 +67,7 @@ def arithmetic(t: Task) -> None:
 
 @entry("DIV", types=FLOATS | {I32})
 def divide(t: Task) -> None:
-    """Integers are divided towards minus infinity, which TFLite calls another operation."""
+    """Divide integers towards minus infinity, which is another operation in TFLite."""
     if t.a.T != I32:
         t.emit("DIV", pair(t), t.out, "Div", fusedActivationFunction=activation(t))
         return
@@ -72,8 +78,9 @@ def divide(t: Task) -> None:
 
 @entry("MAXIMUM", "MINIMUM", types=NUMBERS, exact=True)
 def extreme(t: Task) -> None:
-    """LiteRT compares stored values, so quantised inputs are brought to the output's scale first. Of a NaN and a number its
-    kernels give the second: a first that is NaN is chosen afterwards.
+    """Convert quantised inputs to the output's scale first, because LiteRT compares stored values.
+
+    LiteRT's kernels return the second of a NaN and a number, so a first one that is NaN is selected afterwards.
     """
     first, second = (t.requantised(x, t.out.value) for x in pair(t))
     if t.a.T not in FLOATS:
@@ -87,14 +94,14 @@ def extreme(t: Task) -> None:
 
 
 def missing(t: Task, x: EngineTensor) -> EngineTensor:
-    """Where the elements of a tensor are NaN."""
+    """Return whether each element of a tensor is NaN."""
     y = t.temporary(x.value, type=B8)
     t.emit("NOT_EQUAL", [x, x], y)
     return y
 
 
 def without_nan(t: Task, x: EngineTensor, instead: float) -> EngineTensor:
-    """A tensor of real numbers with another number for NaN."""
+    """Return a tensor of real numbers with another number for NaN."""
     y = t.temporary(x.value)
     t.emit("SELECT_V2", [missing(t, x), t.constant(instead, np.float32), x], y)
     return y
@@ -102,19 +109,21 @@ def without_nan(t: Task, x: EngineTensor, instead: float) -> EngineTensor:
 
 @entry("POW", types=FLOATS)
 def power(t: Task) -> None:
-    """Broadcasting."""
+    """Write it with broadcasting."""
     t.emit("POW", pair(t, "base", "exponent"), t.out)
 
 
 @entry("PRELU")
 def prelu(t: Task) -> None:
-    """Alpha may be broadcast, the input may not. XNNPACK, which has constant ones, takes -0 for negative. Quantised by real
-    values: LiteRT's own kernel of those is slow, and rounds to one side.
+    """Write several operators: LiteRT broadcasts alpha, but not the input.
+
+    XNNPACK, which supports constant alphas, treats -0 as negative. Quantised tensors use real values: LiteRT's own
+    kernel for them is slow, and rounds to one side.
     """
     sizes, alphas = t.x("input").value.dims, t.x("alpha").value.dims
     behind = zip(reversed(sizes), reversed(alphas), strict=False)
     alone = sizes == t.out.value.dims and all(d is not None or a == 1 for d, a in behind)
-    t.require(alone, "LiteRT broadcasts alpha alone, and the input is smaller")
+    t.require(alone, "LiteRT broadcasts only alpha, but the input is smaller")
     x, slope = (t.dequantised(each) for each in pair(t, "input", "alpha"))
     slopes = t.a.alpha.data
     if t.a.T in FLOATS and slopes is not None and not np.isfinite(slopes).all():
@@ -128,13 +137,16 @@ def prelu(t: Task) -> None:
 @entry("FLOOR", types=FLOATS)
 @entry("RELU", "TANH", exact=True)
 def unary(t: Task) -> None:
-    """One input, no options."""
+    """Write an operator with one input and no options."""
     t.emit(t.name, [t.x("input")], t.out)
 
 
 @entry("RSQRT")
 def reciprocal_root(t: Task) -> None:
-    """Quantised ones by real values; what is below 0 gives the greatest value then, as 0 does. XNNPACK makes NaN of 0."""
+    """Use real values for quantised tensors, for which XNNPACK returns NaN for 0.
+
+    Values below 0 give the greatest value then, as 0 does.
+    """
     x = t.dequantised(t.x("input"))
     if t.a.T in QUANTS:
         positive = t.temporary(x.value)
@@ -152,8 +164,9 @@ def reciprocal_root(t: Task) -> None:
 
 @entry("LOGISTIC", exact=True)
 def logistic(t: Task) -> None:
-    """XNNPACK's gives NaN beyond 1e26: numbers are clipped where the result has long been 0 or 1. A power of two changes no
-    digit, and unlike MAXIMUM and MINIMUM this clipping keeps NaN.
+    """Clip large numbers, whose result is 0 or 1: XNNPACK's kernel returns NaN beyond 1e26.
+
+    The factor is a power of two, which changes no digit. Unlike MAXIMUM and MINIMUM this clipping keeps NaN.
     """
     x = t.x("input")
     if t.a.T == F32:
@@ -163,15 +176,17 @@ def logistic(t: Task) -> None:
 
 @entry("RELU1", "RELU6", exact=True)
 def clipped(t: Task) -> None:
-    """Clipped on both sides."""
+    """Clip on both sides."""
     require_bound(t)
     t.emit("RELU6" if t.name == "RELU6" else "RELU_N1_TO_1", [t.x("input")], t.out)
 
 
 @entry("HARD_SWISH", exact=True)
 def hard_swish(t: Task) -> None:
-    """Quantised by real values, as LiteRT's own kernel cuts off a fraction. Exact numerics are that kernel's: it has
-    16 bits for x / 3 and for the quotient of scales, and rescales downwards only.
+    """Use real values for quantised tensors, because LiteRT's own kernel cuts off a fraction.
+
+    Exact numerics are those of that kernel: it has 16 bits for x / 3 and for the quotient of scales, and rescales only
+    downwards.
     """
     x, out = t.x("input"), t.out
     if not t.exact:
@@ -181,14 +196,16 @@ def hard_swish(t: Task) -> None:
     t.require(scale < COARSEST_SWISH, f"input scale {scale:g} is too coarse for LiteRT, must be below {COARSEST_SWISH}")
     t.require_scale(2 * scale, out.value)
     flat = out.value.quantised and (scale / out.value.scale < FLATTEST_SWISH or scale < FINEST_SWISH)
-    t.require(not flat, "LiteRT's own kernel has 16 bits for the quotient of scales, and numerics are exact")
+    t.require(not flat, "the quotient of scales exceeds 16 bits, must fit for LiteRT's kernel under exact numerics")
     t.emit(t.name, [x], out)
 
 
 @entry("EXP", "SIN", types=FLOATS)
 def exact(t: Task) -> None:
-    """XNNPACK's EXP is off by up to 32 units in the last place above 8, its SIN from 6e6 on. It takes no tensors of 7
-    dimensions: LiteRT's own kernels do, and are exact to one unit.
+    """Use the kernels of LiteRT itself, which are exact to one unit in the last place.
+
+    XNNPACK's EXP is off by up to 32 units above 8, its SIN from 6e6 on. XNNPACK does not support tensors of 7
+    dimensions, for which LiteRT's kernels run.
     """
     sizes = t.out.value.dims
     shape = (*(1,) * BEYOND_XNNPACK, None if None in sizes else math.prod(t.out.value.known))
@@ -200,8 +217,10 @@ def exact(t: Task) -> None:
 
 @entry("LOG", "SQRT", types=FLOATS)
 def of_great_numbers(t: Task) -> None:
-    """XNNPACK's LOG is infinite in the greatest octave, and its SQRT wrong by half: there they come from a quarter. On some
-    processors its LOG of infinity and of NaN is a number: both are their own.
+    """Compute LOG and SQRT of great numbers from a quarter of them.
+
+    XNNPACK's LOG is infinite in the greatest octave, and its SQRT wrong by half. On some processors its LOG of infinity
+    and of NaN is a number: both are returned unchanged.
     """
     x, kind = t.x("input"), t.out.value
     quarter, less, great, small = (t.temporary(kind) for _ in range(4))
@@ -225,15 +244,16 @@ def of_great_numbers(t: Task) -> None:
 
 @entry("ELU", types=FLOATS)
 def elu(t: Task) -> None:
-    """TFLite's ELU has no alpha."""
-    t.require(t.a.alpha == 1, f"alpha is {t.a.alpha:g}, LiteRT's kernel has 1")
+    """Require an alpha of 1: TFLite's ELU has none."""
+    t.require(t.a.alpha == 1, f"alpha is {t.a.alpha:g}, must be 1 for LiteRT's kernel")
     t.emit("ELU", [t.x("input")], t.out)
 
 
 @entry("EQUAL", "NOT_EQUAL", "LESS", "LESS_EQUAL", "GREATER", "GREATER_EQUAL", types=NUMBERS | {B8})
 def compare(t: Task) -> None:
-    """Booleans become numbers where order counts. Quantised values are compared as real ones: the quantised kernels end
-    the process where a scale is 1 or more.
+    """Convert booleans to numbers if order counts, and quantised values to real ones.
+
+    The quantised kernels end the process if a scale is 1 or more.
     """
     inputs = [t.dequantised(x) for x in pair(t)]
     if t.a.T == B8 and t.name not in ("EQUAL", "NOT_EQUAL"):
@@ -243,26 +263,26 @@ def compare(t: Task) -> None:
 
 @entry("LOGICAL_AND", "LOGICAL_OR", types=frozenset((B8,)))
 def logical(t: Task) -> None:
-    """Broadcasting."""
+    """Write it with broadcasting."""
     t.emit(t.name, pair(t), t.out)
 
 
 @entry("LOGICAL_NOT", types=frozenset((B8,)))
 def logical_not(t: Task) -> None:
-    """One input."""
+    """Write an operator with one input."""
     t.emit(t.name, [t.x("input")], t.out)
 
 
 @entry("SELECT", types=NUMBERS, exact=True)
 def select(t: Task) -> None:
-    """All three have one shape; quantised inputs are brought to the output's scale."""
+    """Convert quantised inputs to the output's scale; all three inputs have one shape."""
     choices = [t.requantised(t.x(name), t.out.value) for name in ("input1", "input2")]
     t.emit("SELECT", [t.x("condition"), *choices], t.out)
 
 
 @entry("CAST", types=NUMBERS | {B8, Q8SYMM}, exact=True)
 def cast(t: Task) -> None:
-    """Stored values are converted, whatever scale they have; what does not fit into 8 bits is saturated."""
+    """Convert stored values, regardless of the scale; those outside 8 bits are saturated."""
     x, kind = t.x("input"), t.a.out.type
     if kind == F16 and x.value.type in (F32, I32) and not t.leaves(0):
         halved(t, x, t.out)
@@ -287,7 +307,7 @@ def cast(t: Task) -> None:
 @entry("QUANTIZE", types=FLOATS, exact=True)
 @entry("DEQUANTIZE", types=QUANTS | {Q8SYMM, Q8PC}, exact=True)
 def quantise(t: Task) -> None:
-    """From real values to stored ones, NaN as 0, and back."""
+    """Convert real values to stored ones, NaN to 0, or back."""
     if t.name == "QUANTIZE":
         x = t.x("input")
         t.quantise(x if x.index in t.graph.numbers else without_nan(t, x, 0.0), t.out)
@@ -314,7 +334,7 @@ def dequantise(t: Task) -> None:
 
 
 def halved(t: Task, x: EngineTensor, out: EngineTensor) -> None:
-    """Numbers as float16 holds them, in a tensor of it: float16 is float32 here, and only the model's edges round."""
+    """Round numbers to float16: inside the graph it is float32, and only the model's ends round."""
     half = EngineTensor(t.graph.writer.tensor("FLOAT16", out.value.shape), out.value)
     t.emit("CAST", [x], half)
     t.emit("DEQUANTIZE", [half], out)

@@ -1,8 +1,8 @@
 """Interpreters and executions: a team of LiteRT interpreters for each set of input shapes.
 
-Each interpreter holds packed weights of its own, while the TFLite model is one for all. Their tensors are read and
-written through arrays over the interpreter's own memory, made once after allocation. Such arrays never leave this module.
-That the memory stays where it is, is looked at once, after the first execution.
+Each interpreter holds its packed weights, while all share one TFLite model. Their tensors are read and written through
+arrays over the interpreter's memory, made once after allocation. Such arrays never leave this module. After the first
+execution the module checks once that the memory has not moved.
 """
 
 import time
@@ -32,7 +32,7 @@ Interpreters = Team["EngineInstance"]
 
 
 def version() -> str:
-    """The engine's, which is not imported for that; DeviceUnavailable where it is not installed."""
+    """Return the engine's version without an import; DeviceUnavailable if it is not installed."""
     found = version_of("ai_edge_litert")
     if found is None:
         engine()
@@ -44,13 +44,14 @@ def version() -> str:
 
 @cache
 def engine() -> Any:
-    """LiteRT's interpreter module, which has greeted; DeviceUnavailable where it is not installed."""
+    """Return LiteRT's interpreter module, after its greeting; DeviceUnavailable if it is not installed."""
     try:
         from ai_edge_litert import interpreter  # noqa: TID251
     except ImportError as error:
-        if isinstance(error.__cause__, KeyboardInterrupt):  # an extension makes this of one while it is initialised
+        # an extension raises this for an interrupt during its initialisation
+        if isinstance(error.__cause__, KeyboardInterrupt):
             raise error.__cause__ from None
-        what = f"litert: ai_edge_litert is not there ({error})"
+        what = f"litert: ai_edge_litert cannot be imported ({error})"
         raise DeviceUnavailable(f"{what}, install it with: pip install 'nnhal[litert]'") from error
     writer = FlatbufferWriter()
     x, y = (writer.tensor("FLOAT32", (1,)) for _ in "xy")
@@ -76,19 +77,20 @@ class EngineInstance(Member):
             )
             self._litert.allocate_tensors()
         except (RuntimeError, ValueError) as error:
-            raise OperationFailed(f"litert: the model cannot be prepared: {error}") from error
-        _log.debug("litert: an interpreter with %d threads made", recipe.settings.threads)
-        # The public `invoke` costs half as much again as the call itself; what it checks, that nobody else holds an array
-        # over the interpreter's memory, is this module's business.
+            raise OperationFailed(f"litert: cannot prepare the model: {error}") from error
+        _log.debug("litert: made an interpreter with %d threads", recipe.settings.threads)
+        # The public `invoke` takes 1.5 times as long as this call. It checks that no array over the interpreter's
+        # memory exists,
+        # which this module ensures itself.
         self._call: Callable[[], object] = self._litert._interpreter.Invoke
         self._settled = False
         left_alone_in_forks(self, lambda own: own._litert)
-        self._recipe = recipe  # after `_call`, so that the model's bytes are given back after what reads them
+        self._recipe = recipe  # after `_call`, so that the model's bytes are freed after their reader
         self._look()
         self._narrows = any(dtype == np.float16 for _, _, dtype in self._outputs)
 
     def _look(self) -> None:
-        """Make the arrays over tensor memory, and forget the ones before."""
+        """Make the arrays over tensor memory, and drop the earlier ones."""
         lowered = self._recipe.lowered
         views = [self._view(tensor) for _, tensor in lowered.inputs]
         self._inputs = [(n, view, view.shape) for (n, _), view in zip(lowered.inputs, views, strict=True)]
@@ -104,7 +106,7 @@ class EngineInstance(Member):
         self._outputs = outputs
 
     def _view(self, tensor: int) -> Array:
-        """An array over a tensor's memory that LiteRT does not know of."""
+        """Return an array over a tensor's memory that LiteRT does not know of."""
         try:
             known = self._litert.tensor(tensor)()
         except (RuntimeError, ValueError) as error:
@@ -112,7 +114,7 @@ class EngineInstance(Member):
         return unowned(known)
 
     def _first(self) -> None:
-        """Invoke, and look whether all memory stayed where it was: then never look again."""
+        """Invoke, and check whether all memory has stayed in place; then it is never checked again."""
         before = self._addresses()
         self._call()
         self._look()
@@ -126,9 +128,9 @@ class EngineInstance(Member):
         return [view.ctypes.data for view in views]
 
     def run(self, request: Request, measure: bool = False) -> int:
-        """Execute; returns nanoseconds spent in LiteRT where they are to be measured.
+        """Execute; return nanoseconds spent in LiteRT if they are to be measured.
 
-        InvalidRequest where an input does not have the shape that the interpreter was made for.
+        InvalidRequest if an input does not have the shape that the interpreter was made for.
         """
         given = request.inputs
         for number, view, shape in self._inputs:
@@ -149,7 +151,7 @@ class EngineInstance(Member):
             raise OperationFailed(f"litert: {error}") from error
         spent = time.monotonic_ns() - start if measure else 0
         if self._narrows:
-            with np.errstate(over="ignore"):  # what float16 cannot hold is infinite
+            with np.errstate(over="ignore"):  # float16 overflows to infinity
                 for number, (view, _, dtype) in enumerate(self._outputs):
                     request.write(number, view.astype(dtype))
         else:
@@ -188,11 +190,11 @@ class LitertModel(Prepared):
         return Timing(spent, time.monotonic_ns() - start) if measure else None
 
     def memory(self) -> MemoryUse:
-        """What is mapped for LiteRT; how much it packs and how large its arenas are, it does not tell."""
+        """Report the memory mapped for LiteRT; it does not report its packed weights and arenas."""
         return MemoryUse(weights_in_place=self._in_place)
 
     def trim(self, *, pressed: bool) -> None:
-        """Interpreters go, all but one or all: of what one has packed and planned, LiteRT gives no part back."""
+        """Drop interpreters, all but one or all: LiteRT cannot release parts of one's packed weights and arenas."""
         team = self._team
         if team is not None:
             team.trim(0 if pressed else 1)

@@ -1,7 +1,7 @@
-"""A TFLite model made in memory: tensors, operators, and constants that lie behind the flatbuffer proper.
+"""A TFLite model written in memory: tensors, operators, and constants after the flatbuffer proper.
 
-Constants lie outside: a buffer states where its bytes lie from the start of the model
-(`Buffer.offset` and `size` of the TFLite schema). Where many lie in one pool they are not copied at all, see `content`.
+A buffer's table holds the offset of its bytes from the start of the model (`Buffer.offset` and `size` of the TFLite
+schema). If many constants lie in one pool they are not copied at all, see `content`.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ TENSOR_TYPES: dict[int, str] = {  # of operands
 }
 IDENTIFIER = b"TFL3"
 VERSION = 3
-_BUFFER = "1Q 2Q"  # where a constant begins, counted from the start of the model, and how long it is
+_BUFFER = "1Q 2Q"  # the offset of a constant from the start of the model, and its length
 _ONE = table(_BUFFER, 1 << 63, 0)
 _OFFSET = _ONE.data.index((1 << 63).to_bytes(8, "little"))  # in a buffer's table
 _TYPES, _OPERATORS = ({name: number for number, name in enumerate(names)} for names in (TYPES, OPERATORS))
@@ -63,10 +63,10 @@ class FlatbufferWriter:
         variable: bool = False,
         name: str = "",
     ) -> int:
-        """Add a tensor; returns its index.
+        """Add a tensor; return its index.
 
-        kind: a name of TensorType. scales: one, or one for each entry of dimension `axis`; none where not quantised.
-        data: its bytes where it is constant; they are read when the model is finished, and not kept.
+        kind: a name of TensorType. scales: one, or one for each entry of dimension `axis`; empty if not quantised.
+        data: its bytes if it is constant; they are read when the model is finished, and not kept.
         """
         fields, values = "0* 1b 5?", [vector("i", [d or 0 for d in shape or ()]), _TYPES[kind], variable]
         if data is not None:
@@ -88,7 +88,7 @@ class FlatbufferWriter:
     ) -> None:
         """Add an operator. kind: a name of BuiltinOperator; an input of -1 is omitted.
 
-        options: the name of its options table without `Options`; fields: what is set in it, by the schema's names.
+        options: the name of its options table without `Options`; fields: the values in it, by the schema's names.
         """
         code = self._codes.setdefault(kind, len(self._codes))
         written = code, vector("i", inputs), vector("i", outputs)
@@ -100,14 +100,14 @@ class FlatbufferWriter:
         self._operators.append(made)
 
     def finish(self, inputs: Sequence[int], outputs: Sequence[int]) -> Content:
-        """The whole model. Constants lie behind the flatbuffer; where they begin is known when it is written."""
+        """Return the whole model. Constants follow the flatbuffer; their offsets are filled in when it is written."""
         ends = vector("i", inputs), vector("i", outputs)
         graph = table("0* 1* 2* 3*", tables(self._tensors), *ends, tables(self._operators))
         codes = tables([self._code(kind) for kind in self._codes])
         buffers = tables([table(""), *[table(_BUFFER, 0, data.nbytes) for data in self._data]])
         head = bytearray(file(table("0i 1* 2* 4*", VERSION, codes, tables([graph]), buffers), IDENTIFIER))
         size, count = len(_ONE.data), len(self._data)
-        first = len(head) - size * count + _OFFSET  # a vector's tables lie behind it, and this vector is the last
+        first = len(head) - size * count + _OFFSET  # a vector's tables follow it, and this vector is the last
         places = [first + size * number for number in range(count)]
         content, offsets = joined(aligned(len(head)), self._data, places)
         for place, offset in zip(places, offsets, strict=True):
@@ -122,7 +122,7 @@ class FlatbufferWriter:
 
 @lru_cache(maxsize=1024)
 def _options(name: str, given: tuple[tuple[str, Any], ...]) -> Block:
-    """A table of options, by the schema's names of its fields."""
+    """Make a table of options, by the schema's names of its fields."""
     known, fields, values = fields_of(name), list[str](), list[Any]()
     for field, value in given:
         place = known.get(field[:1].upper() + field[1:])

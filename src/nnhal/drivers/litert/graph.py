@@ -1,7 +1,7 @@
-"""The TFLite model under construction: which tensor stands for which operand, and how states come in and out.
+"""The TFLite model under construction: the tensor of each operand, and how states enter and leave.
 
-Tensors of TENSOR_FLOAT16 are float32 in the TFLite model and converted where they enter and leave; float16 constants stay
-float16 behind a DEQUANTIZE, which is what converters write and XNNPACK folds into its kernels.
+Tensors of TENSOR_FLOAT16 are float32 in the TFLite model and converted at its ends. Float16 constants stay float16
+before a DEQUANTIZE, as converters write them, and XNNPACK folds these into its kernels.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,14 +21,15 @@ HALVES = (F16, OperandType.FLOAT16)
 FLOATS = frozenset((F32, F16))
 QUANTS = frozenset((Q8, Q8S))
 SIGN = 128  # between the zero points of the two asymmetric 8-bit types, and the bit that differs
-FINEST = 2.0**-126  # a scale: what is less is no normal float32, and XNNPACK ends the process where it prepares it
-COARSEST = 2.0**100  # a scale: LiteRT multiplies by up to 2**20 in float32, and ends the process where that is infinite
+FINEST = 2.0**-126  # a scale: a smaller one is not a normal float32, and XNNPACK ends the process when it prepares it
+COARSEST = 2.0**100  # a scale: LiteRT multiplies by up to 2**20 in float32, and ends the process if that is infinite
 MOST = 2**31 - 1  # LiteRT's sizes, options and sums have 32 bits
-LEFT_OUT = frozenset(("ADD", "SUB", "MUL", "DIV", "MINIMUM", "MAXIMUM", "RESHAPE"))  # by XNNPACK, where nothing changes
+# XNNPACK removes these if they change nothing
+LEFT_OUT = frozenset(("ADD", "SUB", "MUL", "DIV", "MINIMUM", "MAXIMUM", "RESHAPE"))
 
 
 class EngineTensor(Record, frozen=True):
-    """A tensor of the TFLite model, and what NNAPI says of it."""
+    """A tensor of the TFLite model, and its description in NNAPI."""
 
     index: int
     value: Value
@@ -38,7 +39,7 @@ def require_scales(low: float, high: float) -> None:
     """Refuse scales, from the least to the greatest, that LiteRT does not compute with."""
     if low < FINEST or high > COARSEST:
         scale = low if low < FINEST else high
-        raise Refused(f"scale {scale:g} is beyond LiteRT, must be from {FINEST:g} to {COARSEST:g}")
+        raise Refused(f"scale is {scale:g}, must be from {FINEST:g} to {COARSEST:g}")
 
 
 def has_eight_bits(model: Model) -> bool:
@@ -47,11 +48,11 @@ def has_eight_bits(model: Model) -> bool:
 
 
 class Graph:
-    """A main subgraph on its way to a TFLite model: which tensor stands for which operand."""
+    """A main subgraph under conversion to a TFLite model: the tensor of each operand."""
 
     def __init__(self, model: Model, *, dynamic_range: bool = False, exact: bool = False) -> None:
         self.model, self.dynamic_range, self.exact = model, dynamic_range, exact
-        self.integers: dict[int, EngineTensor] = {}  # constant weights by the operand that has their real values
+        self.integers: dict[int, EngineTensor] = {}  # constant weights, by the operand that has their real values
         self._put_off: dict[int, Callable[[], None]] = {}
         self.writer = FlatbufferWriter()
         self.values = list(validate(model).subgraphs[0].values)
@@ -64,12 +65,13 @@ class Graph:
         self._inputs: list[int] = []
         self.folded: set[int] = set()  # tensors that a DEQUANTIZE of a constant fills
         self._outputs: list[int] = []
-        self._sources: dict[int, tuple[str, int]] = {}  # of a tensor: the operator that writes it, and what that reads
-        self.numbers: set[int] = set()  # tensors of real values, none of which is NaN
-        self._kept: list[int] = []  # tensors that the optimiser leaves as they are, since they are outputs
+        # of a tensor: the operator that writes it, and that operator's input
+        self._sources: dict[int, tuple[str, int]] = {}
+        self.numbers: set[int] = set()  # tensors of real values without NaN
+        self._kept: list[int] = []  # tensors that the optimiser does not change, because they are outputs
 
     def finish(self) -> Lowered:
-        """Write the model; every tensor that is still unknown stays out of it."""
+        """Write the model; every tensor that is still unknown is omitted."""
         main = self.model.main
         for number, operand in enumerate(main.inputs):
             tensor = self._tensors.get(operand)
@@ -94,7 +96,7 @@ class Graph:
         return Lowered(content, tuple(self.feeds), tuple(outputs), values, tuple(self.resets))
 
     def operand(self, index: int) -> EngineTensor | None:
-        """The tensor of an operand; None for one that has no value."""
+        """Return the tensor of an operand; None if it has no value."""
         if index in self._put_off:
             self._put_off.pop(index)()
         if index not in self._tensors:
@@ -104,7 +106,7 @@ class Graph:
         return self._tensors[index]
 
     def put_off(self, index: int, integers: EngineTensor, write: Callable[[], None]) -> None:
-        """The real values of constant integers are written by `write` as soon as anybody asks for operand `index`."""
+        """Register `write`, which writes the real values of constant integers when operand `index` is first requested."""
         self.integers[index] = integers
         self._put_off[index] = write
 
@@ -114,11 +116,11 @@ class Graph:
             return None
         data = self.model.constant(operand) if operand.lifetime in CONSTANTS else None
         if data is None and 0 in (value.shape or ()):
-            raise Refused(f"LiteRT needs elements, and a tensor of shape {show(value.dims)} has none")
+            raise Refused(f"LiteRT needs elements, but a tensor of shape {show(value.dims)} has none")
         return self.add(value, data)
 
     def add(self, value: Value, data: Array | None = None, *, variable: bool = False) -> EngineTensor:
-        """A new tensor of the given type, shape and quantisation; constant where `data` is given."""
+        """Add a tensor of the given type, shape and quantisation; constant if `data` is given."""
         kind = TENSOR_TYPES.get(value.type)
         if kind is None:
             raise Refused(f"LiteRT has no tensors of {type_name(value.type)}")
@@ -142,37 +144,41 @@ class Graph:
         )
 
     def state(self, index: int) -> EngineTensor:
-        """A variable tensor that holds what state operand `index` is given, before every run."""
+        """Return a variable tensor that holds the value of state operand `index` before every run."""
         value, operand = self.values[index], self.model.main.operands[index]
         if value is None:
-            raise Refused("a state is omitted")
+            raise Refused("a state is omitted, must be given")
         tensor = self.add(value, variable=True)
         if operand.lifetime in CONSTANTS:
             self.resets.append((tensor.index, self.model.constant(operand)))
         elif operand.lifetime == Lifetime.SUBGRAPH_INPUT:
             self.feeds.append((self._places[index], tensor.index))
         else:
-            raise Refused("a state is computed within the model; LiteRT keeps states in tensors of its own")
+            raise Refused(
+                "a state is computed within the model, must be an input: LiteRT keeps states in variable tensors"
+            )
         return tensor
 
     def read_state(self, index: int, tensor: EngineTensor) -> None:
-        """Output operand `index` is read from variable tensor `tensor` after every run."""
+        """Read output operand `index` from variable tensor `tensor` after every run."""
         if self.readers[index]:
-            raise Refused("a state is used within the model; LiteRT keeps states in tensors of its own")
+            raise Refused(
+                "a state is used within the model, must be an output: LiteRT keeps states in variable tensors"
+            )
         self.alias(index, tensor)
 
     def undefined(self, index: int, shape: Shape) -> None:
-        """Output operand `index` has this shape unless it is known, and undefined contents: no tensor stands for it."""
+        """Give output operand `index` this shape unless it is known, and undefined contents: it has no tensor."""
         value = self.values[index]
         if value is not None and fixed(value.shape) is None:
             self.values[index] = replace(value, shape=shape)
 
     def given(self, tensor: EngineTensor) -> bool:
-        """Whether a tensor's value is not computed by the model; a float16 constant is, by its DEQUANTIZE."""
+        """Whether a tensor's value is not computed by the model; its DEQUANTIZE gives a float16 constant."""
         return tensor.index in self._given and tensor.index not in self.folded
 
     def derived(self, kind: str, inputs: Sequence[EngineTensor | None], result: EngineTensor) -> None:
-        """Note where a tensor comes from, if XNNPACK's optimiser may read its source in its place."""
+        """Record the source of a tensor, if XNNPACK's optimiser may read the source instead."""
         computed = [x.index for x in inputs if x is not None and x.value.data is None]
         if kind == "TRANSPOSE" and inputs[0] is not None:
             self._sources[result.index] = kind, inputs[0].index
@@ -180,21 +186,21 @@ class Graph:
             self._sources[result.index] = kind, computed[0]
 
     def keep_transposed(self, x: EngineTensor, y: EngineTensor) -> None:
-        """Keep the transposed tensors that both factors of a product come from.
+        """Keep the transposed tensors that are the sources of both factors of a product.
 
-        XNNPACK merges a TRANSPOSE of the second factor into the product: it changes the order of that TRANSPOSE in place.
-        It does so although the first factor is the same tensor, so the first is transposed too. An output is safe from it.
+        XNNPACK merges a TRANSPOSE of the second factor into the product by changing that TRANSPOSE in place. It also
+        does so if the first factor is the same tensor, which is then transposed too. Outputs are safe from it.
         """
         both = set(self._line(x.index)).intersection(self._line(y.index))
         self._kept += [index for index in both if self._sources.get(index, ("",))[0] == "TRANSPOSE"]
 
     def _line(self, index: int) -> Iterator[int]:
-        """A tensor and those that it comes from."""
+        """Yield a tensor and its sources."""
         yield index
         while index in self._sources:
             _, index = self._sources[index]
             yield index
 
     def alias(self, index: int, tensor: EngineTensor) -> None:
-        """Operand `index`, not met before, is this very tensor."""
+        """Let operand `index`, which is new, be exactly this tensor."""
         self._tensors[index] = tensor

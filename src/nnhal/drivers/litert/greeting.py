@@ -1,7 +1,7 @@
 """Keeps LiteRT's greeting off stderr.
 
-Its first interpreter with XNNPACK in a process writes a line that no setting silences. So the driver makes that one itself,
-of a model that does nothing else.
+The first interpreter with XNNPACK in a process writes a line that no setting silences. So the driver makes that one
+itself, from a model that does nothing else.
 """
 
 from collections.abc import Callable
@@ -12,5 +12,5 @@ GREETING = b"INFO: Created TensorFlow Lite XNNPACK delegate for CPU."
 
 
 def without_greeting(call: Callable[[], object]) -> None:
-    """Call, and leave the greeting out of what is written to stderr meanwhile."""
+    """Call a function, and drop the greeting from what is written to stderr meanwhile."""
     without_lines(call, lambda line, whole: line == GREETING if whole else GREETING.startswith(line))

@@ -19,24 +19,25 @@ from nnhal.ops.common import lowest, out_size, padding
 from nnhal.ops.schema import B8, F32, Q8, Q8PC, Q8S, Bound
 from nnhal.ops.weighted import product_scales
 
-WINDOW = 1024  # twice the elements of a window, of whose means halves are told from other fractions
-SQUARED = 2.0**50  # numbers up to here are squared
-SMALL = 2.0**-80  # times this all can be
-WIDEST = 64  # radius of sums of shifted tensors
-LEAST_EPSILON = float(np.float32(1e-12))  # as a model states it
+WINDOW = 1024  # twice the greatest number of elements of a window at which halves of means differ from other fractions
+SQUARED = 2.0**50  # numbers are squared up to here
+SMALL = 2.0**-80  # a factor that makes all numbers small
+WIDEST = 64  # the greatest radius of sums of shifted tensors
+LEAST_EPSILON = float(np.float32(1e-12))  # as a model declares it
 POINTER, ACCUMULATOR = 8, 4  # bytes: XNNPACK holds a pointer for each element that a window meets, LiteRT numbers
-DYNAMIC = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")  # whose inputs LiteRT quantises beside integer weights
+# LiteRT quantises their inputs if the weights are integers
+DYNAMIC = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")
 LANES = 16  # channels that XNNPACK computes at once
-TAPS = "for the places of its filter"
+TAPS = "for the positions of its filter"
 
 
 @entry("AVERAGE_POOL_2D", "L2_POOL_2D", "MAX_POOL_2D", exact=True)
 def pool(t: Task) -> None:
-    """Padding that is no scheme's counts in LiteRT's means, and not in NNAPI's: the mean is scaled afterwards."""
+    """Scale the mean afterwards: LiteRT's means count explicit padding that matches no scheme, NNAPI's do not."""
     a, x, out, how = t.a, t.image("input"), t.image_out(), scheme(t.a)
     _, height, width, _ = sizes(out)
     met = None if width is None else a.filter_w + (width - 1) * min(a.stride_w, a.filter_w)
-    t.require_room((height, a.filter_h, met), POINTER, "for the places of its window")
+    t.require_room((height, a.filter_h, met), POINTER, "for the positions of its window")
     if t.name == "AVERAGE_POOL_2D" and t.a.T in QUANTS:
         t.require_sum(a.filter_h * a.filter_w)
     window = {"strideW": a.stride_w, "strideH": a.stride_h, "filterWidth": a.filter_w, "filterHeight": a.filter_h}
@@ -50,9 +51,7 @@ def pool(t: Task) -> None:
     if how is not None:
         mean_pool(t, x, out, how, activation(t))
         return
-    t.require(
-        not (t.exact and t.a.T in QUANTS), "LiteRT's mean counts padding that is no scheme's, and numerics are exact"
-    )
+    t.require(not (t.exact and t.a.T in QUANTS), "LiteRT's mean counts explicit padding, must not for exact numerics")
     factor = t.constant(1 / shares(a), np.float32)
     x, how = padded(t, t.dequantised(x))
     out = t.dequantised_out(out)
@@ -67,7 +66,10 @@ def pool(t: Task) -> None:
 
 
 def past_halves(t: Task, mean: EngineTensor) -> EngineTensor:
-    """What moves means of stored values away from a stored 0, past a half of a step and no other multiple of 1 / WINDOW."""
+    """Return the offset that moves means of stored values away from a stored 0, past a half of a quantisation step only.
+
+    It moves them past no other multiple of 1 / WINDOW.
+    """
     value = t.a.out
     above, moved = t.temporary(mean.value, type=B8), t.temporary(mean.value)
     t.emit("GREATER_EQUAL", [mean, t.constant(-value.zero_point * value.scale, np.float32)], above)
@@ -77,7 +79,7 @@ def past_halves(t: Task, mean: EngineTensor) -> EngineTensor:
 
 
 def mean_pool(t: Task, x: EngineTensor, out: EngineTensor, how: int, activation: int = 0) -> None:
-    """Write the means of windows, in stages where they are long."""
+    """Write the means of windows, in stages if they are long."""
     a = t.a
     windows = mean_windows(a)
     if not windows:
@@ -97,7 +99,7 @@ def mean_pool(t: Task, x: EngineTensor, out: EngineTensor, how: int, activation:
 
 
 def root_of_squares(t: Task, x: EngineTensor, out: EngineTensor, window: dict[str, int]) -> None:
-    """L2_POOL_2D of the numbers, and of far smaller ones where squares of the numbers would overflow."""
+    """Write L2_POOL_2D; if squares would overflow, of scaled numbers."""
     a, how = t.a, scheme(t.a)
     short = mean_windows(a) == [(a.filter_h, a.filter_w)]
     factor = None if how is not None else t.constant(1 / np.sqrt(shares(a)), np.float32)
@@ -128,12 +130,12 @@ def root_of_squares(t: Task, x: EngineTensor, out: EngineTensor, window: dict[st
 
 
 def shares(a: Bound) -> Array:
-    """Which share of each window are real elements: [height, width, 1]."""
+    """Return the share of real elements in each window: [height, width, 1]."""
     return (counted(a, "h")[:, None] * counted(a, "w") / (a.filter_h * a.filter_w))[..., None]
 
 
 def counted(a: Bound, axis: str) -> Array:
-    """How many real elements each window holds along an axis."""
+    """Return how many real elements each window holds along an axis."""
     size = a.height if axis == "h" else a.width
     start = np.arange(out_size(axis)(a)) * getattr(a, f"stride_{axis}") - padding(a, axis)[0]
     return np.minimum(start + getattr(a, f"filter_{axis}"), size) - np.maximum(start, 0)
@@ -152,18 +154,19 @@ class Weighted(NamedTuple):
 
     @property
     def constant(self) -> bool:
-        """Whether XNNPACK takes the layer: it wants weights and bias constant."""
+        """Whether XNNPACK supports the layer: it needs constant weights and bias."""
         return self.weights.value.data is not None and self.bias.value.data is not None
 
 
 def sizes(x: EngineTensor) -> Shape:
-    """The dimensions of a tensor of rank 4, as far as they are known."""
+    """Return the known dimensions of a tensor of rank 4."""
     return (None,) * 4 if x.value.shape is None else x.value.shape
 
 
 def weighted(t: Task, name: str = "filter", axis: int = 0) -> Weighted:
-    """LiteRT has per-channel weights for signed activations only, and zero points of weights for unsigned ones only:
-    where the sign is the wrong one for the weights, 8-bit tensors are converted around the layer.
+    """Return a layer's tensors, with 8-bit ones converted around the layer if their sign does not match the weights.
+
+    LiteRT has per-channel weights only for signed activations, and zero points of weights only for unsigned ones.
 
     axis: the dimension of the weights that holds the output channels.
     """
@@ -186,11 +189,15 @@ def weighted(t: Task, name: str = "filter", axis: int = 0) -> Weighted:
     require_scales(products.min(), products.max())
     t.require_scale(products.max(), out.value)
     added = bias(t, products, weights.value.channel is not None)
+    # XNNPACK takes constant weights alone, and LiteRT's own kernels of 8 bits round twice, upwards.
+    longest = math.prod(weights.value.known) // weights.value.known[axis] * reach(x.value) * reach(weights.value)
+    if (weights.value.data is None or added.value.data is None) and not t.exact and longest <= sums.EXACT:
+        return Weighted(t.dequantised(x), t.dequantised(weights), of_reals(t, added, products), t.dequantised_out(out))
     return Weighted(x, weights, sums.within(t, x.value, weights.value, axis, added, products / out.value.scale), out)
 
 
 def integers(t: Task, name: str, axis: int) -> EngineTensor | None:
-    """Weights of 8 bits beside a float input, where the application asks for them and LiteRT has a kernel for that."""
+    """Return 8-bit weights for a float input, if the application requests them and LiteRT has a kernel for that."""
     found = t.integers(name)
     if found is None or t.name not in DYNAMIC or t.a.input.type != F32:
         return None
@@ -201,7 +208,7 @@ def integers(t: Task, name: str, axis: int) -> EngineTensor | None:
 
 
 def require_packed(t: Task, weights: Value, axis: int) -> None:
-    """Refuse weights that XNNPACK would pack into many times their room: each group's channels fill whole registers."""
+    """Refuse weights that XNNPACK would pack into many times their size: each group's channels fill whole registers."""
     groups = t.a.groups if t.a.form_has("groups") else 1
     channels = weights.known[axis]
     lanes = groups * -(-channels // groups // LANES) * LANES
@@ -209,7 +216,7 @@ def require_packed(t: Task, weights: Value, axis: int) -> None:
 
 
 def bias(t: Task, products: Array, per_channel: bool) -> EngineTensor:
-    """The bias of a quantised layer; a constant one has the scales of the products."""
+    """Return the bias of a quantised layer; a constant one has the scales of the products."""
     value, scales = t.a.bias, tuple(products.astype(np.float32).tolist())
     if value.data is None:
         return t.x("bias")
@@ -218,9 +225,19 @@ def bias(t: Task, products: Array, per_channel: bool) -> EngineTensor:
     return t.constant(value.data, value=replace(value, scale=scales[0]))
 
 
+def of_reals(t: Task, added: EngineTensor, products: Array) -> EngineTensor:
+    """The real values of a quantised layer's bias."""
+    if added.value.data is not None:
+        return t.constant(np.asarray(added.value.data, np.float64) * products, np.float32)
+    numbers = t.cast(added, F32)
+    y = t.temporary(numbers.value, scale=0.0, zero_point=0)
+    t.emit("MUL", [numbers, t.constant(products, np.float32)], y, "Mul")
+    return y
+
+
 @entry("CONV_2D", "DEPTHWISE_CONV_2D", "GROUPED_CONV_2D", exact=True)
 def convolution(t: Task) -> None:
-    """Groups need no option: LiteRT sees them by the depth of the filter."""
+    """Groups need no option: LiteRT derives them from the depth of the filter."""
     depthwise = t.name == "DEPTHWISE_CONV_2D"
     a, w = t.a, weighted(t, axis=3 if depthwise else 0)
     batch, height, width, _ = sizes(w.out)
@@ -228,7 +245,7 @@ def convolution(t: Task) -> None:
         t.require_room((height, width, a.filter_h, a.filter_w), POINTER, TAPS)
     else:
         t.require_room((batch, height, width, *sizes(w.weights)[1:]), w.x.value.dtype.itemsize, TAPS)
-    x, how = padded(t, w.x, apart=not depthwise and t.a.T in FLOATS and covers(a))
+    x, how = padded(t, w.x, apart=not depthwise and w.x.value.type in FLOATS and covers(a))
     options = {"strideW": a.stride_w, "strideH": a.stride_h, "fusedActivationFunction": activation(t), "padding": how}
     if a.form_has("dilation_w"):
         options |= {"dilationWFactor": a.dilation_w, "dilationHFactor": a.dilation_h}
@@ -240,9 +257,9 @@ def convolution(t: Task) -> None:
 
 
 def covers(a: Bound) -> bool:
-    """Whether a filter is as large as the picture, and has more places than the first, which meets no padding.
+    """Whether a filter is as large as the picture, and has more positions than the first, which meets no padding.
 
-    LiteRT's kernel of floats for several threads computes that first place alone.
+    LiteRT's multi-threaded float kernel computes only that first position.
     """
     try:
         around = [padding(a, axis) for axis in "hw"]
@@ -254,7 +271,7 @@ def covers(a: Bound) -> bool:
 
 @entry("TRANSPOSE_CONV_2D", exact=True)
 def transposed_convolution(t: Task) -> None:
-    """Padding that is no scheme's is cut off afterwards."""
+    """Cut off explicit padding that matches no scheme afterwards."""
     a, w = t.a, weighted(t)
     require_32_bits(np.array([spread(a, axis) for axis in "hw"]))
     out, how = w.out, SAME
@@ -267,7 +284,9 @@ def transposed_convolution(t: Task) -> None:
         fitting = [s for s in (SAME, VALID) if all(fits(a, s, axis, shape) for axis in "hw")]
         how = fitting[0] if fitting else VALID
         if not fitting:
-            t.require(min(a.pad_right, a.pad_bottom) >= 0, "negative padding behind and padding before")
+            t.require(
+                min(a.pad_right, a.pad_bottom) >= 0, "padding is negative at the end and positive at the beginning"
+            )
             shape[1:3] = [spread(a, axis) for axis in "hw"]
             out = t.temporary(out.value, shape=tuple(int(n) for n in shape))
     if w.constant:
@@ -281,13 +300,13 @@ def transposed_convolution(t: Task) -> None:
 
 
 def spread(a: Bound, axis: str) -> int:
-    """How far the products of a transposed convolution reach along an axis."""
+    """Return the extent of the products of a transposed convolution along an axis."""
     count = a.height if axis == "h" else a.width
     return int((count - 1) * getattr(a, f"stride_{axis}") + getattr(a, f"filter_{axis}"))
 
 
 def fits(a: Bound, how: int, axis: str, shape: Array) -> bool:
-    """Whether a scheme cuts the products of a transposed convolution where the explicit padding does."""
+    """Whether a scheme cuts off the same products of a transposed convolution as the explicit padding."""
     size, before = (shape[1], a.pad_top) if axis == "h" else (shape[2], a.pad_left)
     stride, reach = getattr(a, f"stride_{axis}"), 1 if how == SAME else getattr(a, f"filter_{axis}")
     least = spread(a, axis) - getattr(a, f"filter_{axis}") + reach
@@ -297,7 +316,7 @@ def fits(a: Bound, how: int, axis: str, shape: Array) -> bool:
 
 @entry("FULLY_CONNECTED", exact=True)
 def fully_connected(t: Task) -> None:
-    """The input is taken for rows of `input_size` elements, whatever its rank."""
+    """Treat the input as rows of `input_size` elements, whatever its rank."""
     w = weighted(t, "weights")
     how = {"fusedActivationFunction": activation(t), "asymmetricQuantizeInputs": True}  # as converters write it
     t.emit(t.name, [w.x, w.weights, w.bias], w.out, "FullyConnected", **how)
@@ -305,9 +324,10 @@ def fully_connected(t: Task) -> None:
 
 @entry("BATCH_MATMUL", types=FLOATS | {Q8S}, exact=True)
 def batch_matmul(t: Task) -> None:
-    """Either side may be transposed. A product that wraps around in 32 bits is refused by the longest sum there can be.
-    LiteRT's own kernel of 8 bits, which has zero points for the second factor, rounds halves of a step upwards: where scales
-    make halves, and float32 holds the sums, the product is one of real values.
+    """Refuse a product that may wrap around in 32 bits, by the longest possible sum. Either side may be transposed.
+
+    LiteRT's own 8-bit kernel, which has zero points for the second factor, rounds halves of a quantisation step
+    upwards. If scales make halves, and float32 holds the sums, the product is one of real values.
     """
     a, (x, y) = t.a, (t.a.x, t.a.y)
     factors, out = [t.x("x"), t.x("y")], t.out
@@ -317,7 +337,7 @@ def batch_matmul(t: Task) -> None:
         inner = x.known[-2 if a.adj_x else -1]
         longest = inner * reach(x) * reach(y)
         fits = longest <= sums.capacity(ratio)
-        t.require(fits, f"a product of scale {x.scale * y.scale:g} may exceed the 32 bits that LiteRT has for it")
+        t.require(fits, f"a product of scale {x.scale * y.scale:g} may exceed 32 bits, must fit for LiteRT")
         own = y.zero_point != 0 and not t.exact
         if own and longest <= sums.EXACT and makes_halves([x.scale * y.scale], a.out.scale):
             factors, out = [t.dequantised(each) for each in factors], t.dequantised_out(out)
@@ -329,7 +349,7 @@ def batch_matmul(t: Task) -> None:
 
 
 def axis_last(t: Task) -> tuple[EngineTensor, EngineTensor]:
-    """Input and output with dimension `axis` moved to the end, where LiteRT's kernels work."""
+    """Return input and output with dimension `axis` moved to the end, where LiteRT's kernels work."""
     x, rank = t.x("input"), t.a.input.rank
     axis = t.a.axis % rank
     if axis == rank - 1:
@@ -340,7 +360,7 @@ def axis_last(t: Task) -> tuple[EngineTensor, EngineTensor]:
 
 @entry("SOFTMAX", exact=True)
 def softmax(t: Task) -> None:
-    """Along the last dimension."""
+    """Compute along the last dimension."""
     x, out = axis_last(t)
     steep = t.a.beta * x.value.scale
     t.require(steep <= COARSEST, f"beta times the scale is {steep:g}, must be at most {COARSEST:g}")
@@ -351,7 +371,7 @@ def softmax(t: Task) -> None:
 
 
 def distances(t: Task, x: EngineTensor) -> EngineTensor:
-    """Those of elements from the greatest in their row, times beta; halved, so that they cannot overflow."""
+    """Return the distances of elements from the greatest in their row, times beta, halved to avoid overflow."""
     half, distance, scaled = (t.temporary(x.value) for _ in range(3))
     greatest = t.along(x.value, [-1])
     t.emit("MUL", [x, t.constant(0.5, np.float32)], half, "Mul")
@@ -362,7 +382,7 @@ def distances(t: Task, x: EngineTensor) -> EngineTensor:
 
 
 def by_stages(t: Task, below: EngineTensor, out: EngineTensor) -> None:
-    """The (logarithm of a) softmax along the last dimension, whose sum of exponentials is long."""
+    """Write the (logarithm of a) softmax along the last dimension, whose sum of exponentials is long."""
     powers, whole = t.temporary(below.value), t.along(below.value, [-1])
     t.emit("EXP", [below], powers)
     add_up(t, "SUM", powers, [below.value.rank - 1], whole)
@@ -375,7 +395,7 @@ def by_stages(t: Task, below: EngineTensor, out: EngineTensor) -> None:
 
 
 def flattened(t: Task, x: EngineTensor, out: EngineTensor) -> tuple[EngineTensor, EngineTensor]:
-    """Input and output with all dimensions but the last made one."""
+    """Return input and output with all dimensions but the last merged."""
     shape = math.prod(x.value.known[:-1]), x.value.known[-1]
     flat, made = t.temporary(x.value, shape=shape), t.temporary(out.value, shape=shape)
     t.reshape(x, flat)
@@ -385,7 +405,7 @@ def flattened(t: Task, x: EngineTensor, out: EngineTensor) -> tuple[EngineTensor
 
 @entry("LOG_SOFTMAX", types=FLOATS)
 def log_softmax(t: Task) -> None:
-    """LiteRT's has no beta: it is put to the distance from the greatest element, halved so that it cannot overflow."""
+    """Multiply the distance from the greatest element by beta, which LiteRT's lacks; halved so that it cannot overflow."""
     x, out = axis_last(t)
     if x.value.rank > BEYOND_XNNPACK:
         x, out = flattened(t, x, out)
@@ -400,18 +420,19 @@ def log_softmax(t: Task) -> None:
 
 @entry("LOCAL_RESPONSE_NORMALIZATION", types=FLOATS)
 def local_response(t: Task) -> None:
-    """By parts: LiteRT's kernel sums squares by adding and taking away, which loses small ones beside great ones. Where
-    squares overflow, they are those of far smaller numbers.
+    """Write several operators: LiteRT's kernel updates sums of squares, which loses small ones beside great ones.
+
+    If squares overflow, the numbers are scaled down first.
     """
     a, (given, out) = t.a, axis_last(t)
     shape = given.value.known
     size, radius = shape[-1], min(a.radius, max(0, shape[-1] - 1))
-    t.require(radius <= WIDEST, f"radius is {radius}, sums of shifted squares are made up to {WIDEST}")
+    t.require(radius <= WIDEST, f"radius is {radius}, must be at most {WIDEST}")
     x = t.temporary(given.value, shape=(math.prod(shape[:-1]), size))
     t.reshape(given, x)
 
     def normalised(factor: float) -> tuple[EngineTensor, EngineTensor]:
-        """The sums of squares of the numbers times a factor, and what becomes of the numbers by them."""
+        """Return the sums of squares of the numbers times a factor, and the numbers divided by their power."""
         small, squares, weighed, base, power, made = (t.temporary(x.value) for _ in range(6))
         t.emit("MUL", [x, t.constant(factor, np.float32)], small, "Mul")
         t.emit("MUL", [small, small], squares, "Mul")
@@ -431,7 +452,7 @@ def local_response(t: Task) -> None:
 
 
 def shifted_sum(t: Task, x: EngineTensor, radius: int) -> EngineTensor:
-    """The sum of the elements up to `radius` away, along the last of two dimensions."""
+    """Return the sum of the elements up to `radius` away, along the last of two dimensions."""
     around = pad(t, x, ((0, 0), (radius, radius)))
     total = x
     for shift in range(-radius, radius + 1):
@@ -445,8 +466,9 @@ def shifted_sum(t: Task, x: EngineTensor, radius: int) -> EngineTensor:
 
 @entry("L2_NORMALIZATION")
 def l2_normalisation(t: Task) -> None:
-    """Real values by parts: LiteRT's kernel takes lengths below 0.001 for 0.001. Squared are the shares of the greatest
-    element, which neither overflow nor all vanish.
+    """Write several operators for real values: LiteRT's kernel replaces lengths below 0.001 by 0.001.
+
+    The shares of the greatest element are squared, which neither overflow nor all underflow.
     """
     if t.a.T in QUANTS:
         x, out = axis_last(t)
@@ -471,11 +493,12 @@ def l2_normalisation(t: Task) -> None:
 
 @entry("INSTANCE_NORMALIZATION", types=FLOATS)
 def instance_normalisation(t: Task) -> None:
-    """By parts: (x - mean) * gamma / sqrt(variance + epsilon) + beta; of numbers whose squares overflow, of smaller ones."""
+    """Compute (x - mean) * gamma / sqrt(variance + epsilon) + beta.
+
+    Numbers whose squares overflow are scaled down first.
+    """
     a, x = t.a, t.image("input")
-    t.require(
-        a.epsilon >= LEAST_EPSILON, f"epsilon is {a.epsilon:g}, squares that vanish count below {LEAST_EPSILON:g}"
-    )
+    t.require(a.epsilon >= LEAST_EPSILON, f"epsilon is {a.epsilon:g}, must be at least {LEAST_EPSILON:g} for float32")
     axes, out = t.constant([1, 2]), t.image_out()
     greatest, scale, over, mean, rest, variance, share, least, some, bounded, factor, gain = (
         t.along(x.value, (1, 2)) for _ in range(12)
@@ -490,7 +513,7 @@ def instance_normalisation(t: Task) -> None:
     t.emit("DIV", [share, scale], least, "Div")
     add_up(t, "MEAN", smaller, (1, 2), mean)
     t.emit("SUB", [smaller, mean], near, "Sub")
-    add_up(t, "MEAN", near, (1, 2), rest)  # what the mean is off by is no deviation
+    add_up(t, "MEAN", near, (1, 2), rest)  # so that the error of the mean is not part of the deviation
     t.emit("SUB", [near, rest], centred, "Sub")
     t.emit("MUL", [centred, centred], squares, "Mul")
     add_up(t, "MEAN", squares, (1, 2), variance)
@@ -508,8 +531,9 @@ def instance_normalisation(t: Task) -> None:
 @entry("RESIZE_BILINEAR")
 @entry("RESIZE_NEAREST_NEIGHBOR", exact=True)
 def resize(t: Task) -> None:
-    """By scale or by size: the output's shape says it. Quantised means by real values, as LiteRT's and XNNPACK's own round
-    them to one side.
+    """Resize to the output's shape, by scale or by size.
+
+    Quantised means use real values, because LiteRT's and XNNPACK's own kernels round them to one side.
     """
     a, out, x = t.a, t.image_out(), t.image("input")
     if t.name == "RESIZE_BILINEAR":

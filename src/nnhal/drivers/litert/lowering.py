@@ -1,7 +1,7 @@
 """From a bound NNAPI model to a TFLite model, operation by operation, by the entries of the table.
 
-Entries see every shape once the inputs' shapes are known; an entry that has to know a dimension or value which is not there
-at the verdict refuses.
+Entries see every shape if the inputs' shapes are known. An entry refuses if it needs a dimension or value that is
+unknown at the verdict.
 """
 
 from functools import partial
@@ -19,30 +19,30 @@ from nnhal.hal.device import Considered, Hints
 from nnhal.model.graph import Model, describe
 
 __all__ = ["TABLE", "consider", "lower", "lowered_before", "recipe_of"]
-FAMILIES = (elementwise, layers, recurrent, reductions, shapes)  # importing them fills the table
+FAMILIES = (elementwise, layers, recurrent, reductions, shapes)  # their import fills the table
 
 
 def consider(model: Model, *, dynamic_range: bool = False, forms: Forms = UNPROVED) -> Considered:
-    """One verdict for each operation of the main subgraph; the graph is kept where all are good."""
+    """Return one verdict for each operation of the main subgraph; the graph is kept if all are good."""
     return TABLE.consider(model, Graph(model, dynamic_range=dynamic_range, exact=forms.exact), Task, forms)
 
 
 def lowered_before(hints: Hints, *, dynamic_range: bool = False, exact: bool = False) -> Lowered | None:
-    """The whole model as TFLite, out of the graph that `consider` kept; None where there is none."""
+    """Return the whole model as TFLite, from the graph that `consider` kept; None if there is none."""
     graph = kept_graph(hints, Graph)
     same = graph is not None and (graph.dynamic_range, graph.exact) == (dynamic_range, exact)
     return graph.finish() if graph is not None and same else None
 
 
 def lower(model: Model, *, dynamic_range: bool = False, forms: Forms = UNPROVED) -> Lowered:
-    """The whole model as TFLite; Refused, or Unmappable, with the first operation that cannot be lowered."""
+    """Return the whole model as TFLite; Refused, or Unmappable, for the first operation that cannot be lowered."""
     graph = Graph(model, dynamic_range=dynamic_range, exact=forms.exact)
     TABLE.lower(model, partial(Task, graph), forms)
     return graph.finish()
 
 
 def recipe_of(model: Model, settings: Settings, forms: Forms = UNPROVED, lowered: Lowered | None = None) -> Recipe:
-    """Lower a model whose input shapes are all known, unless it was."""
+    """Lower a model whose input shapes are all known, unless it was lowered before."""
     lowered = lowered or lower(model, dynamic_range=settings.dynamic_range, forms=forms)
     if forms.exact and has_eight_bits(model):
         settings = replace(settings, xnnpack=False)

@@ -1,4 +1,4 @@
-"""Whether LiteRT's own kernels round on this processor as the reference's integers do: looked at once in a process."""
+"""Whether LiteRT's own kernels round on this processor as the reference's integers do; checked once in a process."""
 
 from functools import cache
 
@@ -24,7 +24,7 @@ SIDE = 12
 
 @cache
 def differs_here() -> str:
-    """Why the kernels are not to be used under exact numerics; "" where their results are the reference's."""
+    """Return why exact numerics cannot use the kernels; "" if their results are the reference's."""
     rng = np.random.default_rng(7)
     for name, model in (("layers", _layers(rng)), ("QUANTIZE", _quantised())):
         given = [_numbers(rng, model)]
@@ -34,12 +34,13 @@ def differs_here() -> str:
         except NnhalError as error:
             return f"LiteRT's own kernels fail: {error}"
         if any((x != y).any() for x, y in zip(own, wanted, strict=True)):
-            return f"LiteRT's own kernels of {name} round otherwise on this processor, and numerics are exact"
+            rule = "must equal the reference for exact numerics"
+            return f"LiteRT's own kernels of {name} round differently on this processor, {rule}"
     return ""
 
 
 def _layers(rng: np.random.Generator) -> Model:
-    """Layers and a sum of one picture. Scales are powers of two, so that many sums are exact halves of steps."""
+    """Return layers and a sum of one picture. Scales are powers of two, so that many sums are exact halves."""
     b, none = ModelBuilder("exact"), int(Activation.NONE)
     x = b.operand(Q8S, (1, SIDE, SIDE, CHANNELS), 0.5, 3)
     one, no = b.constant(OperandType.INT32, 1), b.constant(OperandType.INT32, none)

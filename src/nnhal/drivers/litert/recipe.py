@@ -1,4 +1,4 @@
-"""What an interpreter is made of: made of a model, kept in cache files, and made of those again."""
+"""The data of an interpreter: made from a model, stored in cache files, and restored from these."""
 
 import json
 from typing import Any, NamedTuple
@@ -14,9 +14,10 @@ from nnhal.hal.cache.files import CacheContent
 
 
 class Settings(Record, frozen=True):
-    """How interpreters are made. threads: at least 1. xnnpack: whether LiteRT's default delegate takes what it can.
+    """The settings of interpreters.
 
-    dynamic_range: whether layers of constant integer weights compute with them as LiteRT does, see `Litert`.
+    threads: at least 1. xnnpack: whether LiteRT's default delegate runs the operations that it supports. dynamic_range:
+    whether layers of constant integer weights compute with them as LiteRT does, see `Litert`.
     """
 
     threads: int = 1
@@ -25,11 +26,11 @@ class Settings(Record, frozen=True):
 
 
 class Lowered(NamedTuple):
-    """A TFLite model and how it meets the NNAPI model that it was made of.
+    """A TFLite model and its relation to the NNAPI model from which it was made.
 
-    inputs: (number of a model input, tensor it is written to). outputs: the tensor of each model output, None for one whose
-    contents are undefined. values: what is known of each model output. resets: variable tensors and what they hold before
-    every run.
+    inputs: (number of a model input, tensor it is written to). outputs: the tensor of each model output, None for one
+    with undefined contents. values: the known facts of each model output. resets: variable tensors and their values
+    before every run.
     """
 
     packed: Content
@@ -40,12 +41,12 @@ class Lowered(NamedTuple):
 
     @property
     def content(self) -> bytes:
-        """The TFLite model: a copy, which may be written to a file."""
+        """Return a copy of the TFLite model, which may be written to a file."""
         return bytes(self.packed)
 
 
 class Recipe(NamedTuple):
-    """What an interpreter is made of: the TFLite model, and element type and shape of each output of the NNAPI model."""
+    """The data of an interpreter: the TFLite model, and element type and shape of each output of the NNAPI model."""
 
     lowered: Lowered
     outputs: tuple[tuple[Any, tuple[int, ...]], ...]
@@ -53,9 +54,9 @@ class Recipe(NamedTuple):
 
 
 def save(recipe: Recipe, files: CacheContent) -> bool:
-    """Keep a recipe: the graph and how it meets the model in the model file, constants in the data file.
+    """Save a recipe: the graph and its relation to the model in the model file, constants in the data file.
 
-    Constants that are mapped stay where they are; where that is none of the model's own pools, nothing is kept.
+    Mapped constants stay in place; if one is not in the model's pools, nothing is saved.
     """
     lowered = recipe.lowered
     packed, (model,), (data,) = lowered.packed, files.model, files.data
@@ -83,7 +84,7 @@ def save(recipe: Recipe, files: CacheContent) -> bool:
 
 
 def restore(files: CacheContent, settings: Settings) -> Recipe:
-    """A recipe that was kept. OperationFailed where the model's pools are others than then."""
+    """Return a saved recipe. OperationFailed if the model's pools have changed since."""
     (model,), (data,) = files.model, files.data
     facts: dict[str, Any] = json.loads(bytes(model["facts"]))
     content, graph, constants = Content(facts["size"]), bytearray(model["graph"]), bytes(data["constants"])
@@ -93,7 +94,9 @@ def restore(files: CacheContent, settings: Settings) -> Recipe:
     for window, (number, start, length, was) in enumerate(facts["windows"]):
         pool = files.pools[number] if number < len(files.pools) else None
         if pool is None or start + length > aligned(pool.offset + pool.size, PAGE):
-            raise OperationFailed("litert: the model's memory is another than when this was kept")
+            raise OperationFailed(
+                "litert: the model's memory has changed since the cache entry was written; delete the entry"
+            )
         at = content.page(end)
         content.map_or_copy(at, pool, start, length)
         end = at + length

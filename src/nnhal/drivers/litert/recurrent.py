@@ -1,10 +1,11 @@
 """Entries of recurrent operations.
 
-LiteRT's kernels keep states in variable tensors of their own, NNAPI's states are inputs and outputs: such a tensor is
-written from the input before every run, and read as the output after it (see `Graph.state`).
+LiteRT's kernels keep states in variable tensors, but NNAPI's states are inputs and outputs. Such a tensor is written
+from the input before every run, and read as the output after it (see `Graph.state`).
 
-An operation of two directions becomes two kernels of one direction. LiteRT's own for both write beyond their states where
-merged outputs are batch-major, step through an auxiliary input as if it had the size of the input, and want like cells.
+An operation of two directions becomes two kernels of one direction. LiteRT's own kernels for both directions have three
+faults. They write beyond their states if merged outputs are batch-major, they step through an auxiliary input as if it
+had the size of the input, and they need equal cells.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,14 +23,14 @@ GATES = ("input", "forget", "cell", "output")
 
 
 def activation(t: Task) -> int:
-    """The activation as TFLite's ActivationFunctionType."""
+    """Return the activation as TFLite's ActivationFunctionType."""
     kind = t.a.activation_kind
-    t.require(kind in ACTIVATIONS, f"TFLite's options cannot state the activation {kind.name}")
+    t.require(kind in ACTIVATIONS, f"TFLite's options have no activation {kind.name}")
     return ACTIVATIONS[kind]
 
 
 def state(t: Task, name: str) -> EngineTensor:
-    """The variable tensor of a state argument, read back as the output of its name where the operation has it."""
+    """Return the variable tensor of a state argument, read back as the output of its name if the operation has it."""
     tensor = t.graph.state(t.place(name))
     names = [argument.name for argument in t.a.op.outputs]
     place = names.index(f"{name}_out") - (1 if t.a.form_has("merge_outputs") and t.a.merge_outputs else 0)
@@ -42,7 +43,7 @@ def state(t: Task, name: str) -> EngineTensor:
 
 
 def joined(t: Task, *names: str) -> EngineTensor:
-    """Arguments one after the other along the last dimension; constant where they are."""
+    """Join arguments along the last dimension; constant if they are."""
     values = [getattr(t.a, name) for name in names]
     if all(value.data is not None for value in values):
         return t.constant(np.concatenate([value.data for value in values], -1), value=values[0])
@@ -50,7 +51,7 @@ def joined(t: Task, *names: str) -> EngineTensor:
 
 
 def concatenated(t: Task, parts: Sequence[EngineTensor], y: EngineTensor | None = None) -> EngineTensor:
-    """Write tensors one after the other along the last dimension to `y`, a tensor of its own where that is left out."""
+    """Write tensors joined along the last dimension to `y`, by default a new tensor."""
     first, sizes = parts[0].value, [part.value.dims[-1] for part in parts]
     total = None if None in sizes else sum(n for n in sizes if n)
     y = y or t.temporary(first, shape=(*first.dims[:-1], total))
@@ -59,7 +60,7 @@ def concatenated(t: Task, parts: Sequence[EngineTensor], y: EngineTensor | None 
 
 
 def reversed_in_time(t: Task, x: EngineTensor, y: EngineTensor | None = None) -> EngineTensor:
-    """Write a sequence last step first to `y`, a tensor of its own where that is left out."""
+    """Write a sequence in reverse order to `y`, by default a new tensor."""
     y = y or t.temporary(x.value)
     t.emit("REVERSE_V2", [x, t.constant([0 if t.a.time_major else 1])], y, "ReverseV2")
     return y
@@ -93,13 +94,15 @@ def two_ways(t: Task, kernel: Kernel, features: str, aux_weights: str) -> None:
 
 
 def lstm_inputs(t: Task, x: EngineTensor, way: str = "", crossed: bool = False) -> list[EngineTensor | None]:
-    """The inputs of both LSTM kernels; NNAPI has the 17 weights in TFLite's order.
+    """Return the inputs of both LSTM kernels; NNAPI has the 17 weights in TFLite's order.
 
-    way: the prefix of the cell's arguments. crossed: `x` goes on with the auxiliary input, whose weights follow its own.
+    way: the prefix of the cell's arguments. crossed: whether `x` is followed by the auxiliary input, and its weights by
+    the auxiliary ones.
     """
     output, units = (int(getattr(t.a, way + name)) for name in ("output_size", "units"))
     t.require(
-        output <= units, f"LiteRT's kernel has no room to project {units} cells to {output}, {units} are the most"
+        output <= units,
+        f"the projection of {units} cells has size {output}, must be at most {units} for LiteRT's kernel",
     )
     names = [f"input_to_{gate}" for gate in GATES] + [f"state_to_{gate}" for gate in GATES]
     names += [f"peep_{gate}" for gate in ("input", "forget", "output")]
@@ -114,16 +117,17 @@ def lstm_inputs(t: Task, x: EngineTensor, way: str = "", crossed: bool = False) 
 
 
 def cell_weights(t: Task, names: Sequence[str]) -> list[EngineTensor | None]:
-    """Weights; LiteRT takes all of 8 bits, but for biases, or none."""
+    """Return weights; LiteRT needs 8 bits in all of them except biases, or in none."""
     integers = {name: t.integers(name) for name in names if "bias" not in name and getattr(t.a, name) is not None}
     kept = all(found is not None and found.value.channel is None for found in integers.values())
     return [integers.get(name) if kept and name in integers else t.maybe(name) for name in names]
 
 
 def settings(t: Task) -> dict[str, float]:
-    """What both LSTM kernels' options share."""
+    """Return the common options of both LSTM kernels."""
     t.require(
-        t.a.activation_kind != Kind.NONE, "LiteRT's kernel without activation gives out the cell's input for the cell"
+        t.a.activation_kind != Kind.NONE,
+        "LiteRT's kernel without activation returns the cell's input instead of the cell",
     )
     return {
         "fusedActivationFunction": activation(t),
@@ -135,8 +139,8 @@ def settings(t: Task) -> dict[str, float]:
 
 @entry("LSTM", types=FLOATS)
 def lstm(t: Task) -> None:
-    """The scratch output's contents are undefined, so no tensor stands for it."""
-    t.require(t.leaves(0), "the scratch output is read within the model, and its contents are undefined")
+    """The scratch output's contents are undefined, so it has no tensor."""
+    t.require(t.leaves(0), "the scratch output is read within the model, but its contents are undefined")
     t.emit("LSTM", lstm_inputs(t, t.x("input")), t.output(3), "LSTM", **settings(t))
     units = size(t.a, "units")
     t.undefined(0, (size(t.a, "batch"), None if units is None else room(t.a, t.maybe("input_to_input") is not None)))
@@ -151,13 +155,13 @@ def lstm_kernel(t: Task, x: EngineTensor, y: EngineTensor, way: str = "", crosse
 
 @entry("UNIDIRECTIONAL_SEQUENCE_LSTM", types=FLOATS)
 def sequence_lstm(t: Task) -> None:
-    """One kernel for the whole sequence."""
+    """Write one kernel for the whole sequence."""
     lstm_kernel(t, t.x("input"), t.out)
 
 
 @entry("BIDIRECTIONAL_SEQUENCE_LSTM", types=FLOATS)
 def two_way_lstm(t: Task) -> None:
-    """One kernel for each direction."""
+    """Write one kernel for each direction."""
     two_ways(t, lstm_kernel, "output_size", "fw_aux_to_forget")
 
 
@@ -175,19 +179,19 @@ def rnn_kernel(t: Task, x: EngineTensor, y: EngineTensor, way: str = "", crossed
 
 @entry("UNIDIRECTIONAL_SEQUENCE_RNN", types=FLOATS)
 def sequence_rnn(t: Task) -> None:
-    """One kernel for the whole sequence."""
+    """Write one kernel for the whole sequence."""
     rnn_kernel(t, t.x("input"), t.out)
 
 
 @entry("BIDIRECTIONAL_SEQUENCE_RNN", types=FLOATS)
 def two_way_rnn(t: Task) -> None:
-    """One kernel for each direction."""
+    """Write one kernel for each direction."""
     two_ways(t, rnn_kernel, "units", "fw_aux_weights")
 
 
 @entry("RNN", types=FLOATS)
 def rnn(t: Task) -> None:
-    """Two fully connected layers and a sum: no variable tensor, and XNNPACK takes them."""
+    """Write two fully connected layers and a sum: there is no variable tensor, and XNNPACK supports them."""
     shape = t.output(1).value
     ahead, again = t.temporary(shape), t.temporary(shape)
     t.emit("FULLY_CONNECTED", [t.x("input"), t.x("weights"), t.x("bias")], ahead, "FullyConnected")
@@ -197,7 +201,7 @@ def rnn(t: Task) -> None:
 
 
 def add_activated(t: Task, x: EngineTensor, y: EngineTensor, out: EngineTensor) -> None:
-    """The sum of two tensors under the operation's activation."""
+    """Write the sum of two tensors with the operation's activation."""
     kind = t.a.activation_kind
     if kind not in (Kind.TANH, Kind.SIGMOID):
         t.emit("ADD", [x, y], out, "Add", fusedActivationFunction=ACTIVATIONS[kind])
@@ -211,7 +215,7 @@ def add_activated(t: Task, x: EngineTensor, y: EngineTensor, out: EngineTensor) 
 
 
 def sigmoid(t: Task, x: EngineTensor, out: EngineTensor) -> None:
-    """By way of the hyperbolic tangent: XNNPACK's LOGISTIC gives NaN beyond 1e26."""
+    """Use the hyperbolic tangent: XNNPACK's LOGISTIC returns NaN beyond 1e26."""
     half = t.constant([0.5], np.float32)
     less, bent, most = (t.temporary(out.value) for _ in range(3))
     t.emit("MUL", [x, half], less, "Mul")
@@ -225,10 +229,10 @@ def sigmoid(t: Task, x: EngineTensor, out: EngineTensor) -> None:
 
 @entry("SVDF", types=FLOATS)
 def svdf(t: Task) -> None:
-    """By parts: LiteRT's kernel keeps its memory shifted by one place against NNAPI's."""
+    """Write several operators: LiteRT's kernel keeps its memory shifted by one position relative to NNAPI's."""
     a, x = t.a, t.x("input").value
     batch, filters, memory = a.batch, a.filters, a.memory_size
-    places = a.state_size // filters  # as many as the memory has, or one less: without a place for the newest
+    places = a.state_size // filters  # as many as the memory has, or one less: then there is none for the newest
 
     def part(*shape: int) -> EngineTensor:
         return t.temporary(x, shape=shape)

@@ -1,4 +1,4 @@
-"""Entries of reductions along axes, and of the operations that look for extremes."""
+"""Entries of reductions along axes, and of operations that find extremes."""
 
 import math
 from collections.abc import Sequence
@@ -13,16 +13,18 @@ from nnhal.drivers.litert.task import Task, entry
 from nnhal.ops.schema import B8, I32, Q8
 
 INT32 = 2  # TFLite's TensorType
-IN_16_BITS = 8192  # int8 that XNNPACK's kernel for AVX2 adds up, 64 at a time in pairs, without wrapping around
-KINDS = {"REDUCE_SUM": "SUM", "ARGMAX": "ARG_MAX", "ARGMIN": "ARG_MIN"}  # the others are called what NNAPI calls them
+IN_16_BITS = 8192  # the int8 that XNNPACK's kernel for AVX2 adds up, 64 at a time in pairs, without wrapping around
+KINDS = {"REDUCE_SUM": "SUM", "ARGMAX": "ARG_MAX", "ARGMIN": "ARG_MIN"}  # the others have NNAPI's names
 
 
 @entry("MEAN", "REDUCE_MAX", "REDUCE_MIN", exact=True)
 @entry("REDUCE_PROD", "REDUCE_SUM", types=FLOATS)
 @entry("REDUCE_ALL", "REDUCE_ANY", types=frozenset((B8,)))
 def reduce(t: Task) -> None:
-    """An axis named twice counts once. What LiteRT makes of NaN in a maximum hangs on the order: it is put in afterwards.
-    Quantised means of an even number of elements may be halves, which LiteRT rounds to even: they are of real values.
+    """Reduce; an axis named twice counts once.
+
+    LiteRT's result for NaN in a maximum depends on the order, so NaN is restored afterwards. Quantised means of an even
+    number of elements may be halves, which LiteRT rounds to even, so they are of real values.
     """
     x, axes, keep = t.x("input"), t.array("axes"), bool(t.a.keep_dims)
     rank = x.value.rank
@@ -49,7 +51,7 @@ def reduce(t: Task) -> None:
 
 
 def add_up(t: Task, kind: str, x: EngineTensor, axes: Sequence[int], out: EngineTensor, *, keep: bool = True) -> None:
-    """Write the MEAN or SUM of real numbers along axes, in stages where it is long.
+    """Write the MEAN or SUM of real numbers along axes, in stages if it is long.
 
     keep: whether the axes stay in `out`, as 1.
     """
@@ -81,7 +83,7 @@ def add_up(t: Task, kind: str, x: EngineTensor, axes: Sequence[int], out: Engine
 
 @entry("ARGMAX", "ARGMIN", types=FLOATS | QUANTS | {I32}, exact=True)
 def arg_extreme(t: Task) -> None:
-    """The first among equals; NaN counts as the least, or the greatest."""
+    """Return the first among equals; NaN counts as the least, or the greatest."""
     kind, x = KINDS[t.name], t.x("input")
     if t.a.T in FLOATS:
         x = without_nan(t, x, -np.inf if t.name == "ARGMAX" else np.inf)

@@ -1,4 +1,4 @@
-"""Entries of operations that move elements: reshaping, cutting, joining, padding, blocks, looking up."""
+"""Entries of operations that move elements: reshaping, slicing, joining, padding, blocks, lookups."""
 
 import math
 
@@ -17,7 +17,7 @@ NUMBERS = FLOATS | QUANTS | {I32}
 
 @entry("RESHAPE", "SQUEEZE", "EXPAND_DIMS", types=NUMBERS, exact=True)
 def reshape(t: Task) -> None:
-    """The output's shape says it all."""
+    """Reshape to the output's shape."""
     if t.name == "RESHAPE":
         t.require_shape_of_input("shape")
     t.reshape(t.x("input"), t.out)
@@ -25,72 +25,76 @@ def reshape(t: Task) -> None:
 
 @entry("TRANSPOSE", exact=True)
 def transpose(t: Task) -> None:
-    """Without an order the dimensions are reversed."""
+    """Without an order, reverse the dimensions."""
     order = np.arange(t.a.input.rank)[::-1] if t.a.permutation is None else t.array("permutation")
     t.emit("TRANSPOSE", [t.x("input"), t.constant(order)], t.out)
 
 
 @entry("CONCATENATION", exact=True)
 def concatenation(t: Task) -> None:
-    """LiteRT's signed kernel wants one scale, and its unsigned one rounds otherwise: inputs are brought to the output's."""
+    """Convert inputs to the output's scale.
+
+    LiteRT's signed kernel needs one scale, and its unsigned one rounds differently.
+    """
     inputs = [t.requantised(x, t.out.value) for x in t.many("parts")]
     t.emit(t.name, inputs, t.out, "Concatenation", axis=axis_of(t.a, "axis", t.out.value.rank))
 
 
 @entry("PACK", types=NUMBERS, exact=True)
 def pack(t: Task) -> None:
-    """As CONCATENATION, along a new dimension."""
+    """Join along a new dimension, with CONCATENATION."""
     parts = t.many("parts")
     t.emit(t.name, parts, t.out, "Pack", valuesCount=len(parts), axis=axis_of(t.a, "axis", t.out.value.rank))
 
 
 @entry("SPLIT", types=NUMBERS, exact=True)
 def split(t: Task) -> None:
-    """TFLite takes the axis as a tensor."""
+    """Pass the axis as a tensor, as TFLite needs it."""
     rank = t.a.input.rank
-    t.require(rank <= BEYOND_XNNPACK, f"XNNPACK fails to prepare it for rank {rank}, must be at most {BEYOND_XNNPACK}")
+    t.require(rank <= BEYOND_XNNPACK, f"the rank is {rank}, must be at most {BEYOND_XNNPACK} for XNNPACK")
     axis = t.constant(axis_of(t.a, "axis", rank))
     t.emit(t.name, [axis, t.x("input")], t.outs, "Split", numSplits=len(t.outs))
 
 
 @entry("PAD", exact=True)
 def pad(t: Task) -> None:
-    """With real zeros."""
+    """Pad with real zeros."""
     t.emit(t.name, [t.x("input"), t.constant(t.array("paddings"))], t.out)
 
 
 @entry("PAD_V2", types=NUMBERS, exact=True)
 def pad_with(t: Task) -> None:
-    """With a value; a quantised one is given as it is stored."""
+    """Pad with a value; a quantised one is passed as it is stored."""
     x = t.x("input")
     t.emit("PADV2", [x, t.constant(t.array("paddings")), t.constant(t.a.value, value=x.value)], t.out)
 
 
 @entry("MIRROR_PAD", types=NUMBERS, exact=True)
 def mirror_pad(t: Task) -> None:
-    """With what lies on the other side of the border."""
+    """Pad with a mirror image."""
     mode = 0 if t.a.mode == MirrorPad.REFLECT else 1
     t.emit(t.name, [t.x("input"), t.constant(t.array("paddings"))], t.out, "MirrorPad", mode=mode)
 
 
 @entry("SLICE", types=NUMBERS, exact=True)
 def slice_(t: Task) -> None:
-    """A part in one piece."""
+    """Take a contiguous slice."""
     t.require_shape_of_input("size")
     t.slice(t.x("input"), t.array("begin").tolist(), t.out)
 
 
 @entry("STRIDED_SLICE", exact=True)
 def strided_slice(t: Task) -> None:
-    """A part in steps, from the first element that is picked to one behind the last: LiteRT counts other bounds that lie
-    outside of the dimension otherwise.
+    """Slice from the first picked element to one after the last.
+
+    LiteRT interprets other bounds outside a dimension differently.
     """
     a, rank = t.a, t.a.input.rank
     begin, end, steps = (t.array(name).tolist() for name in ("begin", "end", "strides"))
     open_begin, open_end = a.begin_mask, a.end_mask
     if None not in a.input.dims:
         ranges = [range(*part.indices(size)) for part, size in zip(strided(a), a.input.known, strict=True)]
-        t.require(all(len(r) > 0 for r in ranges), "LiteRT needs elements, and none are picked")
+        t.require(all(len(r) > 0 for r in ranges), "LiteRT needs elements, but none are picked")
         begin, end = [r.start for r in ranges], [r[-1] + (1 if r.step > 0 else -1) for r in ranges]
         open_begin, open_end = 0, sum(1 << i for i, place in enumerate(end) if place < 0)
     bounds = [t.constant(numbers) for numbers in (begin, end, steps)]
@@ -101,33 +105,34 @@ def strided_slice(t: Task) -> None:
 
 @entry("GATHER", types=NUMBERS, exact=True)
 def gather(t: Task) -> None:
-    """An index outside ends the execution."""
+    """Fail the execution for an index outside."""
     t.emit(t.name, [t.x("input"), t.x("indices")], t.out, "Gather", axis=axis_of(t.a, "axis", t.a.input.rank))
 
 
 @entry("TILE", types=NUMBERS, exact=True)
 def tile(t: Task) -> None:
-    """Repeated along each dimension."""
+    """Repeat along each dimension."""
     t.emit(t.name, [t.x("input"), t.constant(t.array("multiples"))], t.out)
 
 
 @entry("DEPTH_TO_SPACE", "SPACE_TO_DEPTH", exact=True)
 def depth_and_space(t: Task) -> None:
-    """Blocks of pictures."""
+    """Move blocks of pictures."""
     kind = "DepthToSpace" if t.name == "DEPTH_TO_SPACE" else "SpaceToDepth"
     t.emit(t.name, [t.image("input")], t.image_out(), kind, blockSize=t.a.block)
 
 
 @entry("REVERSE", types=NUMBERS, exact=True)
 def reverse(t: Task) -> None:
-    """Along one dimension."""
+    """Reverse along one dimension."""
     t.emit("REVERSE_V2", [t.x("input"), t.constant(t.array("axis"))], t.out)
 
 
 @entry("TOPK_V2", types=NUMBERS, exact=True)
 def top(t: Task) -> None:
-    """Among equals NNAPI takes the last first and LiteRT the first: so it is given the elements in reverse. NaN counts as
-    the least, which LiteRT's order of comparisons does not say.
+    """Reverse the input: among equals NNAPI returns the last first and LiteRT the first.
+
+    NaN counts as the least, which LiteRT's comparisons do not ensure.
     """
     x, values, indices = t.x("input"), t.output(0), t.output(1)
     last, size = x.value.rank - 1, x.value.known[-1]
@@ -143,21 +148,21 @@ def top(t: Task) -> None:
 
 @entry("SPACE_TO_BATCH_ND", exact=True)
 def space_to_batch(t: Task) -> None:
-    """Padding is with real zeros."""
+    """Pad with real zeros."""
     sizes = [t.constant(t.array(name)) for name in ("blocks", "paddings")]
     t.emit(t.name, [t.image("input"), *sizes], t.image_out())
 
 
 @entry("BATCH_TO_SPACE_ND", exact=True)
 def batch_to_space(t: Task) -> None:
-    """TFLite can crop the result, NNAPI does not."""
+    """Crop nothing, as NNAPI does; TFLite could."""
     sizes = t.constant(t.array("blocks")), t.constant([[0, 0], [0, 0]])
     t.emit(t.name, [t.image("input"), *sizes], t.image_out())
 
 
 @entry("CHANNEL_SHUFFLE", exact=True)
 def channel_shuffle(t: Task) -> None:
-    """The transpose of groups and members."""
+    """Transpose groups and members."""
     x, groups = t.x("input"), t.a.groups
     shape = x.value.known
     axis = axis_of(t.a, "axis", len(shape))
@@ -169,38 +174,43 @@ def channel_shuffle(t: Task) -> None:
 
 @entry("FILL")
 def fill(t: Task) -> None:
-    """From a value that is known."""
+    """Fill with a known value."""
     value = t.constant(t.a.value, np.int32 if t.out.value.type == I32 else np.float32)
     t.emit(t.name, [t.constant(t.array("shape")), value], t.out)
 
 
 @entry("RANK", types=NUMBERS | {B8}, exact=True)
 def rank(t: Task) -> None:
-    """A scalar."""
+    """Return a scalar."""
     t.emit(t.name, [t.x("input")], t.out)
 
 
 @entry("EMBEDDING_LOOKUP", types=NUMBERS, exact=True)
 def embedding_lookup(t: Task) -> None:
-    """GATHER by another name; an index outside ends the execution."""
+    """Write a GATHER; an index outside fails the execution."""
     t.emit("GATHER", [t.x("values"), t.x("lookups")], t.out, "Gather", axis=0)
 
 
 @entry("HASHTABLE_LOOKUP", types=NUMBERS)
 def hashtable_lookup(t: Task) -> None:
-    """Rows of zeros where a key is not there."""
+    """Return rows of zeros for missing keys."""
     t.emit(t.name, [t.x("lookups"), t.x("keys"), t.x("values")], t.outs)
 
 
 @entry("LSH_PROJECTION")
 def lsh_projection(t: Task) -> None:
-    """Stored bytes are hashed, so nothing may be held in another type."""
+    """Require stored bytes without a conversion, because they are hashed."""
     kind = t.a.kind
-    t.require(kind != LshProjection.SPARSE_DEPRECATED, "LiteRT's sparse signatures have an offset for each function")
+    t.require(
+        kind != LshProjection.SPARSE_DEPRECATED,
+        "the signature is sparse without offsets, must have an offset for each function for LiteRT",
+    )
     halves = F16 in (t.a.hashes.type, t.a.input.type)
-    t.require(not halves, "the bytes of float16 are hashed, and float16 is float32 here")
-    t.require(t.a.bits <= 32, f"LiteRT's signatures have up to 32 bits, these {t.a.bits}")
+    t.require(not halves, "the bytes of float16 are hashed, but float16 is float32 here")
+    t.require(t.a.bits <= 32, f"the signatures have {t.a.bits} bits, must have at most 32 for LiteRT")
     weight = t.maybe("weight")
-    t.require(kind == LshProjection.DENSE or weight is None, "LiteRT's sparse projections take no weights")
+    t.require(
+        kind == LshProjection.DENSE or weight is None, "the sparse projection has weights, must have none for LiteRT"
+    )
     inputs = [t.x("hashes"), t.x("input"), *([weight] if weight else [])]
     t.emit(t.name, inputs, t.out, "LSHProjection", type=2 if kind == LshProjection.DENSE else 1)

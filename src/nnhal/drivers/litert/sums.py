@@ -1,8 +1,8 @@
-"""Quantised sums of products: what LiteRT's accumulators hold, and biases that stay within it.
+"""Quantised sums of products: the capacity of LiteRT's accumulators, and biases that stay within it.
 
-Sums have 32 bits and wrap around where NNAPI's are exact and saturate. LiteRT's own kernels then shift a sum to the left
-where the output's scale is the finer one, again in 32 bits; zero points are taken into account modulo 2**32, which is right
-as soon as the whole sum fits.
+LiteRT's sums have 32 bits and wrap around, while NNAPI's are exact and saturate. If the output's scale is the finer
+one, LiteRT's own kernels then shift a sum to the left, again in 32 bits. Zero points are handled modulo 2**32, which is
+right if the whole sum fits.
 """
 
 import math
@@ -14,17 +14,17 @@ from nnhal.drivers.litert.graph import MOST, EngineTensor
 from nnhal.drivers.litert.task import Task, reach
 
 EXACT = 2**24  # integers up to here, and their sums, are exact in float32
-SATURATED = 256  # steps from the zero point, whatever that is
-SLACK = 1 + 2.0**-20  # LiteRT rounds products and quotients of scales before it looks for the shift
+SATURATED = 256  # quantisation steps from the zero point, for any zero point
+SLACK = 1 + 2.0**-20  # LiteRT rounds products and quotients of scales before it determines the shift
 
 
 def capacity(ratio: float) -> int:
-    """The greatest |sum| that can be rescaled by this ratio of the products' scale to the output's."""
+    """Return the greatest |sum| that can be rescaled by this ratio of the products' scale to the output's."""
     return MOST >> max(0, math.frexp(ratio * SLACK)[1])
 
 
 def added_up(weights: Value, axis: int) -> Array:
-    """What the |q - zero_point| of weights add up to, at most, for each channel along `axis`."""
+    """Return the greatest sum of |q - zero_point| of weights, for each channel along `axis`."""
     if weights.data is None:
         channels = weights.known[axis]
         return np.full(channels, math.prod(weights.known) // channels * reach(weights), np.int64)
@@ -33,16 +33,15 @@ def added_up(weights: Value, axis: int) -> Array:
 
 
 def greatest(numbers: Array) -> int:
-    """The greatest absolute value of integers."""
+    """Return the greatest absolute value of integers."""
     return max(int(numbers.max(initial=0)), -int(numbers.min(initial=0)))
 
 
 def within(t: Task, x: Value, weights: Value, axis: int, bias: EngineTensor, ratios: Array) -> EngineTensor:
-    """The bias of a layer none of whose sums wrap around; refused where there is none. ratios: of the products' scales, one
-    or for each channel, to the output's.
+    """Return the bias of a layer none of whose sums wrap around; refuse the layer if there is none.
 
-    A constant one may not take a sum beyond 32 bits. One that is computed is clipped to what they hold, as long as that
-    saturates the output just as well.
+    ratios: of the products' scales, one or for each channel, to the output's. A constant bias may not take a sum beyond
+    32 bits. A computed one is clipped to 32 bits, as long as that saturates the output just as well.
     """
     given, channels = bias.value.data, weights.known[axis]
     longest = math.prod(weights.known) // channels * reach(x) * reach(weights)
@@ -50,18 +49,16 @@ def within(t: Task, x: Value, weights: Value, axis: int, bias: EngineTensor, rat
         return bias
     held = np.array([capacity(ratio) for ratio in ratios])
     sums, constant = reach(x) * added_up(weights, axis), 0 if given is None else np.abs(np.asarray(given, np.int64))
-    why = "sums of products and bias exceed the 32 bits that LiteRT has for them"
+    why = "sums of products and bias exceed LiteRT's 32 bits"
     t.require((sums + constant <= held).all(), why)
     if given is not None:
         return bias
-    t.require(
-        ((held - 2 * sums) * ratios >= SATURATED).all(), f"{why} where the bias, known only at execution, is large"
-    )
+    t.require(((held - 2 * sums) * ratios >= SATURATED).all(), f"{why} if the bias, known only at execution, is large")
     return clipped(t, bias, np.broadcast_to(held - sums, channels))
 
 
 def clipped(t: Task, x: EngineTensor, most: Array) -> EngineTensor:
-    """An integer tensor with its elements clipped to -most and most."""
+    """Return an integer tensor with its elements clipped to -most and most."""
     for kind, bound in (("MINIMUM", most), ("MAXIMUM", -most)):
         y = t.temporary(x.value)
         t.emit(kind, [x, t.constant(bound)], y)

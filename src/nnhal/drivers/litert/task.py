@@ -1,4 +1,4 @@
-"""What an entry of the lowering table works with: one operation's arguments and tensors, and operators to write."""
+"""The task of an entry of the lowering table: one operation's arguments and tensors, and operators to write."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,13 +16,13 @@ from nnhal.model.graph import Operation
 from nnhal.ops.common import ACTIVATION_RANGE, decode, encode, type_range
 from nnhal.ops.schema import B8, F32, I32, Q8S, Bound
 
-ROOM = 2**28  # bytes that an operation may always hold besides its operands
-PROPORTION = 8  # how many times its largest operand it may
+ROOM = 2**28  # bytes that an operation may always hold in addition to its operands
+PROPORTION = 8  # how many times its largest operand it may hold
 BEYOND_XNNPACK = 6  # the most dimensions of its tensors
-AWAY = 1 + 2.0**-22  # times halves of a step, which XNNPACK rounds to even
+AWAY = 1 + 2.0**-22  # factor for halves of a quantisation step, which XNNPACK rounds to even
 WITHIN_1 = 2  # TFLite's ActivationFunctionType of RELU1
 BOUNDED = {WITHIN_1: Activation.RELU1, 3: Activation.RELU6}
-NEAR_HALF = 2.0**-12  # of a step: what float32 may round to a half beside a zero point
+NEAR_HALF = 2.0**-12  # of a quantisation step: float32 may round this to a half beside a zero point
 STEEPEST = 256  # from here on XNNPACK refuses a quotient of scales, and LiteRT's own integers overflow
 
 
@@ -35,39 +35,39 @@ class Task(LoweringTask):
         self._after: list[Callable[[], None]] = []
 
     def later(self, step: Callable[[], None]) -> None:
-        """Write something when the operation is written; what was put off last comes first."""
+        """Write something after the operation; the last registered is first."""
         self._after.append(step)
 
     def shared(self, name: str) -> bool:
-        """Whether another operation reads the argument too, or this one twice."""
+        """Whether another operation also reads the argument, or this one reads it twice."""
         return self.graph.readers[self.place(name)] > 1
 
     def finish(self) -> None:
-        """Write what was put off until after the operation."""
+        """Write what `later` registered."""
         for step in reversed(self._after):
             step()
 
     # ---------------------------------------------------------------------------------------------------- arguments
 
     def x(self, name: str) -> EngineTensor:
-        """The tensor of an argument that is there."""
+        """Return the tensor of an argument that must be there."""
         tensor = self.maybe(name)
         if tensor is None:
-            raise Refused(f"{name} is omitted")
+            raise Refused(f"{name} is omitted, must be given")
         return tensor
 
     def maybe(self, name: str) -> EngineTensor | None:
-        """The tensor of an argument, None where it is omitted (also for an input that is declared to be perhaps)."""
+        """Return the tensor of an argument, None if it is omitted (also for an optional input of the model)."""
         places = self.places(name)
         return self.graph.operand(places[0]) if places else None
 
     def integers(self, name: str) -> EngineTensor | None:
-        """The constant of 8 bits whose real values an argument has, where the application asks for layers on it."""
+        """Return the 8-bit constant whose real values an argument has, if the application requests such layers."""
         places = self.places(name)
         return self.graph.integers.get(places[0]) if places else None
 
     def many(self, name: str) -> list[EngineTensor]:
-        """The tensors of a variadic argument."""
+        """Return the tensors of a variadic argument."""
         tensors = [self.graph.operand(index) for index in self.places(name)]
         return [tensor for tensor in tensors if tensor is not None]
 
@@ -77,10 +77,10 @@ class Task(LoweringTask):
         return self.output(0)
 
     def output(self, number: int) -> EngineTensor:
-        """The tensor of an output."""
+        """Return the tensor of an output."""
         tensor = self.graph.operand(self.operation.outputs[number])
         if tensor is None:
-            raise Refused(f"output {number} is omitted")
+            raise Refused(f"output {number} is omitted, must be given")
         return tensor
 
     @property
@@ -91,7 +91,7 @@ class Task(LoweringTask):
     # ------------------------------------------------------------------------------------------------------ writing
 
     def constant(self, array: Any, dtype: Any = np.int32, value: Value | None = None) -> EngineTensor:
-        """A constant tensor; int32 unless `dtype` or a Value that describes it is given."""
+        """Write a constant tensor; int32 unless `dtype` or a Value that describes it is given."""
         kind = value.dtype if value else np.dtype(dtype)
         if value is None and kind == np.int32:
             require_32_bits(np.asarray(array))
@@ -101,14 +101,14 @@ class Task(LoweringTask):
         return self.graph.add(value, data)
 
     def temporary(self, value: Value, **changes: Any) -> EngineTensor:
-        """A tensor between two operators, described by `value` with changes (`shape=`, `type=`, ...)."""
+        """Return a tensor between two operators, described by `value` with changes (`shape=`, `type=`, ...)."""
         value = replace(value, **changes, data=None, name="")
         if value.shape is not None:
             self.require_room(value.shape, value.dtype.itemsize, "between its operators")
         return self.graph.add(value)
 
     def along(self, value: Value, axes: Sequence[int]) -> EngineTensor:
-        """A tensor between two operators of the shape that is left after reducing along some axes, which stay as 1."""
+        """Return a tensor between two operators, with the shape that results from reducing some axes, which stay as 1."""
         rank = value.rank
         gone = {axis % rank for axis in axes}
         return self.temporary(value, shape=tuple(1 if i in gone else size for i, size in enumerate(value.dims)))
@@ -121,8 +121,10 @@ class Task(LoweringTask):
         options: str = "",
         **fields: Any,
     ) -> None:
-        """Write an operator; see `Writer.operator`. XNNPACK rounds the bounds of a fused activation to even, the definition
-        away from 0: where a bound is a half of a step, the activation becomes operators behind it.
+        """Write an operator; see `FlatbufferWriter.operator`.
+
+        XNNPACK rounds the bounds of a fused activation to even, the definition away from 0. If a bound is a half of a
+        quantisation step, the activation becomes separate operators.
         """
         results = [outputs] if isinstance(outputs, EngineTensor) else outputs
         fused = BOUNDED.get(fields.get("fusedActivationFunction", 0))
@@ -138,18 +140,18 @@ class Task(LoweringTask):
             self.graph.folded.add(results[0].index)
 
     def bounded(self, x: EngineTensor, kind: Activation, y: EngineTensor) -> None:
-        """Write a quantised tensor between the bounds of an activation."""
+        """Write a quantised tensor clipped to the bounds of an activation."""
         low, high = encode(y.value, np.array(ACTIVATION_RANGE[kind], np.float32))
         clipped = self.temporary(y.value)
         self.emit("MAXIMUM", [x, self.constant(low, value=y.value)], clipped)
         self.emit("MINIMUM", [clipped, self.constant(high, value=y.value)], y)
 
     def alias(self, number: int, tensor: EngineTensor) -> None:
-        """Output `number` is this very tensor."""
+        """Let output `number` be exactly this tensor."""
         self.graph.alias(self.operation.outputs[number], tensor)
 
     def undefined(self, number: int, shape: Shape) -> None:
-        """Output `number` has this shape unless it is known, and contents that are undefined."""
+        """Give output `number` this shape unless it is known, and undefined contents."""
         self.graph.undefined(self.operation.outputs[number], shape)
 
     def reshape(self, x: EngineTensor, y: EngineTensor) -> None:
@@ -162,19 +164,19 @@ class Task(LoweringTask):
         self.emit("RESHAPE", [x, self.constant(shape)], y, "Reshape", newShape=np.array(shape, np.int32))
 
     def slice(self, x: EngineTensor, begin: Sequence[int], y: EngineTensor) -> None:
-        """Write the part of `x` that begins at `begin` and has the shape of `y`; the rest of a dimension that is open."""
+        """Write the slice of `x` that begins at `begin` and has the shape of `y`; an open dimension ends with `x`."""
         sizes = [-1 if size is None else size for size in y.value.dims]
         self.emit("SLICE", [x, self.constant(begin), self.constant(sizes)], y)
 
     def transposed(self, x: EngineTensor, order: Sequence[int]) -> EngineTensor:
-        """A tensor with its dimensions in another order."""
+        """Return a tensor with its dimensions reordered."""
         shape = None if x.value.shape is None else tuple(x.value.shape[i] for i in order)
         y = self.temporary(x.value, shape=shape)
         self.emit("TRANSPOSE", [x, self.constant(order)], y)
         return y
 
     def transposed_out(self, order: Sequence[int], number: int = 0) -> EngineTensor:
-        """A tensor whose dimensions, put in this order, are output `number`; written when the operation is."""
+        """Return a tensor that, reordered, is output `number`; the reordering is written after the operation."""
         out = self.output(number)
         inverse = [int(i) for i in np.argsort(order)]
         shape = None if out.value.shape is None else tuple(out.value.shape[i] for i in inverse)
@@ -183,7 +185,7 @@ class Task(LoweringTask):
         return y
 
     def copy(self, x: EngineTensor, number: int) -> None:
-        """Output `number` has the elements of `x`: it becomes the same tensor, unless that is an input of the model."""
+        """Give output `number` the elements of `x`: it becomes the same tensor, unless that is an input of the model."""
         if self.enters(x):
             self.reshape(x, self.output(number))
         else:
@@ -205,23 +207,28 @@ class Task(LoweringTask):
         )
 
     def product(self, x: float, y: float) -> float:
-        """The product of two scales, which LiteRT computes in float32; refused where it is beyond that."""
+        """Return the product of two scales, which LiteRT computes in float32; refused if it is beyond that."""
         require_scales(x * y, x * y)
         return x * y
 
     def require_shape_of_input(self, name: str) -> None:
-        """Refuse an output whose shape is open as an argument is computed; what follows from the input is known later."""
+        """Refuse an output whose shape is open because an argument is computed.
+
+        A shape that follows from the input is known later.
+        """
         if None in self.out.value.dims:
             self.array(name)
 
     def require_sum(self, count: int, greatest: int = 255) -> None:
         """Refuse sums of so many integers, of 8 bits or of another range, that they wrap around in LiteRT's 32 bits."""
-        self.require(count * greatest <= MOST, f"LiteRT adds up {count} integers of up to {greatest} in 32 bits")
+        self.require(
+            count * greatest <= MOST, f"a sum has {count} integers of up to {greatest}, must fit in LiteRT's 32 bits"
+        )
 
     def require_room(self, shape: Shape, size: int, what: str) -> None:
-        """Refuse what needs much more room inside the engine than the operation's operands take.
+        """Refuse an operation that needs much more memory inside the engine than its operands.
 
-        shape: what is held, in elements of `size` bytes; nothing is required while it is not known.
+        shape: the shape of the held elements of `size` bytes; nothing is required while it is unknown.
         """
         known = [count for count in shape if count is not None]
         if len(known) == len(shape):
@@ -231,14 +238,16 @@ class Task(LoweringTask):
             self.require(needed <= room, f"LiteRT would hold {needed} bytes {what}, must be at most {room}")
 
     def _largest(self) -> int:
-        """Bytes of the largest operand."""
+        """Return the bytes of the largest operand."""
         values = [self.graph.values[i] for i in (*self.operation.inputs, *self.operation.outputs)]
         known = [v for v in values if v is not None and v.shape is not None and None not in v.shape]
         return max((math.prod(v.known) * v.dtype.itemsize for v in known), default=0)
 
     def requantised(self, x: EngineTensor, like: Value) -> EngineTensor:
-        """A quantised tensor brought to the scale and zero point of another; others as they are. By way of real values:
-        XNNPACK's way from steps to steps has 8 bits for the quotient of scales, and is off by up to 0.73 of a step.
+        """Convert a quantised tensor to the scale and zero point of another; others are unchanged.
+
+        The conversion uses real values: XNNPACK's direct one has 8 bits for the quotient of scales, and is off by up to
+        0.73 LSB.
         """
         if not x.value.quantised or (x.value.scale, x.value.zero_point) == (like.scale, like.zero_point):
             return x
@@ -252,17 +261,17 @@ class Task(LoweringTask):
         return y
 
     def dequantised(self, x: EngineTensor) -> EngineTensor:
-        """The real values of a quantised tensor; others as they are."""
+        """Return the real values of a quantised tensor; others are unchanged."""
         if not x.value.quantised:
             return x
-        if x.value.data is not None and x.value.zero_point:  # XNNPACK folds it with a rounding more
+        if x.value.data is not None and x.value.zero_point:  # XNNPACK folds it with one more rounding
             return self.constant(decode(x.value, x.value.array), np.float32)
         y = self.temporary(x.value, type=F32, scale=0.0, zero_point=0)
         self.emit("DEQUANTIZE", [x], y)
         return y
 
     def dequantised_out(self, out: EngineTensor) -> EngineTensor:
-        """A tensor of real values that becomes the quantised `out` when the operation is written; others as they are."""
+        """Return a tensor of real values that is quantised to `out` after the operation; others are unchanged."""
         if not out.value.quantised:
             return out
         y = self.temporary(out.value, type=F32, scale=0.0, zero_point=0)
@@ -270,9 +279,10 @@ class Task(LoweringTask):
         return y
 
     def quantise(self, x: EngineTensor, out: EngineTensor) -> None:
-        """Write real values as the quantised `out`, flat where they have too many dimensions for XNNPACK: LiteRT's own
-        kernel does not saturate what is 2**31 steps away. Where that runs, they are clipped before. XNNPACK rounds halves
-        to even, the definition away from 0: elsewhere they are moved past the half.
+        """Write real values as the quantised `out`, flat if they have too many dimensions for XNNPACK.
+
+        LiteRT's own kernel does not saturate values 2**31 LSB away, so they are clipped before it. XNNPACK rounds
+        halves to even, the definition away from 0, so elsewhere they are moved past the half.
         """
         if self.exact:
             x = self.clipped(x, 2.0 ** math.ceil(math.log2(256 * out.value.scale)))
@@ -290,7 +300,10 @@ class Task(LoweringTask):
         self.reshape(steps, out)
 
     def clipped(self, x: EngineTensor, bound: float) -> EngineTensor:
-        """Real values clipped at a power of two and its negative; NaN stays. No digit changes, unless it is far below."""
+        """Clip real values at a power of two and its negative; NaN stays.
+
+        No digit changes, unless the value is far below.
+        """
         scaled, back = self.temporary(x.value), self.temporary(x.value)
         down, up = self.constant(1 / bound, np.float32), self.constant(bound, np.float32)
         self.emit("MUL", [x, down], scaled, "Mul", fusedActivationFunction=WITHIN_1)
@@ -298,13 +311,13 @@ class Task(LoweringTask):
         return back
 
     def cast(self, x: EngineTensor, type: OperandType) -> EngineTensor:
-        """A tensor's stored values in another type."""
+        """Convert a tensor's stored values to another type."""
         y = self.temporary(x.value, type=type, scale=0.0, zero_point=0)
         self.emit("CAST", [x], y)
         return y
 
     def out_of_rank(self, rank: int) -> EngineTensor:
-        """The first output, to be written with a rank of 0 where that is TFLite's; NNAPI's shape is [1] then."""
+        """Return the first output, with a rank of 0 if TFLite has that; NNAPI's shape is [1] then."""
         if rank:
             return self.out
         y = self.temporary(self.out.value, shape=())
@@ -312,15 +325,15 @@ class Task(LoweringTask):
         return y
 
     def image(self, name: str) -> EngineTensor:
-        """A picture argument as NHWC."""
+        """Return a picture argument as NHWC."""
         return self.transposed(self.x(name), (0, 2, 3, 1)) if self.a.nchw else self.x(name)
 
     def image_out(self) -> EngineTensor:
-        """The first output, to be written as NHWC."""
+        """Return the first output, to be written as NHWC."""
         return self.transposed_out((0, 3, 1, 2)) if self.a.nchw else self.out
 
     def recast(self, x: EngineTensor, type: OperandType) -> EngineTensor:
-        """An 8-bit tensor as the other asymmetric type, with the same real values; one of this type as it is."""
+        """Convert an 8-bit tensor to the other asymmetric type, with the same real values, unless it has that type."""
         if x.value.type == type:
             return x
         value = other_sign(x.value, type)
@@ -332,7 +345,7 @@ class Task(LoweringTask):
         return y
 
     def recast_out(self, out: EngineTensor, type: OperandType) -> EngineTensor:
-        """A tensor of the given 8-bit type that becomes `out`, of the other one, when the operation is written."""
+        """Return a tensor of the given 8-bit type that is converted to `out`, of the other one, after the operation."""
         if out.value.type == type:
             return out
         y = self.temporary(other_sign(out.value, type))
@@ -343,13 +356,13 @@ class Task(LoweringTask):
 TABLE: LoweringTable[Task] = LoweringTable(
     "LiteRT",
     FLOATS | QUANTS,
-    {"IF": "branches stay with the runtime", "WHILE": "LiteRT cannot end a loop at its time-out"},
+    {"IF": "the runtime itself runs branches", "WHILE": "LiteRT cannot end a loop at its timeout"},
 )
 entry = TABLE.entry
 
 
 def halfway(value: Value, kind: Activation) -> bool:
-    """Whether a bound of an activation lies at a half of a quantised tensor's step, or next to one."""
+    """Whether a bound of an activation lies at, or next to, a half of a tensor's quantisation step."""
     if not value.quantised:
         return False
     steps = np.array(ACTIVATION_RANGE[kind]) / value.scale
@@ -357,18 +370,18 @@ def halfway(value: Value, kind: Activation) -> bool:
 
 
 def require_32_bits(numbers: Array) -> None:
-    """Refuse integers that LiteRT's fields have no room for."""
+    """Refuse integers that do not fit LiteRT's fields."""
     low, high = numbers.min(initial=0), numbers.max(initial=0)
     if low < -MOST - 1 or high > MOST:
         raise Refused(f"{high if high > MOST else low} exceeds LiteRT's 32 bits")
 
 
 def other_sign(value: Value, type: OperandType) -> Value:
-    """The same real values in the other asymmetric 8-bit type."""
+    """Return the same real values in the other asymmetric 8-bit type."""
     shift = -SIGN if type == Q8S else SIGN
     return replace(value, type=type, zero_point=value.zero_point + shift, data=None)
 
 
 def reach(value: Value) -> int:
-    """The greatest |q - zero_point| that the elements of a quantised tensor can have."""
+    """Return the greatest |q - zero_point| of a quantised tensor's elements."""
     return max(abs(limit - value.zero_point) for limit in type_range(value.type))

@@ -1,13 +1,13 @@
 """The ONNX Runtime device: runs models with ONNX Runtime's kernels.
 
-| file | what lives there |
+| file | contents |
 | --- | --- |
 | `device.py` | the device: verdicts, options, capabilities |
-| `kept.py` | what is kept of a compilation |
+| `kept.py` | the cache entry of a compilation |
 | `session.py` | sessions, their memory, executions |
 
-Models become ONNX by `drivers/kit/onnx`. ONNX Runtime is imported when a model needs it: the device knows its version
-without.
+`drivers/kit/onnx` converts models to ONNX. ONNX Runtime is imported when the first model needs it; the device finds its
+version without an import.
 """
 
 from nnhal.drivers.onnxruntime.device import device

@@ -1,4 +1,4 @@
-"""The device: what it can run, how it is prepared, what it says of its speed."""
+"""The device: verdicts, preparation, capabilities."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -17,25 +17,25 @@ from nnhal.hal.cache.files import CacheContent, CacheFiles
 from nnhal.hal.device import Capabilities, Considered, Device, Hints, Prepared, Verdict
 from nnhal.model.graph import Model
 
-MOST_THREADS = 4  # where the application states no number
+MOST_THREADS = 4  # unless the application sets a number
 
 
 class OnnxRuntime(ProvedDevice):
     """ONNX Runtime.
 
-    Options: `provider` (text, "CPUExecutionProvider"): which of its execution providers is asked first.
-    Threads: as many as the hints say; by default one for each core that the process may use, 4 at most.
+    The option `provider` (text, "CPUExecutionProvider") is the execution provider that runs the operations that it
+    supports. The hints set the number of threads. The default is one for each core that the process may use, 4 at most.
     """
 
     name = "onnxruntime"
     type = DeviceType.CPU
     numerics = ("fast", "exact")
-    relaxations = ("float16", "infinities", "long_sums")  # by `kit.onnx`; as MaxPool begins at the least finite number
+    relaxations = ("float16", "infinities", "long_sums")  # by `kit.onnx`; MaxPool begins at the least finite number
     preferred_layout = "nchw"
     table = TABLE
 
     def __init__(self) -> None:
-        super().__init__(version())  # DeviceUnavailable where ONNX Runtime is not installed
+        super().__init__(version())  # DeviceUnavailable if ONNX Runtime is not installed
 
     def capabilities(self) -> Capabilities:
         return Capabilities.uniform(0.06)
@@ -67,7 +67,7 @@ class OnnxRuntime(ProvedDevice):
         return OnnxSession(restore(files), _threads(hints), _provider(self.asked(hints)[1]))
 
     def chosen(self, hints: Hints) -> tuple[Forms, Hints]:
-        """The forms, those proved for the CPU alone, and the hints with the driver's own options."""
+        """Return the kernel variants, verified only for the CPU, and the hints with the driver's own options."""
         forms, own = self.asked(hints)
         return (forms if forms.exact or _provider(own) == CPU else UNPROVED), own
 
@@ -77,10 +77,10 @@ def _threads(hints: Hints) -> int:
 
 
 def _provider(hints: Hints) -> str:
-    """The execution provider that is asked for."""
+    """Return the execution provider that the hints name."""
     for name in hints.options:
         if name != "provider":
-            raise InvalidArgument(f"onnxruntime: option {name!r} is unknown, must be provider")
+            raise InvalidArgument(f"onnxruntime: option {name!r} is unknown, must be 'provider'")
     provider = hints.options.get("provider", CPU)
     if provider != CPU and provider not in (there := engine().get_available_providers()):
         raise InvalidArgument(f"onnxruntime: option provider is {provider!r}, must be one of {', '.join(there)}")
@@ -88,5 +88,5 @@ def _provider(hints: Hints) -> str:
 
 
 def device() -> Device:
-    """The driver's entry point; DeviceUnavailable where ONNX Runtime is not installed."""
+    """Return the driver's device; DeviceUnavailable if ONNX Runtime is not installed."""
     return OnnxRuntime()

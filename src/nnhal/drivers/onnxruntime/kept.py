@@ -1,7 +1,7 @@
-"""What is kept of a compilation: the ONNX model, how it meets the NNAPI model, and constants that are not the model's own.
+"""The cache entry of a compilation: the ONNX model, its relation to the NNAPI model, and other constants.
 
-It is the graph as it was written, not as the engine's optimiser left it: that can only be had as a file by its path, which a
-confined process may not write.
+The other constants are those outside the model's pools. The entry holds the graph as it was written, not as the
+engine's optimiser left it. The engine writes the latter only to a path, which a sandboxed process may not open.
 """
 
 import json
@@ -17,7 +17,7 @@ from nnhal.hal.cache.files import CacheContent
 
 
 def save(built: Built, files: CacheContent) -> None:
-    """Constants in the model's pools stay where they are."""
+    """Save a built model; constants in the model's pools stay there."""
     (model,), (data,) = files.model, files.data
     numbers = {id(pool): n for n, pool in enumerate(files.pools)}
     arrays: dict[str, Any] = {}
@@ -34,7 +34,7 @@ def save(built: Built, files: CacheContent) -> None:
 
 
 def restore(files: CacheContent) -> Built:
-    """What was kept. OperationFailed where the model's pools are others than then."""
+    """Return the saved model. OperationFailed if the model's pools have changed since."""
     (model,), (data,) = files.model, files.data
     facts: dict[str, Any] = json.loads(bytes(model["facts"]))
     arrays: dict[str, Array] = {}
@@ -42,7 +42,9 @@ def restore(files: CacheContent) -> Built:
         if number is None:
             arrays[name] = np.frombuffer(bytes(data[name]), dtype).reshape(shape)
         elif number >= len(files.pools):
-            raise OperationFailed("onnxruntime: the model's memory is another than when this was kept")
+            raise OperationFailed(
+                "onnxruntime: the model's memory has changed since the cache entry was written; delete the entry"
+            )
         else:
             size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
             arrays[name] = files.pools[number].view(offset, size, dtype, tuple(shape))

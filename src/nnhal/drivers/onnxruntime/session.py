@@ -1,4 +1,4 @@
-"""Sessions and executions: a session for each set of input shapes, memory bound to it for each execution at a time."""
+"""Sessions and executions: one session for each set of input shapes, with memory bound for one execution at a time."""
 
 import os
 import time
@@ -24,21 +24,22 @@ from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing
 from nnhal.ops.schema import show
 
-IN_PLACE = 1 << 16  # bytes from which an input is read where it lies: to bind its memory costs more than to copy few
+IN_PLACE = 1 << 16  # bytes from which an input is read in place: to bind its memory costs more than to copy a few bytes
 CPU = "CPUExecutionProvider"
-SHARING = "CommonSubexpressionElimination"  # which would have readers of real values share a DequantizeLinear again
-RULES = "Level1_RuleBasedTransformer"  # which loses tensors that are an output and padded for a convolution, too
-SHRINKING_NS = 500_000_000  # nanoseconds that a run may take whose only end is to give memory back
-_COLOUR = b"\x1b["  # with which a line of the engine's begins
+SHARING = "CommonSubexpressionElimination"  # it would let readers of real values share a DequantizeLinear again
+RULES = "Level1_RuleBasedTransformer"  # it also loses tensors that are both an output and padded for a convolution
+SHRINKING_NS = 500_000_000  # the longest time in nanoseconds for a run that only returns memory
+_COLOUR = b"\x1b["  # the beginning of the engine's log lines
 
 
 @cache
 def engine() -> Any:
-    """ONNX Runtime, told to be silent; DeviceUnavailable where it, or what writes its models, is not installed.
+    """Import ONNX Runtime with its log silenced.
 
-    That is imported where it writes one: it takes longer than the engine.
+    DeviceUnavailable if it, or the package that writes its models, is not installed. That package is imported when it
+    writes a model: its import takes longer than the engine's.
     """
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # looked at when it is imported
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read during the import
     try:
         without_lines(_imported, lambda line, whole: line.startswith(_COLOUR) and (b"onnxruntime" in line or not whole))
         import onnxruntime  # noqa: TID251
@@ -46,31 +47,37 @@ def engine() -> Any:
         if find_spec("onnx") is None:
             raise ModuleNotFoundError("No module named 'onnx'", name="onnx")
     except (ImportError, ValueError) as error:
-        if isinstance(error.__cause__, KeyboardInterrupt):  # an extension makes this of one while it is initialised
+        # an extension raises this for an interrupt during its initialisation
+        if isinstance(error.__cause__, KeyboardInterrupt):
             raise error.__cause__ from None
         missing = getattr(error, "name", None) or "onnx"
-        what = f"onnxruntime: {missing} is not there ({error})"
+        what = f"onnxruntime: {missing} cannot be imported ({error})"
         raise DeviceUnavailable(f"{what}, install it with: pip install 'nnhal[onnxruntime]'") from error
     onnxruntime.disable_telemetry_events()
-    onnxruntime.set_default_logger_severity(4)  # what goes wrong is raised too
+    onnxruntime.set_default_logger_severity(4)  # errors are also raised
     return onnxruntime
 
 
 def version() -> str:
-    """The engine's, which is not imported for that; DeviceUnavailable where it, or what writes its models, is not there."""
+    """Return the engine's version without an import.
+
+    DeviceUnavailable if it, or the package that writes its models, is not installed.
+    """
     found = version_of("onnxruntime") if find_spec("onnx") is not None else None
     return str(engine().__version__) if found is None else found
 
 
 def _imported() -> None:
-    """It looks for devices where a confined process may not, and says so."""
+    """Import the engine, without its log line about devices that a sandboxed process may not look for."""
     import onnxruntime  # noqa: F401, TID251
 
 
 def options(built: Built, threads: int, *, without: str = SHARING, optimised: bool = True) -> tuple[Any, list[Any]]:
-    """How a session is made. What the engine's optimiser would make of quantised operations by itself is switched off: its
-    integer kernels saturate on some processors, and of two roundings in a row it forgets the coarse one. Also the constants,
-    which are read where they lie for as long as they live.
+    """Return the session's options and its constants.
+
+    They switch off what the engine's optimiser makes of quantised operations: its integer kernels saturate on some
+    processors, and of two successive roundings it forgets the coarse one. The constants are read in place and must
+    outlive the session.
     """
     ort = engine()
     found = ort.SessionOptions()
@@ -81,7 +88,8 @@ def options(built: Built, threads: int, *, without: str = SHARING, optimised: bo
     found.add_session_config_entry("optimization.disable_specified_optimizers", without)
     if not optimised:
         found.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    found.add_session_config_entry("session.force_spinning_stop", "1")  # after a run: other engines have the cores then
+    # after a run, so that other engines have the cores
+    found.add_session_config_entry("session.force_spinning_stop", "1")
     weights = [ort.OrtValue.ortvalue_from_numpy(array) for array in built.arrays.values()]
     if weights:
         found.add_external_initializers(list(built.arrays), weights)
@@ -89,14 +97,14 @@ def options(built: Built, threads: int, *, without: str = SHARING, optimised: bo
 
 
 def session(built: Built, threads: int, provider: str) -> Any:
-    """The engine's session: optimised as far as its optimiser, which fails on some models, lets it be."""
+    """Return the engine's session, optimised as far as possible: the optimiser fails on some models."""
     why: Exception | None = None
     less: dict[str, Any]
     for less in ({}, {"without": f"{SHARING};{RULES}"}, {"optimised": False}):
         how, weights = options(built, threads, **less)
         try:
             made = engine().InferenceSession(built.model, how, list(dict.fromkeys([provider, CPU])))
-        except Exception as error:  # the engine's own types have no common base but this
+        except Exception as error:  # the engine's exception types have no other common base
             why = why or error
         else:
             made.nnhal_weights = weights
@@ -117,16 +125,16 @@ class BoundMemory(Member):
         for name, dtype, shape in built.outputs:
             self.outputs.append(np.zeros(shape, dtype))
             self._binding.bind_ortvalue_output(name, self._value(self.outputs[-1]))
-        # The public call costs half as much again as the call itself.
+        # The public call takes 1.5 times as long as this one.
         self.call: Callable[[Any], object] = partial(made._sess.run_with_iobinding, self._binding._iobinding)
         self._session = made
 
     def shrink(self) -> None:
-        """Have the session's arenas give back what no tensor is in.
+        """Make the session's arenas release memory that no tensor uses.
 
-        The engine does so at the end of a run: of one on zeros, which is given up after a while.
+        The engine does so at the end of a run, so this runs it on zeros, and stops after a while.
         """
-        for _, name, room in self.inputs:  # not where the inputs of the last execution were
+        for _, name, room in self.inputs:  # not in the inputs' memory of the last execution
             room[...] = 0
             self._binding.bind_ortvalue_input(name, self._value(room))
         options = engine().RunOptions()
@@ -136,7 +144,7 @@ class BoundMemory(Member):
             self.call(options)
 
     def read(self, given: Sequence[Array | None]) -> None:
-        """Take the inputs. InvalidRequest where one does not have the shape that the session was made for."""
+        """Set the inputs. InvalidRequest if one does not have the session's shape."""
         for number, name, room in self.inputs:
             x = given[number]
             if x is None or x.shape != room.shape:
@@ -179,7 +187,7 @@ class OnnxSession(Prepared):
                 else:
                     bound.call(None)
             except (RuntimeError, ValueError) as error:
-                control.check()  # where it was stopped
+                control.check()  # if it was stopped
                 raise OperationFailed(f"onnxruntime: {error}") from error
             end = time.monotonic_ns() if measure else 0
             number = 0
@@ -197,11 +205,11 @@ class OnnxSession(Prepared):
             bound.call(options)
 
     def memory(self) -> MemoryUse:
-        """How much the engine packs and how large its arenas are, it does not tell."""
+        """Return unknown sizes: the engine does not report its packed weights and arenas."""
         return MemoryUse(weights_in_place=sum(array.nbytes for array in self._built.arrays.values()))
 
     def trim(self, *, pressed: bool) -> None:
-        """What is bound but once, or at all, and the arenas of intermediates."""
+        """Release all bound memory but one, or all of it, and the arenas of intermediates."""
         team = self._team
         if team is None:
             return

@@ -1,13 +1,13 @@
 """The OpenVINO device: runs models with OpenVINO's CPU plugin.
 
-| file | what lives there |
+| file | contents |
 | --- | --- |
-| `apart.py` | copies where the engine would read memory that nobody wrote |
+| `apart.py` | copies that keep the engine from reading unwritten memory |
 | `device.py` | the device: verdicts, options, capabilities |
-| `engine.py` | the library and its settings; compiled models, executions, what is kept of them |
-| `maths.py` | its operations as the primitives that `kit.real` makes NNAPI's of |
+| `engine.py` | the library and its settings; compiled models, executions, cache entries |
+| `maths.py` | the primitives that `kit.real` needs, made of OpenVINO's operations |
 
-OpenVINO is imported when a model needs it: the device knows its version without.
+OpenVINO is imported when the first model needs it; the device finds its version without an import.
 """
 
 from nnhal.drivers.openvino.device import device

@@ -1,9 +1,9 @@
-"""Keeps OpenVINO from reading memory that nobody has written.
+"""Keeps OpenVINO from reading unwritten memory.
 
-OpenVINO makes no copy for a Transpose before a layer of pictures: the layer reads the tensor where it lies, in another
-order. Nor does it copy where that tensor is joined with others, or has another shape elsewhere: it lies in their memory
-then. Where both are true, the layer reads memory that was never written. So a Transpose gets a tensor of its own wherever
-another reader is not known to leave the tensor where it lies.
+OpenVINO makes no copy for a Transpose before a layer of pictures: the layer reads the tensor in place, in another
+order. It also makes no copy if that tensor is joined with others, or is reshaped elsewhere: the tensor then lies in
+their memory. If both are true, the layer reads memory that was never written. So a Transpose gets a copy unless every
+other reader is known to leave the tensor in place.
 """
 
 from collections.abc import Iterator
@@ -14,26 +14,26 @@ import numpy as np
 GIVEN = frozenset(("Parameter", "Constant"))
 LAYERS = frozenset(("Convolution", "ConvolutionBackpropData", "GroupConvolution", "MatMul", "SoftMax", "LogSoftmax"))
 CURVES = frozenset(("Clamp", "Elu", "Exp", "HSwish", "Relu", "Sigmoid", "Tanh"))
-LEAVING = LAYERS | CURVES | {"Result"}  # the tensor where it lies, whatever OpenVINO makes of the graph
+LEAVING = LAYERS | CURVES | {"Result"}  # they leave the tensor in place, however OpenVINO rewrites the graph
 PAIRS = frozenset(("Add", "Divide", "Maximum", "Minimum", "Multiply", "SquaredDifference", "Subtract"))
-SMALL = 64  # bytes of constants that are compared
+SMALL = 64  # bytes; smaller constants are compared
 MOVING = ("Broadcast", "Concat", "Convert", "Gather", "Pad", "Reshape", "Slice", "Squeeze", "Tile", "Unsqueeze")
 
 
-# what OpenVINO may compute before a MaxPool instead of behind it, as it does where the pool reads a layer
+# OpenVINO may compute these before a MaxPool instead of after it, as it does if the pool reads a layer
 RISING = LAYERS | CURVES - {"HSwish"} | {"AvgPool", "Concat", "Convert", "FakeQuantize", "MaxPool", "Result", "Round"}
 VIEWS = frozenset(("Reshape", "Squeeze", "Transpose", "Unsqueeze"))
 
 
 def keep_apart(model: Any, opset: Any) -> None:
-    """Give a Transpose a copy of what it reads where others may hold that in place.
+    """Give a Transpose a copy of its input if another reader may hold that in place.
 
-    A plain copy would be removed: it is the same numbers, to the bit, those below 0 times 1.
+    OpenVINO would remove a plain copy. This one is bit-identical: it multiplies the numbers below 0 by 1.
     """
     lift_conversions(model, opset)
     keep_behind_pools(model, opset)
     nodes = ComputedNodes(model)
-    known: dict[tuple[int, int], list[tuple[int, ...]]] = {}  # the orders that a tensor is copied for
+    known: dict[tuple[int, int], list[tuple[int, ...]]] = {}  # the orders for which a tensor is copied
     for node in nodes.ordered:
         source = node.input_value(0) if node.get_type_name() == "Transpose" else None
         if source is None or not of_float32(source) or all(leaves(other, node) for other in nodes.others(node)):
@@ -41,26 +41,27 @@ def keep_apart(model: Any, opset: Any) -> None:
         orders = known.setdefault(nodes.value(nodes.root(source)), [])
         if order(node) not in orders:
             orders.append(order(node))
-        for _ in range(orders.index(order(node)) + 1):  # a copy of a copy is another than that
+        for _ in range(orders.index(order(node)) + 1):  # a copy of a copy is a different tensor
             source = opset.prelu(source, np.ones(1, np.float32)).output(0)
         node.input(0).replace_source_output(source)
 
 
 def keep_behind_pools(model: Any, opset: Any) -> None:
-    """Put what OpenVINO leaves alone behind a MaxPool, unless all readers may as well read what it is the maximum of: a
-    function that follows a layer and a MaxPool is computed in the layer, which is wrong where it falls (HSwish, Abs, and
-    what HSwish is made of).
+    """Write a node that OpenVINO leaves alone after a MaxPool, unless all readers may read the pool's input instead.
+
+    OpenVINO computes a function after a layer and a MaxPool inside the layer. That is wrong if the function falls:
+    HSwish, Abs, and the operations of which HSwish consists.
     """
     for pool in model.get_ordered_ops():
         if pool.get_type_name() == "MaxPool" and not all(map(rising, readers(pool.output(0)))):
             before = list(pool.output(0).get_target_inputs())
-            same = opset.maximum(pool.output(0), np.finfo(np.float32).min).output(0)  # with what a maximum begins at
+            same = opset.maximum(pool.output(0), np.finfo(np.float32).min).output(0)  # the initial value of a maximum
             for each in before:
                 each.replace_source_output(same)
 
 
 def rising(node: Any) -> bool:
-    """Whether a reader of a maximum may as well read what it is the maximum of."""
+    """Whether a reader of a maximum may read the maximum's input instead."""
     if node.get_type_name() in VIEWS:
         return all(map(rising, readers(node.output(0))))
     return node.get_type_name() in RISING
@@ -71,7 +72,7 @@ def readers(source: Any) -> Iterator[Any]:
 
 
 def lift_conversions(model: Any, opset: Any) -> None:
-    """Turn numbers that were converted, not numbers that will be: OpenVINO does that too, when it is too late for a copy."""
+    """Transpose numbers after their conversion instead of before: OpenVINO does that too, but too late for a copy."""
     for node in model.get_ordered_ops():
         turned = node.input_value(0).get_node() if node.get_type_name() == "Convert" else None
         if turned is None or turned.get_type_name() != "Transpose":
@@ -82,13 +83,14 @@ def lift_conversions(model: Any, opset: Any) -> None:
 
 
 class ComputedNodes:
-    """The nodes of a model, and who reads what each gives. OpenVINO makes one of those that compute the same: here all are
-    taken for the same that have the same type and the same inputs.
+    """The nodes of a model, and the readers of each of their outputs.
+
+    OpenVINO merges nodes that compute the same. Here all nodes with the same type and the same inputs count as one.
     """
 
     def __init__(self, model: Any) -> None:
         self.ordered = model.get_ordered_ops()
-        self._same: dict[str, int] = {}  # a number for all that are the same
+        self._same: dict[str, int] = {}  # one number for all equal nodes
         self._readers: dict[tuple[int, int], list[Any]] = {}
         known: dict[Any, int] = {}
         for node in self.ordered:
@@ -98,7 +100,7 @@ class ComputedNodes:
                 self._readers.setdefault(x, []).append(node)
 
     def value(self, source: Any) -> tuple[int, int]:
-        """What stands for a tensor, and for all that are the same."""
+        """Identify a tensor; equal ones have the same identity."""
         return self._same[source.get_node().get_name()], source.get_index()
 
     def _key(self, node: Any, inputs: list[tuple[int, int]]) -> Any:
@@ -108,19 +110,22 @@ class ComputedNodes:
         return (name, *inputs) if inputs else node.get_name()
 
     def others(self, transpose: Any) -> Iterator[Any]:
-        """The other readers of what a Transpose reads, also of what that is where OpenVINO removes what does nothing."""
+        """Yield the other readers of a Transpose's input.
+
+        They include those of its source if OpenVINO removes operations without an effect.
+        """
         node = transpose
         for source in self._upwards(transpose.input_value(0)):
             yield from (i for i in self._readers[self.value(source)] if i.get_name() != node.get_name())
             node = source.get_node()
 
     def root(self, source: Any) -> Any:
-        """What a tensor is at first, where what may do nothing is removed."""
+        """Return the source of a tensor, before operations that may have no effect."""
         *_, root = source, *self._upwards(source)
         return root
 
     def _upwards(self, source: Any) -> Iterator[Any]:
-        """A tensor that is computed, and what it is made of by what may do nothing."""
+        """Yield a computed tensor, and its sources through operations that may have no effect."""
         while kind(source) not in GIVEN:
             yield source
             node = source.get_node()
@@ -131,11 +136,11 @@ class ComputedNodes:
 
 
 def leaves(node: Any, transpose: Any) -> bool:
-    """Whether a reader leaves a tensor where it lies."""
+    """Whether a reader leaves a tensor in place."""
     name = node.get_type_name()
     if name in PAIRS:
         return not does_nothing(node)
-    return name in LEAVING or (name == "Transpose" and order(node) == order(transpose))  # OpenVINO makes one of both
+    return name in LEAVING or (name == "Transpose" and order(node) == order(transpose))  # OpenVINO merges both
 
 
 def does_nothing(node: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The device: what it can run, how it is prepared, what it says of its speed."""
+"""The device: verdicts, preparation, capabilities."""
 
 import time
 from collections.abc import Sequence
@@ -19,18 +19,19 @@ from nnhal.hal.cache.files import CacheContent, CacheFiles
 from nnhal.hal.device import Capabilities, Considered, Device, Hints, Performance, Prepared, Verdict
 from nnhal.model.graph import Model
 
-ELSEWHERE = {"IF": "branches stay with the runtime", "WHILE": "OpenVINO cannot end a loop at its time-out"}
+ELSEWHERE = {"IF": "the runtime itself runs branches", "WHILE": "OpenVINO cannot end a loop at its timeout"}
 TABLE = table_for("OpenVINO", ELSEWHERE, eight_bits=True)
-MOST_THREADS = 4  # where the application states no number
-STATED = Performance(exec_time=0.06, power_usage=0.06)  # LiteRT's is 0.05; which is faster hangs on the processor
-EXACT = Performance(exec_time=0.1, power_usage=0.1)  # of quantised types, where they are computed in float32
+MOST_THREADS = 4  # unless the application sets a number
+STATED = Performance(exec_time=0.06, power_usage=0.06)  # LiteRT declares 0.05; the processor determines which is faster
+EXACT = Performance(exec_time=0.1, power_usage=0.1)  # of quantised types, if they are computed in float32
 
 
 class OpenVINO(ProvedDevice):
-    """The CPU by way of OpenVINO. Options: `forms`, as of `ProvedDevice`.
+    """The CPU through OpenVINO. Its option is `forms`, see `ProvedDevice`.
 
-    Threads: as many as the hints say; by default one for each core that the process may use, 4 at most. All of them for one
-    execution, or, for SUSTAINED_SPEED, as many executions at once as is fastest for all of them together.
+    The hints set the number of threads. The default is one for each core that the process may use, 4 at most. One
+    execution uses all of them. For SUSTAINED_SPEED, the number of concurrent executions is the one with the highest
+    throughput.
     """
 
     name = "openvino"
@@ -42,7 +43,7 @@ class OpenVINO(ProvedDevice):
     table = TABLE
 
     def __init__(self) -> None:
-        super().__init__(version())  # DeviceUnavailable where OpenVINO is not installed
+        super().__init__(version())  # DeviceUnavailable if OpenVINO is not installed
 
     def capabilities(self) -> Capabilities:
         untyped = OperandType.OEM, OperandType.TENSOR_OEM_BYTE, OperandType.SUBGRAPH
@@ -81,13 +82,13 @@ class OpenVINO(ProvedDevice):
 
 
 def settings_of(hints: Hints) -> dict[str, Any]:
-    """OpenVINO's settings for what the application wants; InvalidArgument for options."""
+    """Return OpenVINO's settings for the application's hints; InvalidArgument for unknown options."""
     if hints.options:
-        raise InvalidArgument(f"openvino: option {min(hints.options)!r} is unknown, there are none")
+        raise InvalidArgument(f"openvino: option {min(hints.options)!r} is unknown, must be omitted")
     threads = hints.threads or min(MOST_THREADS, usable_cores())
     return settings(threads, throughput=hints.preference is Preference.SUSTAINED_SPEED)
 
 
 def device() -> Device:
-    """The driver's entry point; DeviceUnavailable where OpenVINO is not installed."""
+    """Return the driver's device; DeviceUnavailable if OpenVINO is not installed."""
     return OpenVINO()

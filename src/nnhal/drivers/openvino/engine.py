@@ -22,15 +22,15 @@ from nnhal.hal.request import UNLIMITED, Control, Request, Timing
 from nnhal.ops.schema import show
 
 TELEMETRY = "openvino_telemetry"
-RESTORED = 200e6  # bytes of constants that are read, looked at and unpacked in a second
-IN_PLACE = 1 << 22  # bytes of an argument from which its address is told; to copy less is 0.1 ms cheaper than that
+RESTORED = 200e6  # bytes of constants that are read, checked and unpacked in a second
+IN_PLACE = 1 << 22  # bytes of an argument from which its address is passed; to copy a smaller one is 0.1 ms cheaper
 
 
 @cache
 def ov() -> Any:
-    """OpenVINO; DeviceUnavailable where it is not installed.
+    """Import OpenVINO; DeviceUnavailable if it is not installed.
 
-    Its import tells a server that it was imported, by a package that it does without where that is not to be found.
+    Its import reports itself to a server, through a package that it does without if it cannot be found.
     """
     silent = TELEMETRY not in sys.modules
     if silent:
@@ -38,7 +38,7 @@ def ov() -> Any:
     try:
         import openvino  # noqa: TID251
     except ImportError as error:
-        what = f"openvino: it is not there ({error})"
+        what = f"openvino: the library cannot be imported ({error})"
         raise DeviceUnavailable(f"{what}, install it with: pip install 'nnhal[openvino]'") from error
     finally:
         if silent:
@@ -47,8 +47,9 @@ def ov() -> Any:
 
 
 def version() -> str:
-    """OpenVINO's, which is not imported for that, and what its kernels are told to do without: others are right or wrong
-    elsewhere. DeviceUnavailable where it is not installed.
+    """Return OpenVINO's version without an import, and the instructions that its kernels are set to avoid.
+
+    Other kernels are right or wrong for other operations. DeviceUnavailable if OpenVINO is not installed.
     """
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA", "")
     return f"{version_of('openvino') or ov().__version__} {limit}".strip()
@@ -56,22 +57,23 @@ def version() -> str:
 
 @cache
 def opset() -> Any:
-    """Its operations."""
+    """Return the module of OpenVINO's operations."""
     return import_module(f"{ov().__name__}.opset15")
 
 
 @cache
 def core() -> Any:
-    """Its devices."""
+    """Return the object that owns OpenVINO's devices."""
     made = ov().Core()
     left_alone_in_forks(made)
     return made
 
 
 def settings(threads: int, *, throughput: bool) -> dict[str, Any]:
-    """Float32 computed as float32, integers as they are written: nothing that changes results behind one's back.
+    """Return settings that compute float32 as float32 and integers as written.
 
-    throughput: for several executions at once, each by one thread, instead of one by all.
+    OpenVINO must not change results by itself. throughput: for several executions at once, each by one thread, instead
+    of one by all.
     """
     return {
         "INFERENCE_PRECISION_HINT": "f32",
@@ -94,26 +96,26 @@ class Port(NamedTuple):
 
 
 def arguments(ports: Sequence[Any]) -> list[Port]:
-    """Of the inputs or outputs of a compiled model."""
+    """Return the ports of a compiled model's inputs or outputs."""
     return [Port(n, p.get_element_type().to_dtype(), tuple(p.shape)) for n, p in enumerate(ports)]
 
 
 class InferRequest(Member):
-    """An infer request with memory of its own for small arguments. For one thread at a time.
+    """An infer request with its own memory for small arguments. For one thread at a time.
 
-    checks: how many of the last outputs say whether the execution failed.
+    checks: the number of last outputs that report whether the execution failed.
     """
 
     def __init__(self, compiled: Any, inputs: Sequence[Port], outputs: Sequence[Port], checks: int) -> None:
         self._request, self._tensor = compiled.create_infer_request(), ov().Tensor
-        plain: Any = super(type(self._request), self._request)  # what its `infer` does besides costs a third more
+        plain: Any = super(type(self._request), self._request)  # the other work of its `infer` costs a third more
         self._infer = partial(plain.infer, {}, True, False)
         self._inputs = [(a, self._own(a, self._request.set_input_tensor)) for a in inputs]
         self._outputs = [(a, self._own(a, self._request.set_output_tensor)) for a in outputs]
         self._checks = [self._outputs.pop()[1] for _ in range(checks)]
 
     def _own(self, a: Port, tell: Any) -> Array | None:
-        """Memory for a small argument, which OpenVINO is told of once."""
+        """Return memory for a small argument, which OpenVINO receives once."""
         array = np.zeros(a.shape, a.dtype)
         if array.nbytes >= IN_PLACE:
             return None
@@ -121,7 +123,7 @@ class InferRequest(Member):
         return array
 
     def run(self, request: Request, control: Control) -> int:
-        """Execute; returns nanoseconds spent in OpenVINO."""
+        """Execute; return the nanoseconds spent in OpenVINO."""
         given, kept = request.inputs, []
         for a, own in self._inputs:
             x = given[a.number]
@@ -141,7 +143,7 @@ class InferRequest(Member):
         start = time.monotonic_ns()
         try:
             if control.bounded:
-                with control.on_cancel(self._request.cancel):  # which ends what was started, and not `infer`
+                with control.on_cancel(self._request.cancel):  # it ends a started request, but not `infer`
                     self._request.start_async()
                     self._request.wait()
             else:
@@ -151,7 +153,7 @@ class InferRequest(Member):
             raise OperationFailed(f"openvino: {error}") from error
         spent = time.monotonic_ns() - start
         if any(check is not None and check.any() for check in self._checks):
-            raise OperationFailed("openvino: an index lies outside of the dimension that it picks from")
+            raise OperationFailed("openvino: an index is outside its dimension")
         for a, own in self._outputs:
             if own is not None:
                 request.write(a.number, own)
@@ -159,9 +161,9 @@ class InferRequest(Member):
 
 
 class OpenVINOModel(Prepared):
-    """A model whose input shapes are known, compiled. kept: what its constants lie in. checks: as of `InferRequest`.
+    """A compiled model whose input shapes are known.
 
-    seconds: that compiling took.
+    kept: the arrays that hold its constants. checks: as of `InferRequest`. seconds: the time of the compilation.
     """
 
     trimmable = True
@@ -187,7 +189,7 @@ class OpenVINOModel(Prepared):
         return Timing(spent, time.monotonic_ns() - start) if control.measure else None
 
     def trim(self, *, pressed: bool) -> None:
-        """Infer requests but one, or all, and the memory of intermediates."""
+        """Drop all infer requests but one, or all, and the memory of intermediates."""
         team = self._team
         if team is None:
             return
@@ -195,10 +197,10 @@ class OpenVINOModel(Prepared):
         try:
             self.compiled.release_memory()
         except RuntimeError as error:
-            raise OperationFailed(f"openvino: its memory cannot be released: {error}") from error
+            raise OperationFailed(f"openvino: cannot release memory: {error}") from error
 
     def save(self, files: CacheContent) -> bool:
-        """OpenVINO's own blob, which has the constants in it; nothing where reading them takes longer than compiling did."""
+        """Save OpenVINO's blob, which includes the constants; nothing if reading them takes longer than compiling did."""
         if sum(array.nbytes for array in self._kept) > self._seconds * RESTORED:
             return False
         files.model[0]["compiled"] = self.compiled.export_model().getbuffer()
@@ -212,9 +214,9 @@ class OpenVINOModel(Prepared):
 def compiled(
     inputs: Sequence[Any], outputs: Sequence[Any], constants: Mapping[str, Array], how: Mapping[str, Any]
 ) -> tuple[Any, list[Array]]:
-    """Nodes compiled for the processor, and what the constants among them lie in; OperationFailed where OpenVINO cannot.
+    """Compile nodes for the processor; return the model and the arrays of its constants.
 
-    constants: by name, of these nodes and of others. how: `settings`.
+    OperationFailed if OpenVINO cannot. constants: by name, of these nodes and of others. how: `settings`.
     """
     try:
         model = ov().Model([opset().result(node) for node in outputs], [node for node in inputs if node is not None])
@@ -224,17 +226,18 @@ def compiled(
         of_8_bits = {**how, "LP_TRANSFORMS_MODE": "YES"} if "FakeQuantize" in kinds.values() else how
         try:
             return core().compile_model(model, "CPU", of_8_bits), kept
-        except RuntimeError:  # it may fail on a layer behind operations that it makes one, and takes each by itself
+        except RuntimeError:  # it may fail on a layer after operations that it merges, but compile each by itself
             return core().compile_model(model, "CPU", {**how, "SNIPPETS_MODE": "DISABLE"}), kept
     except RuntimeError as error:
-        raise OperationFailed(f"openvino: the model cannot be compiled: {error}") from error
+        raise OperationFailed(f"openvino: cannot compile the model: {error}") from error
 
 
 def restored(files: CacheContent, how: Mapping[str, Any]) -> OpenVINOModel:
-    """What was saved; OperationFailed where OpenVINO does not take it."""
-    blob = np.frombuffer(files.model[0]["compiled"], np.uint8)  # constants are read there as long as it lives
+    """Return the saved model; OperationFailed if OpenVINO rejects the blob."""
+    # OpenVINO reads constants there as long as the model lives
+    blob = np.frombuffer(files.model[0]["compiled"], np.uint8)
     try:
         made = core().import_model(ov().Tensor(unowned(blob), shared_memory=True), "CPU", how)
         return OpenVINOModel(made, [blob], int.from_bytes(files.model[0]["checks"], "little"))
     except RuntimeError as error:
-        raise OperationFailed(f"openvino: what was kept cannot be restored: {error}") from error
+        raise OperationFailed(f"openvino: cannot restore the cache entry: {error}") from error

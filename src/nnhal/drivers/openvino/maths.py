@@ -1,4 +1,4 @@
-"""OpenVINO's operations as the primitives that `kit.real` makes NNAPI's of."""
+"""The primitives that `kit.real` needs, made of OpenVINO's operations."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,24 +15,27 @@ from nnhal.drivers.openvino.engine import opset, ov
 
 LAYERS = frozenset({"avg_pool", "convolution", "convolution_backprop_data", "group_convolution"})
 NOT_FOLDED = LAYERS | {"elu", "gather_elements", "gru_sequence", "lstm_sequence"}
-CHOICES = frozenset({"maximum", "minimum", "select"})  # of integers, which a kernel of several computes in float32
+# of integers; a kernel that merges several operations computes these in float32
+CHOICES = frozenset({"maximum", "minimum", "select"})
 UNCONVERTED = "nonconvertable_divide_0"  # OpenVINO's mark of divisions that it keeps
 TINY, SHIFT = np.finfo(np.float32).tiny, np.float32(2.0**32)
 PASSED_ON = frozenset({"Convert", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 
 def out(node: Node) -> Node:
-    """The first output of a node; an output as it is."""
+    """Return the first output of a node; an output unchanged."""
     return node.output(0) if hasattr(node, "output") else node
 
 
 class RefusingOperations:
-    """OpenVINO's operations. Refused is what it does not take, and what it computes of constants alone but does not fold:
-    it does so once, and an addition behind it writes its sums over the result, which the next execution adds to.
+    """OpenVINO's operations, without the wrong ones.
+
+    They raise Refused for nodes that OpenVINO rejects, and for operations on only constants that it does not fold. OpenVINO
+    computes these once, and a subsequent addition writes its sums over the result, to which the next execution adds again.
     """
 
     def __init__(self) -> None:
-        self._moving: set[str] = set()  # names of nodes that no two executions need have the same values of
+        self._moving: set[str] = set()  # names of nodes whose values may differ between executions
 
     def __getattr__(self, kind: str) -> Callable[..., Node]:
         make = getattr(opset(), kind)
@@ -41,11 +44,11 @@ class RefusingOperations:
             try:
                 node = make(*arguments, **more)
             except (RuntimeError, ov().exceptions.OVError) as error:
-                raise Refused(f"OpenVINO's {kind} does not take it: {last_line(error)}") from error
+                raise Refused(f"OpenVINO's {kind} rejects the operands: {last_line(error)}") from error
             if kind == "parameter" or any(map(self.move, node.input_values())):
                 self._moving.add(node.get_name())
             elif kind in NOT_FOLDED:
-                raise Refused(f"OpenVINO's {kind} of constants alone is wrong from the second execution on")
+                raise Refused(f"OpenVINO's {kind} of only constants is wrong from the second execution on")
             return node
 
         return made
@@ -55,21 +58,21 @@ class RefusingOperations:
         return out(x).get_node().get_name() in self._moving
 
     def folded(self, x: Node) -> Array:
-        """The elements of what is computed of constants alone."""
+        """Return the elements of a node that is computed from constants alone."""
         model = ov().Model([opset().result(x)], [])
         tensor = ov().Tensor(model.output(0).get_element_type(), model.output(0).get_shape())
         if not model.evaluate([tensor], []):
-            raise Refused(f"OpenVINO cannot compute {out(x).get_node().get_type_name()} of constants alone")
+            raise Refused(f"OpenVINO cannot compute {out(x).get_node().get_type_name()} of only constants")
         return np.array(tensor.data)
 
 
 def last_line(error: Exception) -> str:
-    """Where OpenVINO says what is wrong, behind the places of its sources."""
+    """Return the line in which OpenVINO names the fault, after its source locations."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
 
 
 class Maths(KnownConstants):
-    """An `ov.Model` in the making. Constants are needed for as long as it or what is compiled of it lives."""
+    """An `ov.Model` under construction. Constants must live as long as it or a model compiled from it."""
 
     name = "OpenVINO"
 
@@ -96,7 +99,7 @@ class Maths(KnownConstants):
         return self.o.fake_quantize(x, *(self.o.constant(np.float32(end)) for end in (*ends, *become)), 256)
 
     def whole(self, numbers: Any) -> Node:
-        """A constant of axes or sizes."""
+        """Write a constant of axes or sizes."""
         return self.o.constant(np.asarray(numbers, np.int64))
 
     def dtype(self, node: Node) -> np.dtype[Any]:
@@ -116,14 +119,14 @@ class Maths(KnownConstants):
             return self.o.round(*nodes, "half_away_from_zero")
         if kind == "divide":
             return self.quotient(*nodes)
-        if kind == "abs" and len(self.shape(nodes[0]) or ()) == 1:  # behind parts that are joined it changes these
+        if kind == "abs" and len(self.shape(nodes[0]) or ()) == 1:  # after a concatenation it changes the inputs
             return self.squeeze(self.o.abs(self.unsqueeze(nodes[0], 0)), 0)
         if kind in CHOICES and self.dtype(nodes[-1]) == np.int32:
             return self._alone(getattr(self.o, kind)(*map(self._alone, nodes)))
         return getattr(self.o, kind)(*nodes)
 
     def quotient(self, x: Node, y: Node) -> Node:
-        """x / y rounded once. OpenVINO keeps a division that is marked, and multiplies with the reciprocal in others."""
+        """Divide x by y, rounded once. OpenVINO keeps a marked division, and multiplies by the reciprocal for others."""
         if self.o.move(x) and not self.o.move(y):
             x, y = self.beside_constant(x, y)
         elif self.o.move(y) and not self.o.move(x):
@@ -133,10 +136,11 @@ class Maths(KnownConstants):
         return found
 
     def beside_constant(self, x: Node, constant: Node) -> tuple[Node, Node]:
-        """What is computed and a constant, one of which is divided by the other; the constant is chosen at execution.
+        """Return a computed node and a constant, one of which is divided by the other.
 
-        A layer that has a division by a constant inside multiplies with the reciprocal, and takes a constant that is divided
-        for the divisor. OpenVINO takes a subnormal constant for 0: both numbers are scaled there.
+        The constant is chosen at execution. A layer that includes a division by a constant multiplies by the
+        reciprocal, and treats a constant dividend like the divisor. OpenVINO treats a subnormal constant as 0, so both
+        numbers are scaled there.
         """
         constant = self.written(constant)
         known = self.constants[self.name_of(constant)]
@@ -147,11 +151,11 @@ class Maths(KnownConstants):
         return x, self.o.select(self.o.less(x, x), self.o.constant(np.float32(1)), constant)
 
     def written(self, constant: Node) -> Node:
-        """A constant, also for what is computed of constants alone."""
+        """Write a constant, also for a node that is computed from constants alone."""
         return constant if self.elements(constant) is not None else self.constant(self.o.folded(constant))
 
     def _alone(self, x: Node) -> Node:
-        """The same elements, between what OpenVINO would make one kernel of."""
+        """Copy the elements, between nodes that OpenVINO would merge into one kernel."""
         return self.squeeze(self.unsqueeze(x, 0), 0)
 
     def clamp(self, x: Node, low: float, high: float) -> Node:
@@ -176,7 +180,8 @@ class Maths(KnownConstants):
         first, *more = parts
         sizes = self.shape(first)
         if more and all(part is first for part in more) and sizes is not None and sizes[axis] == 1:
-            return self.gather(first, self.whole([0] * len(parts)), axis)  # as `tile`, which it would become
+            # as `tile` does: OpenVINO would make it a Tile
+            return self.gather(first, self.whole([0] * len(parts)), axis)
         return self.o.concat(list(parts), axis)
 
     def slice(
@@ -194,9 +199,9 @@ class Maths(KnownConstants):
         return self.o.gather_elements(x, indices, axis)
 
     def tile(self, x: Node, multiples: Sequence[int]) -> Node:
-        """By places: its own Tile mixes up elements where channels lie innermost and what it reads is one pixel."""
+        """Pick by indices: OpenVINO's Tile mixes up elements if channels are innermost and its input is one pixel."""
         sizes = self.shape(x)
-        if sizes is None or None in sizes:  # asked about only: what is compiled has sizes
+        if sizes is None or None in sizes:  # only during verdicts: a compiled model has known sizes
             return self.o.tile(x, self.whole(multiples))
         for axis, (size, times) in enumerate(zip(sizes, multiples, strict=True)):
             if times != 1:
@@ -207,8 +212,10 @@ class Maths(KnownConstants):
         return self.o.broadcast(x, self.whole(shape))
 
     def reduce(self, kind: str, x: Node, axes: Sequence[int], keep: bool) -> Node:
-        """A sum behind one that keeps no dimension is wrong. What is computed inside one of three dimensions takes the
-        constants of other rows.
+        """Reduce, avoiding two faults of OpenVINO.
+
+        A sum after one that keeps no dimension is wrong. A function merged into a reduction of three dimensions uses
+        the constants of other rows.
         """
         kept = getattr(self.o, f"reduce_{kind}")(x, self.whole(axes), True)
         kept = self._alone(kept) if len(self.shape(x) or ()) == 3 else kept
@@ -223,7 +230,7 @@ class Maths(KnownConstants):
         return getattr(self.o, kind)(x, "blocks_first", block)
 
     def one_column(self, x: Node, weights: Node, how: Sliding) -> tuple[Node, Sliding]:
-        """The same with a stride of 1 where the output is one column wide: a kernel for AVX-512 is wrong with others."""
+        """Use a stride of 1 if the output is one column wide: a kernel for AVX-512 is wrong with others."""
         shape, kernel = self.shape(x), self.shape(weights)
         if how.strides[1] == 1 or not shape or not kernel or None in (*shape, *kernel):
             return x, how
@@ -238,7 +245,7 @@ class Maths(KnownConstants):
         return x, how._replace(strides=strides, before=(top, left), after=after, same=False)
 
     def picked(self, x: Node, weights: Node, how: Sliding) -> tuple[Node, Sliding]:
-        """The same by the pixels that one of a single pixel needs, behind a Pad: its stride would be moved before that."""
+        """Use the pixels that a filter of one pixel needs, after a Pad: OpenVINO would move its stride before the Pad."""
         node, kernel = out(x).get_node(), self.shape(weights)
         while node.get_type_name() in PASSED_ON:
             node = node.input_value(0).get_node()
@@ -256,7 +263,7 @@ class Maths(KnownConstants):
         return self.o.group_convolution(x, self.reshape(weights, [groups, outputs // groups, *others]), *told)
 
     def known(self, node: Node) -> list[int]:
-        """A shape of which all is known."""
+        """Return a shape whose dimensions are all known."""
         return list(out(node).get_shape())
 
     def spread(self, x: Node, weights: Node, strides: Sequence[int]) -> Node:
@@ -269,10 +276,10 @@ class Maths(KnownConstants):
         return self.o.matmul(x, rows, turn_x, turned)
 
     def by_output(self, factor: Node, turned: bool) -> tuple[Node, bool]:
-        """A constant factor as a matrix with a row for each output, and whether it is one.
+        """Return a constant factor as a matrix with a row for each output, and whether it is one.
 
-        OpenVINO packs constant factors, and finds a packed one by its address and its shape when packed. A square constant
-        that one product reads as it lies and another transposed would be packed once, for the first of both.
+        OpenVINO packs constant factors, and finds a packed one by its address and its packed shape. If one product
+        reads a square constant unchanged and another transposed, OpenVINO would pack it once, for the first of both.
         """
         if self.o.move(factor) or self.decodes(factor):
             return factor, turned
@@ -312,7 +319,10 @@ class Maths(KnownConstants):
         count: int,
         direction: str,
     ) -> Sequence[Node]:
-        """Cells over a sequence, all batches as long as it: outputs and last states, without a dimension for directions."""
+        """Run cells over a sequence, all batches with its full length.
+
+        Return outputs and last states, without a dimension for directions.
+        """
         batch, units = self.known(states[-1])
         lengths = self.o.constant(np.full(batch, count, np.int32))
         one = [self.unsqueeze(w, 0) for w in weights]
@@ -322,5 +332,5 @@ class Maths(KnownConstants):
 
 
 def padding(how: Sliding) -> str:
-    """OpenVINO's own words."""
+    """Return OpenVINO's name of the padding."""
     return "same_upper" if how.same else "explicit"

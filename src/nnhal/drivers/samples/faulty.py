@@ -1,8 +1,8 @@
-"""A driver that fails on command, for tests of whoever has to survive it. On the reference kernels otherwise.
+"""A driver that fails on command, to test its clients. Otherwise it runs on the reference kernels.
 
-NNHAL_FAULTY="supports=hang,capabilities=nan", read when the device is made, or, for `prepare` and `run`,
-`driver_options={"faulty": {"run": "segv", "after": 3}}`. A fault may take a value: `sleep:0.5`. `after` is how many calls
-of that stage go well first.
+Set `NNHAL_FAULTY="supports=hang,capabilities=nan"`, which is read when the device is made. For `prepare` and `run` you
+can also pass `driver_options={"faulty": {"run": "segv", "after": 3}}`. A fault may have a value: `sleep:0.5`. `after`
+is the number of calls of that stage that succeed first.
 """
 
 import ctypes
@@ -31,11 +31,14 @@ from nnhal.model.graph import Model
 
 VARIABLE = "NNHAL_FAULTY"
 STAGES = "make", "capabilities", "supports", "prepare", "run"
-_kept: list[Any] = []  # what leaks: of the process, on purpose
+_kept: list[Any] = []  # memory that leaks on purpose, until the process ends
 
 
 class Fault(Record, frozen=True):
-    """What happens (given the value after the colon, or the default), and at which stages it makes sense."""
+    """A fault, and the stages that can have it.
+
+    Its function receives the value after the colon, or the default.
+    """
 
     act: Callable[[float], None]
     default: float = 0.0
@@ -53,7 +56,7 @@ def _spin(_: float) -> None:
 
 
 def _freeze(_: float) -> None:
-    """Hang with the interpreter lock held: no other thread of the process gets on."""
+    """Hang with the interpreter lock held: no other thread of the process can run."""
     ctypes.PyDLL(None).pause()
 
 
@@ -63,7 +66,7 @@ def _segv(_: float) -> None:
 
 def _kill(number: float) -> None:
     os.kill(os.getpid(), int(number))
-    time.sleep(60)  # signals of a process may be delivered to another of its threads
+    time.sleep(60)  # the kernel may deliver a process's signal to another thread
 
 
 def _raise(_: float) -> None:
@@ -87,7 +90,7 @@ def _leak_descriptors(count: float) -> None:
 
 
 def _allocate(mebibytes: float) -> None:
-    """Memory that is touched block by block, so that a limit or the kernel ends it before the machine suffers."""
+    """Touch memory block by block, so that a limit or the kernel ends the process before the machine suffers."""
     blocks = [np.ones(1 << 24, np.uint8) for _ in range(int(mebibytes) >> 4)]
     del blocks
 
@@ -111,7 +114,7 @@ def _execute(_: float) -> None:
 
 
 def _lie(_: float) -> None:
-    """Lies are in the answer that the device gives: see there."""
+    """Do nothing: the stage returns the wrong answer."""
 
 
 FAULTS: Mapping[str, Fault] = {
@@ -144,7 +147,7 @@ FAULTS: Mapping[str, Fault] = {
 
 
 class Orders:
-    """What to do at which stage. InvalidArgument names a stage or fault that does not exist."""
+    """The faults ordered for each stage. InvalidArgument for an unknown stage or fault."""
 
     def __init__(self, orders: Mapping[str, Any], source: str) -> None:
         self._after = int(orders.get("after", 0))
@@ -163,7 +166,7 @@ class Orders:
                 raise InvalidArgument(f"{source}: {stage} is {order!r}, must have a number after the colon") from None
 
     def obey(self, stage: str) -> str:
-        """Do what was ordered for a stage; returns the lie that was ordered, or ""."""
+        """Raise or perform the fault ordered for a stage; return the ordered wrong answer, or ""."""
         order = self._orders.get(stage)
         self._calls[stage] += 1
         if order is None or self._calls[stage] <= self._after:
@@ -223,5 +226,5 @@ class Faulty(Reference):
 
 
 def device() -> Device:
-    """The entry point."""
+    """Return the driver's device."""
     return Faulty(os.environ.get(VARIABLE, ""))

@@ -1,6 +1,6 @@
-"""Sample drivers that take every operation of their level, on the reference kernels: one for each level of the HAL.
+"""Sample drivers that support every operation of their HAL version, on the reference kernels: one for each HAL version.
 
-Those of 1.0 to 1.2 are written method by method as their level's interface has it, and adapted; that of 1.3 is a `Device`.
+Those of 1.0 to 1.2 implement the methods of the HAL interface and are adapted; that of 1.3 is a `Device`.
 """
 # ruff: noqa: N801, N802 - names are the HAL's
 
@@ -29,7 +29,7 @@ VERSION = "sample"
 
 
 class PreparedV1_0:
-    """A prepared model of 1.0 and 1.1: executes on a thread of its own, tells a status."""
+    """A prepared model of 1.0 and 1.1: executes on a new thread, reports a status."""
 
     def __init__(self, model: InlinedModel) -> None:
         self.model, self.interpreter = model, Interpreter(model)
@@ -61,11 +61,11 @@ class FullV1_0:
     name = "sample-full-1.0"
 
     def getCapabilities(self) -> tuple[ErrorStatus, OldCapabilities]:
-        """A little slower than the CPU, in both respects."""
+        """Declare to be a little slower than the CPU, in both respects."""
         return ErrorStatus.NONE, OldCapabilities(STATED, STATED)
 
     def getSupportedOperations(self, model: InlinedModel) -> tuple[ErrorStatus, Sequence[bool]]:
-        """All that have a kernel."""
+        """Return whether each operation has a kernel."""
         try:
             return ErrorStatus.NONE, [verdict.ok for verdict in Reference().supports(model)]
         except NnhalError as error:
@@ -76,11 +76,11 @@ class FullV1_0:
         return self.notified(callback.notify, PreparedV1_0, model)
 
     def getStatus(self) -> DeviceStatus:
-        """Never busy."""
+        """Return that the device is never busy."""
         return DeviceStatus.AVAILABLE
 
     def notified(self, notify: Any, kind: Any, model: InlinedModel) -> ErrorStatus:
-        """Make a prepared model and hand it over, or say why not, and return the same status."""
+        """Prepare a model and pass it to the callback, or the reason of the failure; return the same status."""
         try:
             prepared, status = kind(model), ErrorStatus.NONE
         except NnhalError as error:
@@ -90,16 +90,16 @@ class FullV1_0:
 
 
 class FullV1_1(FullV1_0):
-    """A driver of 1.1: is told the preference, and may compute relaxed."""
+    """A driver of 1.1: receives the preference, and may compute with relaxed precision."""
 
     name = "sample-full-1.1"
 
     def getCapabilities_1_1(self) -> tuple[ErrorStatus, OldCapabilities]:
-        """Relaxed float32 too."""
+        """Declare relaxed float32 too."""
         return ErrorStatus.NONE, OldCapabilities(STATED, STATED, STATED)
 
     def getSupportedOperations_1_1(self, model: InlinedModel) -> tuple[ErrorStatus, Sequence[bool]]:
-        """All that have a kernel."""
+        """Return whether each operation has a kernel."""
         return FullV1_0.getSupportedOperations(self, model)
 
     def prepareModel_1_1(
@@ -150,27 +150,27 @@ class FullV1_2(FullV1_1):
     name = "sample-full-1.2"
 
     def getVersionString(self) -> tuple[ErrorStatus, str]:
-        """The version."""
+        """Return the version."""
         return ErrorStatus.NONE, VERSION
 
     def getType(self) -> tuple[ErrorStatus, DeviceType]:
-        """Computes on the CPU."""
+        """Return that it computes on the CPU."""
         return ErrorStatus.NONE, DeviceType.CPU
 
     def getSupportedExtensions(self) -> tuple[ErrorStatus, Sequence[str]]:
-        """None."""
+        """Return no extensions."""
         return ErrorStatus.NONE, ()
 
     def getNumberOfCacheFilesNeeded(self) -> tuple[ErrorStatus, int, int]:
-        """Nothing is kept."""
+        """Return that it uses no compilation cache."""
         return ErrorStatus.NONE, 0, 0
 
     def getCapabilities_1_2(self) -> tuple[ErrorStatus, Capabilities]:
-        """The same for every type."""
+        """Declare the same performance for every type."""
         return ErrorStatus.NONE, Capabilities.uniform(*STATED)
 
     def getSupportedOperations_1_2(self, model: InlinedModel) -> tuple[ErrorStatus, Sequence[bool]]:
-        """All that have a kernel."""
+        """Return whether each operation has a kernel."""
         return FullV1_0.getSupportedOperations(self, model)
 
     def prepareModel_1_2(
@@ -182,7 +182,7 @@ class FullV1_2(FullV1_1):
         token: bytes,
         callback: PreparedModelCallback,
     ) -> ErrorStatus:
-        """Prepare at once, and keep nothing."""
+        """Prepare at once, without a cache entry."""
         if preference not in Preference.__members__.values():
             callback.notify_1_2(ErrorStatus.INVALID_ARGUMENT, None)
             return ErrorStatus.INVALID_ARGUMENT
@@ -190,7 +190,7 @@ class FullV1_2(FullV1_1):
 
 
 class PreparedV1_3(Interpreter):
-    """A prepared model that can be kept: what it was prepared of in the model file, constants in the data file."""
+    """A prepared model that can be cached: the model in the model file, constants in the data file."""
 
     def save(self, files: CacheContent) -> bool:
         files.model[0]["model"] = stored(self.model)
@@ -200,7 +200,7 @@ class PreparedV1_3(Interpreter):
 
 
 class FullV1_3(Reference):
-    """A driver of 1.3, which keeps compilations."""
+    """A driver of 1.3, which supports the compilation cache."""
 
     name = "sample-full-1.3"
     version = VERSION
@@ -224,5 +224,5 @@ v1_0, v1_1, v1_2 = FullV1_0, FullV1_1, FullV1_2
 
 
 def v1_3() -> Device:
-    """The entry point."""
+    """Return the driver's device."""
     return FullV1_3()

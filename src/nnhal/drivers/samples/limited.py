@@ -1,6 +1,6 @@
-"""Sample drivers that take only some operations, on the reference kernels, each with figures of its own.
+"""Sample drivers that support only some operations, on the reference kernels, each with its own declared performance.
 
-The figures are those of AOSP's sample drivers, so that what is known of partitioning there holds here.
+The numbers are those of AOSP's sample drivers, so that known results of partitioning there hold here.
 """
 
 import os
@@ -16,7 +16,7 @@ from nnhal.hal.device import Capabilities, Device, Hints, Performance, Prepared,
 from nnhal.model.graph import Model, Operation
 from nnhal.ops import OPS
 
-SEED = "NNHAL_SAMPLE_SEED"  # which half of the operations sample-partial takes
+SEED = "NNHAL_SAMPLE_SEED"  # selects the half of the operations that sample-partial supports
 Judge = Callable[[Model, Operation], str]
 
 FLOATS = OperandType.TENSOR_FLOAT32, OperandType.FLOAT32
@@ -24,13 +24,13 @@ QUANTISED = OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIG
 
 
 def stated(other: Performance, float32: Performance, relaxed: Performance) -> Capabilities:
-    """Capabilities with figures of their own for float32, full and relaxed, and others for the rest."""
+    """Return capabilities with separate values for float32, full and relaxed, and others for the rest."""
     table: dict[int, Performance] = {**dict.fromkeys(OperandType, other), **dict.fromkeys(FLOATS, float32)}
     return Capabilities(table, relaxed, relaxed, other, other)
 
 
 class Sample(Reference):
-    """The reference kernels behind a judge that says why not, "" for yes."""
+    """The reference kernels behind a function that returns why an operation is rejected, "" if it is supported."""
 
     version = VERSION
     type = DeviceType.CPU
@@ -62,28 +62,28 @@ def _first(model: Model, operation: Operation, allowed: Sequence[OperandType], p
 
 
 def takes_float(model: Model, operation: Operation) -> str:
-    """Only operations on float32 tensors."""
+    """Support only operations on float32 tensors."""
     return _first(model, operation, (OperandType.TENSOR_FLOAT32,))
 
 
 def takes_quantised(model: Model, operation: Operation) -> str:
-    """Only operations on 8-bit asymmetric tensors; the first input of SELECT is its condition."""
+    """Support only operations on 8-bit asymmetric tensors; the first input of SELECT is its condition."""
     return _first(model, operation, QUANTISED, int(operation.type == OperationType.SELECT))
 
 
 def takes_little(model: Model, operation: Operation) -> str:
-    """Only three operations, on float32 tensors."""
+    """Support only three operations, on float32 tensors."""
     few = OperationType.ADD, OperationType.CONCATENATION, OperationType.CONV_2D
-    return takes_float(model, operation) if operation.type in few else f"takes only {', '.join(t.name for t in few)}"
+    return takes_float(model, operation) if operation.type in few else f"supports only {', '.join(t.name for t in few)}"
 
 
 def takes_half(chosen: frozenset[str], model: Model, operation: Operation) -> str:
-    """Only the operations chosen."""
-    return "" if operation_name(operation.type) in chosen else "is not in the half that this seed takes"
+    """Support only the operations chosen."""
+    return "" if operation_name(operation.type) in chosen else "is not in the half that this seed selects"
 
 
 def chosen_by(seed: str) -> frozenset[str]:
-    """Half of the operations, the same for the same seed on every machine."""
+    """Return half of the operations, the same for the same seed on every machine."""
     names = sorted(OPS)
     return frozenset(random.Random(seed).sample(names, len(names) // 2))
 
@@ -92,30 +92,30 @@ CPU = Performance(1.0, 1.0)
 
 
 def float_fast() -> Device:
-    """Float32 faster than the CPU, at more power."""
+    """Return a device that is faster than the CPU for float32, at more power."""
     figures = stated(CPU, Performance(0.8, 1.2), Performance(0.7, 1.1))
     return Sample("sample-float-fast", figures, takes_float)
 
 
 def float_slow() -> Device:
-    """Float32 slower than the CPU, at less power."""
+    """Return a device that is slower than the CPU for float32, at less power."""
     figures = stated(CPU, Performance(1.3, 0.7), Performance(1.2, 0.6))
     return Sample("sample-float-slow", figures, takes_float)
 
 
 def minimal() -> Device:
-    """A handful of operations, much better than the CPU."""
+    """Return a device that supports a few operations, much better than the CPU."""
     figures = stated(CPU, Performance(0.4, 0.5), Performance(0.4, 0.5))
     return Sample("sample-minimal", figures, takes_little)
 
 
 def quant() -> Device:
-    """Quantised operations only, and very slowly."""
+    """Return a device that supports only quantised operations, very slowly."""
     slow = Performance(50.0, 1.0)
     return Sample("sample-quant", stated(slow, slow, slow), takes_quantised)
 
 
 def partial_() -> Device:
-    """A random half of the operations: NNHAL_SAMPLE_SEED says which, "0" where it is not set."""
+    """Return a device that supports a random half of the operations: NNHAL_SAMPLE_SEED selects it, "0" by default."""
     taken = chosen_by(os.environ.get(SEED, "0"))
     return Sample("sample-partial", Capabilities.uniform(0.9, 0.9), partial(takes_half, taken))

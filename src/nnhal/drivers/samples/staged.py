@@ -1,8 +1,8 @@
-"""A sample driver that compiles in two stages: quick at first, and better while it is used already.
+"""A sample driver that compiles in two stages: quickly first, then better while the model is already in use.
 
-The first stage is the reference's interpreter. The second computes, once, what depends on constants alone: weights of 8
-or 16 bits, which a model widens in each run, are wide from then on. Executions that begin when that is done have it, and
-so have the cache files: the next compilation of the same model begins with the second stage.
+The first stage is the reference's interpreter. The second computes, once, all results that depend only on constants.
+Weights of 8 or 16 bits, which a model widens in each run, are then wide. Executions that begin after that use it. So do
+the cache files: the next compilation of the same model begins with the second stage.
 """
 
 import threading
@@ -26,7 +26,7 @@ from nnhal.model.validate import validate
 
 
 class Staged(Device):
-    """The device. Each stage is the CPU reference's arithmetic."""
+    """The device. Each stage uses the CPU reference's arithmetic."""
 
     name, version, level = "sample-staged", "1", V1_3
 
@@ -49,7 +49,10 @@ class Staged(Device):
 
 
 class StagedPrepared(Prepared):
-    """A model in its first stage, and then its second. later: where to keep that. folds: whether there is a second."""
+    """A model in its first stage, then in its second.
+
+    later: receives the cache entry of the second stage. folds: whether there is a second one.
+    """
 
     def __init__(self, model: Model, later: Later | None = None, *, folds: bool = True) -> None:
         self._stage: Interpreter = Interpreter(model)
@@ -59,7 +62,7 @@ class StagedPrepared(Prepared):
             self._thread.start()
 
     def _fold(self, model: Model) -> None:
-        """The second stage, in the background."""
+        """Prepare the second stage, in the background."""
         better = folded(model)
         if better is not None:
             self._stage = Interpreter(better)
@@ -74,7 +77,7 @@ class StagedPrepared(Prepared):
         return self._stage.run(request, control)
 
     def save(self, files: CacheContent) -> bool:
-        """The first stage, which is there at once."""
+        """Save the first stage, which is ready at once."""
         _put(files, self.model, len(self.model.pools))
         return True
 
@@ -84,20 +87,20 @@ class StagedPrepared(Prepared):
 
 
 def _put(files: CacheContent, model: Model, pools: int) -> None:
-    """A model, with the values beyond the pools that whoever restores it has."""
+    """Write a model, with the values outside the pools that a restoring driver has."""
     files.model[0]["model"] = stored(model)
     files.data[0]["values"] = model.pools[pools].bytes() if len(model.pools) > pools else b""
 
 
 def sealed_values(values: memoryview) -> Memory:
-    """Values as a memory that nobody changes."""
+    """Return values as immutable memory."""
     store = Store("nnhal-folded")
     store.add(np.frombuffer(values, np.uint8))
     return store.seal()
 
 
 def folded(model: Model) -> Model | None:
-    """The model with constants in the place of what only constants are needed for; None where there is nothing of that."""
+    """Return the model with constant results folded; None if there are none."""
     main, bounds = model.main, validate(model).subgraphs[0].operations
     known = {i for i, o in enumerate(main.operands) if o.lifetime in (*CONSTANTS, Lifetime.NO_VALUE)}
     done: list[int] = []
@@ -114,7 +117,7 @@ def folded(model: Model) -> Model | None:
     for operation in (main.operations[n] for n in done):
         for index in operation.outputs:
             operand = operands[index]
-            if index not in found:  # only what was folded too reads it
+            if index not in found:  # only folded operations read it
                 operands[index] = replace(operand, lifetime=Lifetime.NO_VALUE)
                 continue
             data = np.ascontiguousarray(found[index]).tobytes()
@@ -133,5 +136,5 @@ def folded(model: Model) -> Model | None:
 
 
 def device() -> Device:
-    """The entry point."""
+    """Return the driver's device."""
     return Staged()

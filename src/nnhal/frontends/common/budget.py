@@ -1,7 +1,9 @@
-"""What import may spend on one file: every allowance grows with the file's bytes, so that a small file stays cheap.
+"""Limits on the cost of importing one file.
 
-An operation costs about half a millisecond, an element of shape arithmetic about a tenth of a microsecond: what the smallest
-file may spend takes less than a second, and 128 MiB. The figures stand in docs/how-to/models/run-onnx.md for people.
+Each allowance grows with the file's bytes, so that a small file stays cheap.
+
+An operation costs about half a millisecond, an element of shape arithmetic about a tenth of a microsecond. So the
+minimum allowance costs less than a second, and 128 MiB. docs/how-to/models/run-onnx.md has the figures.
 """
 
 from enum import Enum
@@ -11,7 +13,7 @@ from nnhal.base.errors import BadFile
 
 
 class Allowance(NamedTuple):
-    """So many of `what` for any file, `share` more for each of its bytes, and never more than `most`."""
+    """An allowance of `least` units of `what` for any file, plus `share` for each byte, at most `most`."""
 
     what: str
     least: int
@@ -19,31 +21,31 @@ class Allowance(NamedTuple):
     most: int
 
     def of(self, size: int) -> int:
-        """What a file of `size` bytes may spend."""
+        """Return the allowance of a file of `size` bytes."""
         return min(self.least + int(self.share * size), self.most)
 
 
 class Cost(Enum):
-    """What is paid for."""
+    """The kinds of cost."""
 
-    __hash__ = object.__hash__  # each is there once, and Enum's own hash is a call in Python
+    __hash__ = object.__hash__  # each member exists once, and Enum's own hash is a call in Python
 
     RECORDS = Allowance("bytes of records, of which some may overlap", 1024, 4, 1 << 32)
-    TABLES = Allowance("tables", 1000, 1 / 8, 1 << 20)  # the least table and its place in a vector
+    TABLES = Allowance("tables", 1000, 1 / 8, 1 << 20)  # the smallest table and its place in a vector
     OPERATIONS = Allowance("operations", 2000, 1 / 32, 100_000)
     MEMORY = Allowance("bytes of constants that are not in the file as they are", 128 << 20, 16, 1 << 32)
     ELEMENTS = Allowance("elements of shapes, indices and lists", 4_000_000, 16, 1 << 32)
 
 
 class Budget:
-    """What is left for one file. label: for messages."""
+    """The remaining allowances of one file. label: for messages."""
 
     def __init__(self, label: str, size: int) -> None:
         self.label, self.size = label, size
         self.left = {cost: cost.value.of(size) for cost in Cost}
 
     def spend(self, cost: Cost, count: int, place: str = "") -> None:
-        """Take from an allowance, before the work is done; BadFile where it is used up."""
+        """Spend from an allowance before the work is done. Raises BadFile if it is exhausted."""
         self.left[cost] = left = self.left[cost] - count
         if left < 0:
             most = cost.value.of(self.size)

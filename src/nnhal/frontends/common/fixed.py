@@ -1,4 +1,4 @@
-"""Inputs of a file that a caller fixes as constants."""
+"""Inputs of a file that the caller sets to constants."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ Values = Mapping[str, Any]
 
 
 def arrays(values: Values | None) -> dict[str, Array]:
-    """The values as arrays. Raises InvalidArgument for what are no numbers or booleans."""
+    """Convert the values to arrays. Raises InvalidArgument for values that are not numbers or booleans."""
     if values is None:
         return {}
     if not isinstance(values, Mapping):
@@ -22,7 +22,7 @@ def arrays(values: Values | None) -> dict[str, Array]:
     for name, value in values.items():
         try:
             array = np.asarray(value)
-        except ValueError:  # rows of several lengths
+        except ValueError:  # rows of different lengths
             array = np.asarray(None)
         if array.dtype.kind not in "biuf":
             raise InvalidArgument(f"values: {name} is {shown(value)}, must be numbers or booleans")
@@ -31,9 +31,11 @@ def arrays(values: Values | None) -> dict[str, Array]:
 
 
 def fitted(name: str, array: Array, dtype: str, dims: Sequence[Any] | None) -> Array:
-    """An array of the type and shape that an input has; dims: those that are no size are any; None for any shape.
+    """Convert an array to the type and shape of an input.
 
-    Raises InvalidArgument where it would have to change.
+    dims: entries that are not sizes match any; None matches any shape.
+
+    Raises InvalidArgument if that would change its values.
     """
     known = [dim for dim in dims or () if isinstance(dim, int) and dim > 0]
     if dims is not None and len(known) == len(dims) and array.size == np.prod(known, dtype=np.int64) and not array.ndim:
@@ -55,7 +57,7 @@ def fitted(name: str, array: Array, dtype: str, dims: Sequence[Any] | None) -> A
 
 
 def none_left(values: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Raise InvalidArgument for a value of what is no input."""
+    """Raise InvalidArgument for a value whose name is not an input."""
     for name in values:
         if name not in names:
-            raise InvalidArgument(f"values: {name!r} is no input, must be one of {', '.join(names)}")
+            raise InvalidArgument(f"values: {name!r} is not an input, must be one of {', '.join(names)}")

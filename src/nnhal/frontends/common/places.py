@@ -1,4 +1,4 @@
-"""Elements and rows moved by constant places, where NNAPI's own operation does not take the type or the rank: GATHER."""
+"""Moves of elements and rows by constant indices with GATHER, if NNAPI's operation lacks the type or rank."""
 
 import math
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.writing import MOST_DIMENSIONS, OperationWriter
 from nnhal.ops.schema import B8, I32
 
-NOWHERE = -1  # the place of an element that is filled in
+NOWHERE = -1  # the index of an element that is filled in
 
 
 def moved(t: OperationWriter, terms: Sequence[Term], places: Array, fill: Any = 0) -> Term:
-    """The elements of terms, counted one term after the other, at `places`; `fill` where that is NOWHERE."""
+    """Return the elements of the concatenated terms at `places`; `fill` at NOWHERE."""
     t.check_count(places.size)
     t.require(places.size, "has no elements")
     if terms[0].value.type == B8:
@@ -39,14 +39,14 @@ def moved(t: OperationWriter, terms: Sequence[Term], places: Array, fill: Any = 
 
 
 def chosen(t: OperationWriter, here: Array, x: Term, y: Term) -> Term:
-    """x where `here`, y elsewhere."""
+    """Return x where `here` holds, y elsewhere."""
     if here.all():
         return x
     return t.make("SELECT", constant(Value(B8), here), x, y, like=x)
 
 
 def gathered(t: OperationWriter, x: Term, places: Array) -> Term:
-    """Elements of a term by their places in it, in blocks as large as they stay together."""
+    """Return elements of a term by their indices, moved in the largest possible blocks."""
     size, shape = math.prod(t.known(x)), places.shape
     block = together(places, size)
     rows = places.reshape(-1, block)[:, 0] // block
@@ -58,7 +58,7 @@ def gathered(t: OperationWriter, x: Term, places: Array) -> Term:
 
 
 def together(places: Array, size: int) -> int:
-    """How many elements stay together in runs that begin at multiples of it."""
+    """Return the length of the largest aligned runs of consecutive elements."""
     best = block = 1
     for n in reversed(places.shape):
         block *= n
@@ -72,7 +72,7 @@ def together(places: Array, size: int) -> int:
 
 
 def broadcast(t: OperationWriter, term: Term, shape: Sequence[int]) -> Term:
-    """A term repeated to a shape, of any type and rank."""
+    """Repeat a term to a shape, for any type and rank."""
     sizes = t.known(term)
     if sizes == tuple(shape):
         return term
@@ -83,7 +83,7 @@ def broadcast(t: OperationWriter, term: Term, shape: Sequence[int]) -> Term:
 
 
 def axis_moved(t: OperationWriter, x: Term, order: Sequence[int]) -> Term:
-    """A term with its dimensions in another order."""
+    """Permute the dimensions of a term."""
     if list(order) == sorted(order):
         return x
     if len(order) <= 4 and x.value.type not in (I32, B8):
@@ -93,7 +93,7 @@ def axis_moved(t: OperationWriter, x: Term, order: Sequence[int]) -> Term:
 
 
 def transposed(t: OperationWriter, x: Term, order: Sequence[int]) -> Term:
-    """A term with its dimensions in another order: of more than four, those that stay together become one."""
+    """Permute the dimensions of a term; above four, adjacent ones that stay adjacent are merged."""
     if len(order) <= MOST_DIMENSIONS or x.value.type in (I32, B8):
         return axis_moved(t, x, order) if list(order) != sorted(order) else t.copied(x)
     shape = t.known(x)
@@ -108,7 +108,7 @@ def transposed(t: OperationWriter, x: Term, order: Sequence[int]) -> Term:
 
 
 def axis_moved_in_steps(t: OperationWriter, x: Term, order: Sequence[int], shape: Sequence[int]) -> Term:
-    """Each dimension in turn brought to its place, by a TRANSPOSE of what lies before, it, and behind."""
+    """Move each dimension to its place, by a TRANSPOSE of the dimensions before it, itself, and those behind it."""
     there = list(range(len(order)))
     for place, wanted in enumerate(order):
         at = there.index(wanted)
@@ -123,7 +123,7 @@ def axis_moved_in_steps(t: OperationWriter, x: Term, order: Sequence[int], shape
 
 
 def alongside(order: Sequence[int], shape: Sequence[int]) -> list[list[int]]:
-    """The dimensions in their new order, those that follow each other before and after in one list; ones are left out."""
+    """Return the dimensions in their new order, grouped if adjacent before and after, without dimensions of 1."""
     counting = [i for i, size in enumerate(shape) if size != 1]
     after = dict(pairwise(counting))
     runs: list[list[int]] = []
@@ -138,7 +138,7 @@ def alongside(order: Sequence[int], shape: Sequence[int]) -> list[list[int]]:
 
 
 def merged(shapes: Sequence[tuple[int, ...]], whole: Sequence[int]) -> list[list[int]]:
-    """Shapes that broadcast to `whole` as these do, with as few dimensions as that takes."""
+    """Return equivalent shapes that broadcast to `whole`, with as few dimensions as possible."""
     full = [(1,) * (len(whole) - len(shape)) + shape for shape in shapes]
     results: list[list[int]] = [[] for _ in shapes]
     before: list[bool] | None = None

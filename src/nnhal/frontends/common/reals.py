@@ -1,4 +1,4 @@
-"""Functions of real numbers that NNAPI has no operation for, made of those that it has."""
+"""Functions of real numbers without an NNAPI operation, composed from existing ones."""
 
 import math
 from collections.abc import Sequence
@@ -12,20 +12,21 @@ from nnhal.frontends.common.terms import Term
 from nnhal.frontends.common.writing import OperationWriter
 from nnhal.ops.schema import B8, F32
 
-# exp(z²) erfc(z) = t P(t) with t = 1 / (1 + z / 2) for z >= 0, fitted to a relative error of 1.7e-7; lowest power first.
+# exp(z²) erfc(z) = t P(t) with t = 1 / (1 + z / 2) for z >= 0, approximated to a relative error of 1.7e-7; lowest power
+# first.
 ERFC = (
     0.28209474168104315, 0.2821042750418356, 0.24651391069956172, 0.180391165200921, 0.058372405893200814,
     0.07923203623687392, -0.19832467811213028, 0.03072278108633752, 0.0643736965041603, -0.02548048615247626,
 )  # fmt: skip
-# atan(s) = s P(s²) for 0 <= s <= 1, fitted to 1.1e-7.
+# atan(s) = s P(s²) for 0 <= s <= 1, approximated to 1.1e-7.
 ATAN = (
     0.9999999842426359, -0.3333306678069131, 0.19992483578497475, -0.14202570511671397, 0.10636754098013634,
     -0.0749544544309546, 0.042587607462732255, -0.01600503050194432, 0.0028340642986113477,
 )  # fmt: skip
-# log((1 + s) / (1 - s)) = s P(s²) for 0 <= s <= 1/3, fitted to 4.1e-9.
+# log((1 + s) / (1 - s)) = s P(s²) for 0 <= s <= 1/3, approximated to 4.1e-9.
 LOG_RATIO = 2.000000007681758, 0.6666632164140144, 0.40024595229818943, 0.2796515775679465, 0.28157778313522575
 TINY = float(np.finfo(np.float32).tiny)
-NO_TAIL = 40.0  # beyond this the normal distribution has nothing that float32 tells from 0
+NO_TAIL = 40.0  # beyond this, float32 cannot distinguish the tail of the normal distribution from 0
 
 
 class Reals:
@@ -35,21 +36,21 @@ class Reals:
         self.t = t
 
     def __call__(self, name: str, x: Term, y: Term | float) -> Term:
-        """ADD, SUB, MUL, DIV, MAXIMUM, MINIMUM, POW."""
+        """Write ADD, SUB, MUL, DIV, MAXIMUM, MINIMUM or POW."""
         other = y if isinstance(y, Term) else self.t.scalar(y, x)
         more: dict[str, Any] = {"activation": 0} if name in ("ADD", "SUB", "MUL", "DIV") else {}
         return self.t.make(name, x, other, **more)
 
     def less(self, number: float, x: Term) -> Term:
-        """number - x."""
+        """Return number - x."""
         return self.t.make("SUB", self.t.scalar(number, x), x, like=x, activation=0)
 
     def over(self, number: float, x: Term) -> Term:
-        """number / x."""
+        """Return number / x."""
         return self.t.make("DIV", self.t.scalar(number, x), x, like=x, activation=0)
 
     def polynomial(self, coefficients: Sequence[float], x: Term) -> Term:
-        """Lowest power first."""
+        """Evaluate a polynomial; the lowest power comes first."""
         *rest, last = coefficients
         result: Term | None = None
         for coefficient in reversed(rest):
@@ -58,27 +59,27 @@ class Reals:
         return result
 
     def test(self, name: str, x: Term, y: Term | float) -> Term:
-        """A comparison."""
+        """Write a comparison."""
         return self.t.make(name, x, y if isinstance(y, Term) else self.t.scalar(y, x), like=Value(B8))
 
     def negative(self, x: Term) -> Term:
-        """What is below 0, or a 0 with a sign, whose reciprocal is."""
+        """Return which elements are below 0 or are -0.0, whose reciprocal is below 0."""
         return self.t.make("LOGICAL_OR", self.test("LESS", x, 0.0), self.test("LESS", self.over(1.0, x), 0.0))
 
     def choose(self, condition: Term, x: Term, y: Term) -> Term:
-        """x where the condition holds, else y."""
+        """Return x where the condition holds, otherwise y."""
         return self.t.make("SELECT", condition, x, y, like=x)
 
 
 def cosine_of(t: OperationWriter, x: Term) -> Term:
-    """1 - 2 sin(x / 2)^2: without a sum that would round a large argument."""
+    """Return 1 - 2 sin(x / 2)^2, without a sum that would round a large argument."""
     r = Reals(t)
     half = t.make("SIN", r("MUL", x, 0.5))
     return r.less(1.0, r("MUL", r("MUL", half, half), 2.0))
 
 
 def sign_of(t: OperationWriter, x: Term) -> Term:
-    """1, -1, and the size of what is neither above nor below 0: 0 or NaN."""
+    """Return 1 or -1; for 0 and NaN, their absolute value."""
     r = Reals(t)
     one, minus = (t.filled(t.known(x), n, OperandType(x.value.type)) for n in (1, -1))
     rest = r.choose(r.test("LESS", x, 0), minus, t.make("ABS", x))
@@ -86,7 +87,7 @@ def sign_of(t: OperationWriter, x: Term) -> Term:
 
 
 def rounded(t: OperationWriter, x: Term) -> Term:
-    """To whole numbers, halves to even: up where more than a half is left, or exactly a half above an odd number."""
+    """Round to whole numbers, halves to even: up if more than half is left, or exactly half above an odd number."""
     r = Reals(t)
     down = t.make("FLOOR", x)
     rest = r("SUB", x, down)
@@ -97,17 +98,17 @@ def rounded(t: OperationWriter, x: Term) -> Term:
 
 
 def log_of_one_and(r: Reals, x: Term) -> Term:
-    """log(1 + x) for x from 0 to 1, to float32's precision also where 1 + x rounds to 1."""
+    """Return log(1 + x) for x from 0 to 1, with float32's precision even if 1 + x rounds to 1."""
     s = r("DIV", x, r("ADD", x, 2.0))
     return r("MUL", s, r.polynomial(LOG_RATIO, r("MUL", s, s)))
 
 
 def floor_remainder(t: OperationWriter, x: Term, y: Term) -> Term:
-    """x - q y with q = floor(x / y), which rounding may make one off: brought back into the range from 0 to below y.
+    """Return x - q y with q = floor(x / y), corrected into the range from 0 to below y: rounding may make q off by one.
 
-    A quotient that a device rounds to just below q leaves y, and x is a multiple of it then: else y is what a remainder
-    just below it is rounded to. The product is exact by its halves, so the remainder is rounded once; quotients from 2**24
-    on have no exact one.
+    If a device rounds a quotient to just below q, y is left. Then x is a multiple of it; otherwise y is the rounded
+    value of a remainder just below it. The product is exact by its halves, so the remainder is rounded once. Quotients
+    from 2**24 on have no exact remainder.
     """
     r = Reals(t)
     q = t.make("FLOOR", r("DIV", x, y))
@@ -123,14 +124,14 @@ def floor_remainder(t: OperationWriter, x: Term, y: Term) -> Term:
 
 
 def halves(r: Reals, x: Term) -> tuple[Term, Term]:
-    """Two numbers of 12 bits whose sum is x."""
+    """Split x into two numbers of 12 bits whose sum is x."""
     wide = r("MUL", x, 4097.0)
     high = r("SUB", wide, r("SUB", wide, x))
     return high, r("SUB", x, high)
 
 
 def lowest(kind: OperandType, *, highest: bool = False) -> float | int:
-    """What is below (above) every number of a type."""
+    """Return the bound below (above) every number of a type."""
     if kind == F32:
         return math.inf if highest else -math.inf
     limits = np.iinfo(np.int32)
@@ -138,7 +139,7 @@ def lowest(kind: OperandType, *, highest: bool = False) -> float | int:
 
 
 def normal_tail(t: OperationWriter, size: Term) -> Term:
-    """The share of the normal distribution above `size` >= 0, to a relative error that keeps small shares exact."""
+    """Return the normal distribution's share above `size` >= 0, with a relative error that keeps small shares exact."""
     r = Reals(t)
     u = r.over(1.0, r("ADD", r("MUL", size, math.sqrt(1 / 8)), 1.0))
     fall = t.make("EXP", r("MUL", r("MUL", size, size), -0.5))
@@ -146,7 +147,7 @@ def normal_tail(t: OperationWriter, size: Term) -> Term:
 
 
 def gelu_of(t: OperationWriter, x: Term, approximate: bool) -> Term:
-    """x times the normal distribution's share below x, exact from the tail, which keeps small results so; -inf gives 0."""
+    """Return x times the normal distribution's share below x, computed from the tail for small results; 0 for -inf."""
     r = Reals(t)
     if approximate:
         cubic = r("ADD", x, r("MUL", r("MUL", x, r("MUL", x, x)), 0.044715))

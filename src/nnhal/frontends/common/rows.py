@@ -1,4 +1,4 @@
-"""Rows gathered by indices that may be computed: counted through."""
+"""Gathers rows by indices that may be computed at execution, through flat row numbers."""
 
 import math
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.writing import INT32_RANGE, OperationWriter
 from nnhal.ops.schema import I32
 
-MOST_LOOKED_UP = 1 << 24  # of a dimension: a constant has them all
+MOST_LOOKED_UP = 1 << 24  # entries of a dimension: a constant holds them all
 
 
 def batched(t: OperationWriter, x: Term, indices: Term, axis: int, batches: int) -> Term:
-    """Each batch has indices of its own: those of row `axis` of all batches, counted through."""
+    """Gather with separate indices for each batch, as flat numbers of the rows along `axis` of all batches."""
     shape, places = t.known(x), t.known(indices)
     t.require(
         shape[:batches] == places[:batches], f"batches are {shape[:batches]} and {places[:batches]}, must be equal"
@@ -42,8 +42,9 @@ def batched(t: OperationWriter, x: Term, indices: Term, axis: int, batches: int)
 
 
 def inside(t: OperationWriter, indices: Term, size: int, stride: int = 1) -> Term:
-    """Indices times a stride. One outside of 0 to size - 1, of which the place of another element would be made, is refused:
-    by GATHER where it is known at execution only.
+    """Multiply indices by a stride. Refuses an index outside 0 to size - 1, which would refer to another element.
+
+    If it is known only at execution, GATHER refuses it.
     """
     if indices.data is not None:
         numbers = np.asarray(indices.data)
@@ -57,20 +58,20 @@ def inside(t: OperationWriter, indices: Term, size: int, stride: int = 1) -> Ter
 
 
 def none_below(t: OperationWriter, numbers: Term) -> Term:
-    """Numbers, and 0 in place of those below it."""
+    """Replace numbers below 0 by 0."""
     if numbers.data is not None:
         return constant(Value(I32), np.maximum(np.asarray(numbers.data), 0))
     return t.make("MAXIMUM", numbers, t.scalar(0, numbers))
 
 
 def added(t: OperationWriter, indices: Term, numbers: Array) -> Term:
-    """Indices and constant numbers that broadcast, in few dimensions."""
+    """Add indices and constant numbers that broadcast, in few dimensions."""
     full = np.broadcast_to(numbers, t.known(indices)).reshape(-1).astype(np.int32)
     return t.make("ADD", t.reshaped(indices, (full.size,)), constant(Value(I32), full), activation=0)
 
 
 def row_numbers(t: OperationWriter, indices: Term, sizes: Sequence[int]) -> Term:
-    """Vectors of indices, the last dimension, as numbers of rows in dimensions of these sizes; refused as by `inside`."""
+    """Convert index vectors (the last dimension) to row numbers in dimensions of these sizes; refuses like `inside`."""
     places = t.known(indices)
     count, depth = math.prod(places[:-1]), places[-1]
     t.require(math.prod(sizes) <= INT32_RANGE.max, f"has {math.prod(sizes)} rows, must have {INT32_RANGE.max} at most")

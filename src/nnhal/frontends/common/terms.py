@@ -1,4 +1,4 @@
-"""What importers make of a file's values on their way into a model: terms, and operations on them."""
+"""An importer's representation of a file's values before they become a model: terms, and operations on them."""
 
 from typing import Any, NamedTuple
 
@@ -10,12 +10,12 @@ from nnhal.base.records import Struct
 from nnhal.model.graph import EdgeForm
 from nnhal.ops.schema import I32, Q8, Q8S, Bound
 
-UNTYPED = -1  # the type of a Value that NNAPI has no type for
-PLAIN_SCALE = 1.0  # of 8-bit integers that stand for themselves
+UNTYPED = -1  # the type of a Value without an NNAPI type
+PLAIN_SCALE = 1.0  # of 8-bit integers that represent themselves
 
 
 class Blob(NamedTuple):
-    """Bytes of the file, or of another one beside it. file: which."""
+    """Bytes of the file, or of an external file. file: its number."""
 
     offset: int
     length: int
@@ -23,7 +23,7 @@ class Blob(NamedTuple):
 
 
 class WrittenGraph:
-    """A graph of operations, as it goes into a model. forms: of the outputs, as the file has them."""
+    """A graph of operations, before it becomes part of a model. forms: the types of the outputs in the file."""
 
     inputs: "list[Term]"
     outputs: "list[Term]"
@@ -32,38 +32,47 @@ class WrittenGraph:
 
     @property
     def facts(self) -> SubgraphFacts:
-        """What control flow may know of it. The index is the writer's business."""
+        """The facts that control flow may use. The writer sets the index."""
         return SubgraphFacts(0, tuple(t.value for t in self.inputs), tuple(t.value for t in self.outputs))
 
     @property
     def edge(self) -> "list[tuple[Term, EdgeForm]]":
-        """Its inputs and outputs, and how the file has them."""
+        """Its inputs and outputs, with their types in the file."""
         given = [EdgeForm(term.scalar, term.kind == "INT64") for term in self.inputs]
         return list(zip([*self.inputs, *self.outputs], [*given, *self.forms], strict=True))
 
 
 class Inexpressible(Exception):
-    """An operator that NNAPI cannot express; the message is the reason. Without one, it follows from another's."""
+    """An operator that NNAPI cannot express; the message is the reason.
+
+    Without a message, it follows from another's.
+    """
 
 
 class OpenDimension(Struct, eq=False):
-    """In the shape of a term a dimension that is known only at execution."""
+    """A dimension in the shape of a term that is known only at execution."""
 
     term: "Term"
     axis: int
 
 
 class Term(Struct, eq=False):
-    """A value in the making.
+    """A value during import.
 
-    value: what NNAPI is told of it; its `data` is there for constants. kind: its type in the file.
-    data: what is known of the value at import, in the file's own shape and type; None or an OpenDimension within an array of
-    objects is an element known only at execution. blob: where constant data lie in the file.
-    scalar: of rank 0 in the file, where NNAPI has one dimension of 1. span: least and greatest value that integers may have.
-    doubtful: written by an operator that was refused. variable: of a resource. graph: of a SUBGRAPH operand.
-    made: a constant of import's own, which nobody has been charged for yet.
-    parts: of complex numbers, which NNAPI lacks, the real and the imaginary ones.
-    reals: of integers of a type that NNAPI lacks, the same numbers as a float tensor.
+    Attributes:
+        value: Its NNAPI type and shape; `data` is set for constants.
+        kind: Its type in the file.
+        data: The part of the value that is known at import, in the file's shape and type. None, or an OpenDimension in an
+            array of objects, is an element known only at execution.
+        blob: The place of constant data in the file.
+        scalar: Whether it has rank 0 in the file; in NNAPI it has one dimension of 1.
+        span: The range of integer values.
+        doubtful: Whether its operator was refused.
+        variable: The variable of a resource.
+        graph: The graph of a SUBGRAPH operand.
+        made: Whether the importer made this constant, and its cost is not charged yet.
+        parts: The real and imaginary parts of complex numbers, which NNAPI lacks.
+        reals: For integers of a type that NNAPI lacks, the same numbers as a float tensor.
     """
 
     value: Value
@@ -81,12 +90,12 @@ class Term(Struct, eq=False):
 
     @property
     def partly(self) -> bool:
-        """Whether it is a shape of which only a part is known; no operation of NNAPI gives the rest."""
+        """Whether it is a partly known shape; no NNAPI operation gives the rest."""
         return self.data is not None and self.data.dtype == object
 
 
 class Variable(Struct, eq=False):
-    """What is kept from run to run: its initial value, the term it is read from, and the one it now stands for."""
+    """A value that persists between executions: initial value, the term that it is read from, current term."""
 
     name: str
     initial: Array | None = None
@@ -96,7 +105,7 @@ class Variable(Struct, eq=False):
 
 
 class Emitted(NamedTuple):
-    """An operation: an input is a term, or the type of one that is omitted. bound: it, bound to them."""
+    """An operation: an input is a term, or the type of an omitted one. bound: the operation with bound arguments."""
 
     type: str
     inputs: tuple["Term | int", ...]
@@ -106,7 +115,7 @@ class Emitted(NamedTuple):
 
 
 def constant(value: Value, data: Array | None, kind: str = "", blob: Blob | None = None) -> Term:
-    """A constant term, of rank 1 at least. data: None for a variable, or partly known (an array of objects)."""
+    """Return a constant term, of rank 1 or higher. data: None for a variable; an array of objects if partly known."""
     if data is None:
         return Term(value, kind)
     shape = data.shape or (1,)
@@ -121,15 +130,15 @@ def constant(value: Value, data: Array | None, kind: str = "", blob: Blob | None
 
 
 def shaped(value: Value, shape: Shape | None, data: Any = None) -> Value:
-    """The same type, quantisation and name with a shape and perhaps data: `replace`, which takes four times as long."""
+    """Copy the type, quantisation and name with a shape and maybe data. `replace` takes four times as long."""
     return Value(value.type, shape, value.scale, value.zero_point, value.channel, data, value.name)
 
 
 def fits(span: tuple[int, int]) -> bool:
-    """Whether 32 bits hold all of these integers."""
+    """Whether all of these integers fit 32 bits."""
     return span[0] >= -(1 << 31) and span[1] < 1 << 31
 
 
 def stored(value: Value) -> int:
-    """The stored value of real 0."""
+    """Return the stored value of real 0."""
     return value.zero_point if value.type in (Q8, Q8S, OperandType.TENSOR_QUANT16_ASYMM) else 0

@@ -1,16 +1,16 @@
-"""What an importer tells: all that a file needs and NNAPI lacks, and which shapes somebody has to say."""
+"""Messages of importers: the parts of a file that NNAPI lacks, and the shapes that the user must specify."""
 
 from collections.abc import Mapping, Sequence
 
 from nnhal.base.errors import UnsupportedModel
 from nnhal.base.names import short
 
-Problems = Mapping[tuple[str, str], Sequence[str]]  # places by an operator's name and the reason
-Left = list[tuple[str, tuple[int, ...], str]]  # an input's name, the shape it is taken as, and how the file's is shown
+Problems = Mapping[tuple[str, str], Sequence[str]]  # places, by an operator's name and the reason
+Left = list[tuple[str, tuple[int, ...], str]]  # an input's name, its assumed shape, and the text of the file's shape
 
 
 def unsupported(label: str, problems: Problems, hint: str = "") -> UnsupportedModel:
-    """The one error that lists everything that cannot be expressed. hint: what may help."""
+    """Return one error that lists everything that cannot be expressed. hint: what may help."""
     parts = []
     for (name, reason), places in problems.items():
         where = " ".join([name, ", ".join(filter(None, places))]).strip()
@@ -21,13 +21,13 @@ def unsupported(label: str, problems: Problems, hint: str = "") -> UnsupportedMo
 
 
 def how(name: str, shape: tuple[int, ...]) -> str:
-    """How to say the shape of an input: what works as it is written, with the sizes that one wants put in."""
+    """Return the option that sets the shape of an input, ready to copy."""
     import shlex
 
     option = shlex.quote(f"{short(name)}={','.join(map(str, shape))}")
-    return f"--shape {option}, or shapes={{{name!r}: {shape!r}}}, with sizes of yours says"
+    return f"--shape {option}, or shapes={{{name!r}: {shape!r}}}, with your sizes sets"
 
 
 def ask(left: Left) -> str:
-    """What to tell somebody who has to say shapes."""
+    """Return the message that asks for shapes."""
     return "; ".join(f"{text} is open in the file, must be given; {how(name, shape)} it" for name, shape, text in left)

@@ -1,4 +1,4 @@
-"""Writes graphs into a model builder: terms become operands, constants that lie in the file stay there."""
+"""Writes graphs into a model builder: terms become operands; constants in the file stay there."""
 
 from collections.abc import Sequence
 
@@ -31,7 +31,7 @@ class ModelWriter:
         notes: Sequence[str],
         alike: Sequence[tuple[str, tuple[tuple[int, int], ...]]] = (),
     ) -> Model:
-        """The whole model; states come after the ordinary inputs and outputs."""
+        """Return the model; states come after the ordinary inputs and outputs."""
         inputs = [*graph.inputs, *(source for source, _, _ in states)]
         outputs = [*graph.outputs, *(last for _, last, _ in states)]
         places = self._body(self.builder, graph, inputs)
@@ -49,7 +49,7 @@ class ModelWriter:
         )
 
     def _body(self, builder: ModelBuilder, graph: WrittenGraph, inputs: Sequence[Term]) -> dict[int, int]:
-        """Write the operations of a graph; the operand of each term."""
+        """Write the operations of a graph; return the operand of each term."""
         places: dict[int, int] = {}
         shared: dict[bytes, int] = {}
 
@@ -83,7 +83,7 @@ class ModelWriter:
             )
         data = np.asarray(value.data)
         if blob is None or data.nbytes <= MAX_COPIED_CONSTANT or not data.flags.aligned:
-            if blob is not None:  # else it was paid for when it was made
+            if blob is not None:  # otherwise it was charged when it was made
                 self.budget.spend(Cost.MEMORY, data.nbytes, value.name)
             return builder.constant(
                 value.type, data, value.scale, value.zero_point, channel=value.channel, name=value.name
@@ -105,7 +105,7 @@ class ModelWriter:
 
 
 def _key(term: Term) -> bytes:
-    """What two nameless small constants share an operand by, b"" for all others."""
+    """Return the key by which unnamed small constants share an operand; b"" for all others."""
     value = term.value
     plain = isinstance(value.data, np.ndarray) and not (value.name or value.quantised or value.scale)
     if not plain or value.data.nbytes > MAX_COPIED_CONSTANT:

@@ -1,4 +1,4 @@
-"""Writes NNAPI operations for one operator of a file: what every importer's entries stand on."""
+"""Writes NNAPI operations for one operator of a file; the base of every importer's entries."""
 
 import math
 from collections.abc import Sequence
@@ -17,17 +17,17 @@ from nnhal.ops import OPS
 from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8S, Arg, Op, T, bind, types_for
 
 ASYMMETRIC = (Q8, Q8S)
-MOST_DIMENSIONS = 4  # of many of NNAPI's operations
-MOST_PLACES = 1 << 20  # numbers of a constant that says where elements come from
+MOST_DIMENSIONS = 4  # of many NNAPI operations
+MOST_PLACES = 1 << 20  # numbers of a constant with source indices of elements
 INT32_RANGE = np.iinfo(np.int32)
 ARGUMENTS = (Term, int, float, str, np.generic)
 
 
 class OperationWriter:
-    """One operator to lower: NNAPI operations to write, and what is asked of terms on the way.
+    """Lowers one operator: writes NNAPI operations, and queries terms.
 
-    budget: what they are paid from. label: the operator, for messages. A graph has nothing of it before it gets `emitted`.
-    A subclass knows the inputs and outputs of the operator (`raw`, `out`, `result`).
+    budget: pays for them. label: the operator, for messages. The graph is unchanged until it gets `emitted`. A subclass
+    knows the inputs and outputs of the operator (`raw`, `out`, `result`).
     """
 
     def __init__(self, budget: Budget, label: str) -> None:
@@ -36,19 +36,19 @@ class OperationWriter:
         self._real: dict[int, Term] = {}
 
     def out(self, number: int = 0) -> Value:
-        """Type and quantisation of output `number` as it has to be written."""
+        """Return the required type and quantisation of output `number`."""
         raise NotImplementedError
 
     def result(self, number: int, term: Term) -> None:
-        """Output `number` is this term."""
+        """Set output `number` to a term."""
         raise NotImplementedError
 
     def raw(self, place: int) -> Term:
-        """Input `place` as the file has it."""
+        """Return input `place` as it is in the file."""
         raise NotImplementedError
 
     def data(self, place: int, what: str) -> Array:
-        """The value of input `place`, which has to be known; elements known only at execution are None."""
+        """Return the value of input `place`, which must be known; elements known only at execution are None."""
         term = self.raw(place)
         if term.data is None:
             self.follows(term)
@@ -56,20 +56,20 @@ class OperationWriter:
         return term.data
 
     def partly(self, place: int, what: str) -> list[int | None]:
-        """Integers of which some may be known only at execution."""
+        """Return integers, some of which may be known only at execution."""
         data = self.data(place, what)
         self.require(data.dtype.kind in "iuO", f"{what} is {self.raw(place).kind}, must be integers")
         return [None if n is None or isinstance(n, OpenDimension) else int(n) for n in data.reshape(-1).tolist()]
 
     def ints(self, place: int, what: str) -> list[int]:
-        """Constant integers."""
+        """Return constant integers."""
         numbers = self.partly(place, what)
         known = [n for n in numbers if n is not None]
         self.require(len(known) == len(numbers), f"{what} is known only at execution, must be constant for NNAPI")
         return known
 
     def number(self, place: int, what: str) -> Any:
-        """A constant of one element."""
+        """Return the element of a constant that has only one."""
         data = self.data(place, what)
         self.require(data.size == 1 and data.dtype != object, f"{what} must be one number")
         return data.reshape(-1)[0].item()
@@ -83,8 +83,7 @@ class OperationWriter:
                     term.made = False
 
     def refuse(self, reason: str) -> NoReturn:
-        """Refuse the operator."""
-        raise Inexpressible(reason or "is refused, and nothing says why")  # one without a reason follows from another's
+        raise Inexpressible(reason or "is refused without a reason")  # without a reason, it follows from another's
 
     def require(self, condition: Any, reason: str) -> None:
         """Refuse the operator unless the condition holds."""
@@ -92,18 +91,20 @@ class OperationWriter:
             self.refuse(reason)
 
     def check_count(self, count: int) -> None:
-        """Refuse to move that many elements one by one, before anything is made of them."""
-        self.require(count <= MOST_PLACES, f"has {count} elements to move one by one, must be {MOST_PLACES} at most")
+        """Refuse to move that many elements individually, before any work is done."""
+        self.require(
+            count <= MOST_PLACES, f"has {count} elements to move individually, must have at most {MOST_PLACES}"
+        )
 
     def together(self, *shapes: Sequence[int]) -> tuple[int, ...]:
-        """The shape that all of these are broadcast to."""
+        """Return the shape that all of these broadcast to."""
         try:
             return np.broadcast_shapes(*map(tuple, shapes))
         except ValueError:
             raise Inexpressible(f"shapes {', '.join(map(str, map(list, shapes)))} do not broadcast") from None
 
     def integers(self, values: Sequence[int]) -> Term:
-        """A constant TENSOR_INT32."""
+        """Return a constant TENSOR_INT32."""
         whole = all(int(n) == n for n in values)
         self.require(whole, f"integers are {shown(list(values))}, must be whole numbers")
         fits = all(INT32_RANGE.min <= n <= INT32_RANGE.max for n in values)
@@ -112,47 +113,45 @@ class OperationWriter:
         return constant(Value(I32), np.array(values, np.int32).reshape(len(values)))
 
     def follows(self, term: Term) -> None:
-        """Refuse the operator without a reason where what it lacks of a term follows from another's refusal."""
+        """Refuse the operator without a reason if the missing fact of a term follows from another's refusal."""
         if term.doubtful:
             raise Inexpressible
 
     def shape(self, term: Term) -> Shape:
-        """The shape of a term; Refused where not even the rank is known."""
+        """Return the shape of a term; refuse if not even the rank is known."""
         if term.value.shape is None:
             self.follows(term)
             self.refuse("the rank of an input is known only at execution")
         return term.value.shape
 
     def known(self, term: Term) -> tuple[int, ...]:
-        """The shape of a term, every dimension of it."""
+        """Return the fully known shape of a term."""
         shape = self.shape(term)
         sizes = tuple(d for d in shape if d is not None)
         if len(sizes) < len(shape):
             self.follows(term)
-        self.require(len(sizes) == len(shape), "a dimension that has to be known is known only at execution")
+        self.require(len(sizes) == len(shape), "a required dimension is known only at execution")
         return sizes
 
     def rank(self, term: Term) -> int:
-        """The rank in the file, 0 for scalars."""
+        """Return the rank in the file, 0 for scalars."""
         return 0 if term.scalar else len(self.shape(term))
 
     def axis(self, axis: int, rank: int) -> int:
-        """An axis counted from the front."""
-        self.require(rank, f"axis = {axis} is of a tensor without dimensions, which has none")
-        self.require(-rank <= axis < rank, f"axis = {axis}, must be from {-rank} to {rank - 1}")
+        """Return an axis counted from the front."""
+        self.require(rank, f"axis is {axis} for a tensor without dimensions, must not be set")
+        self.require(-rank <= axis < rank, f"axis is {axis}, must be from {-rank} to {rank - 1}")
         return axis % rank
 
     def run(self, name: str, *given: Any, outs: Sequence[Value], **named: Any) -> list[Term]:
-        """Write an operation; returns its outputs with the shapes that its record infers.
+        """Write an operation; return its outputs, with the shapes that its record infers.
 
-        given: terms, None for omitted ones, numbers, in the record's order. named: scalar arguments by name.
-        InvalidModel says what is against it.
+        given: terms, None for omitted ones, numbers, in the record's order. named: scalar arguments by name. Raises
+        InvalidModel with the reason if the arguments are invalid.
         """
         self.budget.spend(Cost.OPERATIONS, 1, self.label)
         if name not in OPS:
-            raise InvalidArgument(
-                f"operation is {shown(name)}, must be one of NNAPI's own, or of a registered extension"
-            )
+            raise InvalidArgument(f"operation is {shown(name)}, must be one of NNAPI or of a registered extension")
         record = OPS[name]
         _look_at(record, given, named)
         arguments = _arrange(record, given, named)
@@ -166,13 +165,13 @@ class OperationWriter:
         return results
 
     def make(self, name: str, *given: Any, like: Term | Value | int | None = None, **named: Any) -> Term:
-        """Write an operation whose result is used by the next one. like: its type, or what has it; else the first term."""
+        """Write an operation whose result the next one uses. like: its type, or an object with it, or the first."""
         model = next(t for t in given if isinstance(t, Term)) if like is None else like
         value = model.value if isinstance(model, Term) else model if isinstance(model, Value) else Value(model)
         return self.run(name, *given, outs=[replace(value, shape=None, data=None, name="")], **named)[0]
 
     def real(self, term: Term) -> Term:
-        """The real values of a quantised or float16 term as float32."""
+        """Return the real values of a quantised or float16 term as float32."""
         if term.value.type in (F32, I32):
             return term
         if id(term) not in self._real:
@@ -181,7 +180,7 @@ class OperationWriter:
         return self._real[id(term)]
 
     def reshaped(self, term: Term, dims: Sequence[int | None], *, out: bool = False) -> Term:
-        """A term in another shape; one dimension may be None. out: it is output 0."""
+        """Reshape a term; one dimension may be None. out: whether it is output 0."""
         self.require(sum(d is None for d in dims) <= 1, "more than one dimension is known only at execution")
         if not out and tuple(dims) == term.value.shape:
             return term
@@ -200,7 +199,7 @@ class OperationWriter:
         return self._finished(self.run("RESHAPE", term, shape, outs=[like])[0], out)
 
     def copied(self, term: Term) -> Term:
-        """The same elements as a term of its own."""
+        """Return the same elements as a separate term."""
         if term.value.type == B8:
             return self.make("LOGICAL_OR", term, term)
         return self.make("RESHAPE", term, self.integers(self.known(term)))
@@ -211,37 +210,38 @@ class OperationWriter:
         return term
 
     def ones(self, term: Term) -> Term:
-        """Booleans as int32 0 and 1."""
+        """Convert booleans to int32 0 and 1."""
         return self.make("SELECT", term, *[self.filled(self.known(term), n, I32) for n in (1, 0)], like=Value(I32))
 
     def truths(self, term: Term) -> Term:
-        """Which numbers are not 0."""
+        """Return which numbers are not 0."""
         return self.make("NOT_EQUAL", term, self.scalar(0, term), like=Value(B8))
 
     def filled(self, shape: Sequence[int], value: float, kind: OperandType) -> Term:
-        """A tensor of equal elements."""
+        """Return a tensor of equal elements."""
         return self.make("FILL", self.integers(shape or (1,)), number(value, kind), like=Value(kind))
 
     def scalar(self, value: Any, like: Term) -> Term:
-        """A constant of one element with the type of a term that is not quantised."""
+        """Return a constant of one element with the type of an unquantised term."""
         return constant(Value(like.value.type), held(value, like.value.type).reshape(1))
 
 
 def number(value: Any, kind: OperandType) -> Term:
-    """A scalar argument of the type that a tensor's elements have, where the record leaves the choice. Inexpressible where
-    NNAPI has no such scalars.
+    """Return a scalar argument with the type of a tensor's elements, if the record allows several.
+
+    Raises Inexpressible if NNAPI has no such scalars.
     """
     scalars = {F32: OperandType.FLOAT32, F16: OperandType.FLOAT16, I32: OperandType.INT32}
     if kind not in scalars:
         raise Inexpressible(
-            f"fills a tensor of {type_name(kind)}, which NNAPI does for float32, float16 and int32 only"
+            f"fills a tensor of {type_name(kind)}, which NNAPI supports for float32, float16 and int32 only"
         )
     scalar = scalars[OperandType(kind)]
     return Term(Value(scalar, (), data=held(value, scalar)))
 
 
 def held(value: Any, kind: int) -> Array:
-    """One number as an array of a type; Inexpressible where it does not fit."""
+    """Return one number as an array of a type; Inexpressible if it does not fit."""
     try:
         array = np.asarray(value, dtype_of(kind))
     except (OverflowError, ValueError, TypeError):
@@ -252,13 +252,13 @@ def held(value: Any, kind: int) -> Array:
 
 
 def viewed(term: Term, shape: Sequence[int]) -> Term:
-    """A constant in another shape, over the same bytes."""
+    """Return a constant in another shape, over the same bytes."""
     data = np.asarray(term.value.data).reshape(tuple(shape))
     return Term(replace(term.value, shape=tuple(shape), data=data), term.kind, data, term.blob)
 
 
 def _look_at(record: Op, given: Sequence[Any], named: dict[str, Any]) -> None:
-    """InvalidArgument for what no operator can be at fault for: a name that no form has, and what is no argument at all."""
+    """Raise InvalidArgument for a mistake in the importer: an unknown argument name, or an invalid argument."""
     for name in named:
         if not any(name in form.places for form in record.forms):
             names = dict.fromkeys(a.name for form in record.forms for a in form)
@@ -269,7 +269,7 @@ def _look_at(record: Op, given: Sequence[Any], named: dict[str, Any]) -> None:
 
 
 def _arrange(record: Op, given: Sequence[Any], named: dict[str, Any]) -> list[tuple[Arg, Any]]:
-    """Each argument of the form that takes these, with its value, up to the last that has to be there."""
+    """Return the arguments of the matching signature with their values, up to the last required one."""
     for form in record.forms:
         if not named.keys() <= form.places.keys():
             continue
@@ -287,7 +287,7 @@ def _arrange(record: Op, given: Sequence[Any], named: dict[str, Any]) -> list[tu
         pairs = list(zip(form[: last + 1], values[: last + 1], strict=True))
         if all(_fits(a, value) for a, value in pairs):
             return pairs
-    raise Inexpressible(f"{record.name} needs an input that is omitted")
+    raise Inexpressible(f"{record.name} needs an omitted input")
 
 
 def _fits(argument: Arg, value: Any) -> bool:

@@ -1,13 +1,13 @@
-"""The ONNX importer: `.onnx` files as models whose weights stay where they are in one sealed copy of the file.
+"""The ONNX importer: loads `.onnx` files as models whose weights stay in one sealed copy of the file.
 
-    load("model.onnx")                                    the file's own shapes; open dimensions are taken as 1, or asked for
+    load("model.onnx")                                    the file's own shapes; open dimensions become 1, or must be set
     load("model.onnx", shapes={"input": (4, 3, 224, 224)})
     load("model.onnx", values={"sample_rate": 16000})     a constant instead of an input
 
-The way of a file: `wire` and `reader` make records of it (`file`) and trust nothing, `order` puts nodes in order, `beside`
-finds files that tensors lie in; `lowering` turns nodes into NNAPI operations by the entries of its families (`elementwise`,
-`layers`, `movement` and the others), after `fold` computed what is known. What NNAPI cannot express exactly is one
-UnsupportedModel that lists all of it. No package reads the file but this one.
+`wire` and `reader` parse the file into records (`file`) without trusting it. `order` sorts the nodes, and `beside`
+finds external data files. `fold` computes what is known at import, and `lowering` converts the remaining nodes to NNAPI
+operations by the entries of `elementwise`, `layers`, `movement` and the other families. One UnsupportedModel lists
+everything that NNAPI cannot express exactly. Only this package reads the file.
 """
 
 import os
@@ -39,7 +39,7 @@ from nnhal.model.validate import validate
 
 Shapes = Mapping[str, Sequence[int]] | Sequence[Sequence[int]]
 ONE_BRANCH = "where an input decides the If, --value NAME=N, or values={NAME: N}, leaves one branch"
-OPEN = (0, -1)  # how a dimension is said to be unknown until execution
+OPEN = (0, -1)  # the marks of a dimension that is unknown until execution
 
 
 def load_opened(
@@ -50,12 +50,12 @@ def load_opened(
     shapes: Shapes | None = None,
     values: Values | None = None,
 ) -> Model:
-    """The model of a file that is `opened`. folder: where files beside it lie; None where it has none.
+    """Return the model of an `opened` file. folder: the place of external files; None if there is none.
 
-    shapes, values: as of `nnhal.load`.
+    shapes, values: see `nnhal.load`.
 
-    Raises BadFile naming the node and field where the file lies, UnsupportedModel listing all nodes that NNAPI cannot
-    express, InvalidArgument for an input that the file does not have, ShapeNeeded for shapes that it leaves open.
+    Raises BadFile with the node and field of a malformed file, UnsupportedModel with all nodes that NNAPI cannot
+    express, InvalidArgument for an unknown input, ShapeNeeded for shapes that the file leaves open.
     """
     file = read(memory, label, folder)
     if not file.graph.outputs:
@@ -75,8 +75,7 @@ def load_opened(
     for term, edge in zip(graph.outputs, file.graph.outputs, strict=True):
         term.value = replace(term.value, name=edge.name)
     notes = [
-        f"{text} is open in the file and taken as {list(shape)}; {how(name, shape)} otherwise"
-        for name, shape, text in left
+        f"{text} is open in the file and taken as {list(shape)}; {how(name, shape)} it" for name, shape, text in left
     ]
     let_go(graph, file)
     writer = ModelWriter(file.memories, file.budget, clipped(os.path.splitext(os.path.basename(label))[0]))
@@ -92,7 +91,7 @@ def load_opened(
 def open_inputs(
     label: str, memory: Memory, *, folder: str | None = None, shapes: Shapes | None = None, values: Values | None = None
 ) -> OpenInputs:
-    """The inputs of a file that is `opened`, for these shapes. Parameters as of `load_opened`."""
+    """Return the inputs of an `opened` file for these shapes. For the parameters, see `load_opened`."""
     file, sizes = with_constants(read(memory, label, folder), arrays(values))
     wanted, _ = settled(file, shapes, sizes)
     dims = {edge.name: shape for edge, shape in zip(file.graph.inputs, wanted, strict=True)}
@@ -100,7 +99,7 @@ def open_inputs(
 
 
 def imported(file: OnnxFile, wanted: Sequence[tuple[int | None, ...]]) -> tuple[FileContext, NodeGraph]:
-    """The graph for inputs of these shapes."""
+    """Return the graph for inputs of these shapes."""
     context = FileContext(file, lower, lower_open)
     graph = NodeGraph(context, file.graph)
     for edge, shape in zip(file.graph.inputs, wanted, strict=True):
@@ -120,7 +119,7 @@ def imported(file: OnnxFile, wanted: Sequence[tuple[int | None, ...]]) -> tuple[
 
 
 def let_go(graph: NodeGraph, file: OnnxFile) -> None:
-    """Have all constants copied out of a file of which less than half could stay, so that its memory goes."""
+    """Copy all constants out of a file if less than half of it is needed, so that its memory is released."""
     terms: dict[int, Term] = {}
     left = list(graph.operations)
     while left:
@@ -138,7 +137,7 @@ def let_go(graph: NodeGraph, file: OnnxFile) -> None:
     for term in placed:
         if term.blob is not None and file.memories[term.blob.file] in gone:
             term.blob = None
-    for term in terms.values():  # operations that are bound by now keep short values, and the memory that those lie in
+    for term in terms.values():  # operations that are bound by now keep short values, and their memory
         data = term.value.data
         if isinstance(data, np.ndarray) and data.nbytes <= MAX_COPIED_CONSTANT:
             home = Memory.of(data)
@@ -147,7 +146,7 @@ def let_go(graph: NodeGraph, file: OnnxFile) -> None:
 
 
 def metadata_of(file: OnnxFile) -> Metadata | None:
-    """What the file says about itself."""
+    """Return the file's metadata."""
     if not file.properties and not file.producer:
         return None
     about = file.properties
@@ -166,7 +165,7 @@ def metadata_of(file: OnnxFile) -> Metadata | None:
 
 
 def with_constants(file: OnnxFile, values: Mapping[str, Array]) -> tuple[OnnxFile, dict[str, int]]:
-    """The file with some of its inputs as constants, and the sizes of named dimensions that these have."""
+    """Return the file with some inputs as constants, and the sizes of named dimensions that these determine."""
     graph, sizes = file.graph, dict[str, int]()
     none_left(values, [edge.name for edge in graph.inputs])
     constants, inputs = dict(graph.constants), []
@@ -184,11 +183,11 @@ def with_constants(file: OnnxFile, values: Mapping[str, Array]) -> tuple[OnnxFil
 
 
 def settled(file: OnnxFile, shapes: Shapes | None, sizes: dict[str, int]) -> tuple[list[tuple[int | None, ...]], Left]:
-    """The shape of each input: the caller's, else the file's; a name that several dimensions share is one size.
+    """Return the shape of each input: the caller's, otherwise the file's. Dimensions with the same name have one size.
 
-    A size of 0 in the file is an empty dimension. NNAPI has no fixed one, so it is left for the execution.
+    A size of 0 in the file is an empty dimension. NNAPI has no fixed one, so it stays open until execution.
 
-    sizes: of names that are known.
+    sizes: of known names.
     """
     edges = file.graph.inputs
     given = asked(file, shapes)
@@ -196,7 +195,7 @@ def settled(file: OnnxFile, shapes: Shapes | None, sizes: dict[str, int]) -> tup
         for place, (dim, size) in enumerate(zip(edge.shape or (), given.get(edge.name, ()), strict=False)):
             if isinstance(dim, str) and sizes.setdefault(dim, size) != size:
                 where = f"dimension {place} of {edge.name} is {size}"
-                raise InvalidArgument(f"shapes: {where}, must be {sizes[dim]} as wherever the file says {short(dim)!r}")
+                raise InvalidArgument(f"shapes: {where}, must be {sizes[dim]} like all dimensions named {short(dim)!r}")
     wanted: list[tuple[int | None, ...]] = []
     left: Left = []
     for edge in edges:
@@ -220,7 +219,7 @@ def settled(file: OnnxFile, shapes: Shapes | None, sizes: dict[str, int]) -> tup
 
 
 def alike(file: OnnxFile, wanted: Sequence[tuple[int | None, ...]]) -> list[tuple[str, tuple[tuple[int, int], ...]]]:
-    """Names of several dimensions that stay open, and where they are: input and axis."""
+    """Return the names that several open dimensions share, with their places: input and axis."""
     places: dict[str, list[tuple[int, int]]] = {}
     for number, (edge, shape) in enumerate(zip(file.graph.inputs, wanted, strict=True)):
         for axis, (dim, size) in enumerate(zip(edge.shape or (), shape, strict=False)):
@@ -230,7 +229,7 @@ def alike(file: OnnxFile, wanted: Sequence[tuple[int | None, ...]]) -> list[tupl
 
 
 def asked(file: OnnxFile, shapes: Shapes | None) -> dict[str, tuple[int, ...]]:
-    """The caller's shapes by name."""
+    """Return the caller's shapes by name."""
     names = [edge.name for edge in file.graph.inputs]
     if shapes is None:
         return {}
@@ -250,7 +249,7 @@ def asked(file: OnnxFile, shapes: Shapes | None) -> dict[str, tuple[int, ...]]:
 def look_for_the_cause(
     context: FileContext, file: OnnxFile, wanted: Sequence[tuple[int | None, ...]], left: Left
 ) -> None:
-    """Of problems with sizes that stand in for open dimensions, keep those that any size has; without any, ask for sizes."""
+    """Keep the problems that occur with any sizes of open dimensions; if there are none, ask for sizes."""
     names = {name for name, _, _ in left}
     shapes = [
         tuple(

@@ -1,4 +1,4 @@
-"""Files beside an `.onnx` file that tensors lie in. A file may name only what is in its folder or below, and no links."""
+"""External data files of an `.onnx` file. The file may only name files in its folder or below, without links."""
 
 from collections.abc import Mapping
 
@@ -10,21 +10,21 @@ from nnhal.frontends.common.budget import Budget
 from nnhal.frontends.common.terms import Blob
 
 MOST_FILES = 1024
-SPARE = 1 << 20  # bytes that a file may have beside what tensors lie in, and as many again as those
+SPARE = 1 << 20  # unused bytes that a file may have, plus as many as it uses
 
 
 class Beside:
-    """The files that are named. folder: where they lie, None for a model that has no folder."""
+    """The files that are named. folder: their place, None for a model without a folder."""
 
     def __init__(self, label: str, folder: str | None, budget: Budget) -> None:
         self.label, self.folder, self.budget = label, folder, budget
         self.names: list[str] = []
-        self._used: list[int] = []  # of each the bytes that tensors lie in
-        self._needed: list[int] = []  # and how long it has to be
+        self._used: list[int] = []  # for each, the bytes of its tensors
+        self._needed: list[int] = []  # and its required length
         self._places: list[str] = []
 
     def blob(self, entries: Mapping[str, str], size: int, place: str) -> Blob:
-        """Where a tensor of `size` bytes lies that is said to be elsewhere."""
+        """Return the place of an external tensor of `size` bytes."""
         location = entries.get("location", "")
         self._check(location, place)
         offset, length = (self._number(entries.get(name, ""), name, place) for name in ("offset", "length"))
@@ -33,7 +33,9 @@ class Beside:
             raise BadFile(f"{self.label}: {place}: external length is {length}, must be {size}")
         if location not in self.names:
             if len(self.names) >= MOST_FILES:
-                raise BadFile(f"{self.label}: {place}: is in file {MOST_FILES + 1}, must be {MOST_FILES} at most")
+                raise BadFile(
+                    f"{self.label}: {place}: is in file {MOST_FILES + 1}, must be in one of at most {MOST_FILES}"
+                )
             self.names.append(location)
             self._used.append(0)
             self._needed.append(0)
@@ -58,9 +60,9 @@ class Beside:
         return int(text)
 
     def memories(self) -> list[Memory]:
-        """The bytes of all of them."""
+        """Return the memory of each file."""
         if self.names and self.folder is None:
-            what = f"has data in {short(self.names[0])!r} beside it, must be loaded by its path"
+            what = f"has external data in {short(self.names[0])!r}, must be loaded by its path"
             raise BadFile(f"{self.label}: {self._places[0]}: {what}")
         return [self._read(*facts) for facts in zip(self.names, self._needed, self._used, self._places, strict=True)]
 
@@ -68,5 +70,5 @@ class Beside:
         where = f"{self.label}: {place}: external file {short(name)!r}"
         size, memory = read_beside(self.folder or "", name, where, most=2 * used + SPARE)
         if size < needed:
-            raise BadFile(f"{where} has {size} bytes, must have {needed} at least")
+            raise BadFile(f"{where} has {size} bytes, must have at least {needed}")
         return memory

@@ -21,13 +21,13 @@ from nnhal.frontends.onnx.order import inner_graphs
 from nnhal.frontends.onnx.task import NodeTask, node
 from nnhal.ops.schema import B8, I32
 
-MOST_UNROLLED = 256  # steps of a loop that are written one behind the other
-SHARE = 1 / 16  # of the operations that a file may have yet, which are two a node or more
+MOST_UNROLLED = 256  # iterations of a loop that are written one after the other
+SHARE = 1 / 16  # of the operations that the file may still have; each node has at least two
 MOST_NESTED = 64
 
 
 def inside(t: NodeTask, source: OnnxFileGraph, given: Sequence[tuple[str, Value, str, bool]]) -> NodeGraph:
-    """A graph for inputs (name, value, kind, scalar), lowered; Inexpressible without a reason where it cannot be."""
+    """Lower a graph for inputs (name, value, kind, scalar); Inexpressible without a reason if that fails."""
     t.require(t.graph.depth < MOST_NESTED, f"graphs are nested deeper than {MOST_NESTED}")
     t.budget.spend(Cost.ELEMENTS, len(source.nodes) + 1, t.label)
     graph = NodeGraph(t.graph.context, source, t.graph)
@@ -40,7 +40,7 @@ def inside(t: NodeTask, source: OnnxFileGraph, given: Sequence[tuple[str, Value,
 
 
 def inline(t: NodeTask, source: OnnxFileGraph, given: Sequence[tuple[str, Term]]) -> list[Term]:
-    """The outputs of a graph whose operations stand in this one."""
+    """Return the outputs of a graph that is written inline."""
     graph = NodeGraph(t.graph.context, source, t.graph)
     graph.open_to_outer = True
     graph.terms.update(given)
@@ -52,12 +52,12 @@ def inline(t: NodeTask, source: OnnxFileGraph, given: Sequence[tuple[str, Term]]
 
 
 def reference(graph: NodeGraph) -> Term:
-    """A graph as an operand."""
+    """Return a graph as an operand."""
     return Term(Value(OperandType.SUBGRAPH, data=graph.facts), graph=graph)
 
 
 def shared_captures(graphs: Sequence[NodeGraph]) -> list[Term]:
-    """What graphs read of the one around them, made inputs of all of them in one order."""
+    """Make the values that graphs capture inputs of all of them, in one order."""
     names = dict.fromkeys(name for graph in graphs for name in graph.captures)
     outers = []
     for name in names:
@@ -73,7 +73,7 @@ def shared_captures(graphs: Sequence[NodeGraph]) -> list[Term]:
 
 @node("If", outputs=(1, None), becomes="IF; of a condition that is known, the branch")
 def branch(t: NodeTask) -> None:
-    """A branch that is known stands in the place of the node."""
+    """Replace the node by its branch if the condition is known."""
     known = t.raw(0).data
     if known is not None and known.size == 1 and known.dtype != object:
         taken = t.inner("then_branch" if bool(known.reshape(-1)[0]) else "else_branch")
@@ -105,7 +105,7 @@ def branch(t: NodeTask) -> None:
 
 
 def bare(value: Value) -> Value:
-    """A type."""
+    """Return only the type."""
     return replace(value, shape=None, data=None, name="")
 
 
@@ -116,10 +116,10 @@ def bare(value: Value) -> Value:
     "Loop",
     inputs=(2, None),
     outputs=(1, None),
-    becomes="its steps one behind the other, where they are few and known; else WHILE",
+    becomes="its iterations one after the other if they are few and known; else WHILE",
 )
 def loop(t: NodeTask) -> None:
-    """A number of steps, a condition, and values that go from step to step."""
+    """Lower a loop: a number of iterations, a condition, and values carried from one iteration to the next."""
     body = t.inner("body")
     carried = len(t.node.inputs) - 2
     t.require(len(body.inputs) == 2 + carried, f"the body has {len(body.inputs)} inputs, must have {2 + carried}")
@@ -131,13 +131,13 @@ def loop(t: NodeTask) -> None:
         if (few or scanned) and unrolled(t, body, steps, carried, scanned):
             return
     t.require(
-        not scanned, "gives a list of what each step gives, and its steps are not known: NNAPI's WHILE keeps none"
+        not scanned, "collects outputs of all iterations, whose number is not known: NNAPI's WHILE cannot collect them"
     )
     looped(t, body, carried)
 
 
 def trip_count(t: NodeTask) -> int | None:
-    """The number of steps that the file gives, None where it is known only at execution."""
+    """Return the number of iterations in the file, None if it is known only at execution."""
     count = t.raw(0).data if t.given(0) else None
     if count is None or count.size != 1 or isinstance(count.reshape(-1)[0], OpenDimension):
         return None
@@ -145,12 +145,12 @@ def trip_count(t: NodeTask) -> int | None:
 
 
 def nodes_in(graph: OnnxFileGraph) -> int:
-    """Of a graph and those within."""
+    """Count the nodes of a graph and its inner graphs."""
     return sum(1 + sum(map(nodes_in, inner_graphs(node))) for node in graph.nodes)
 
 
 def unrolled(t: NodeTask, body: OnnxFileGraph, steps: int, carried: int, scanned: int) -> bool:
-    """The steps one behind the other; False where it is not known that it goes on."""
+    """Write the iterations one after the other; return False if the condition is not known to hold."""
     condition = t.raw(1).data if t.given(1) else np.array(True)
     if condition is None or (steps == 0 and scanned):
         return False
@@ -175,14 +175,14 @@ def unrolled(t: NodeTask, body: OnnxFileGraph, steps: int, carried: int, scanned
     for place, parts in enumerate(lists):
         if not t.wants(carried + place):
             continue
-        t.require(parts, "gives a list of no steps, which NNAPI has no tensor for")
+        t.require(parts, "collects outputs of 0 iterations, which NNAPI has no tensor for")
         rows = [t.reshaped(t.usable(p, "a step's result"), (1, *t.known(p)[: t.rank(p)])) for p in parts]
         t.result(carried + place, listed(t, rows), parts[0].kind)
     return True
 
 
 def listed(t: NodeTask, rows: Sequence[Term]) -> Term:
-    """What steps gave, one behind the other."""
+    """Concatenate the outputs of the iterations."""
     if len(rows) == 1:
         return rows[0]
     if rows[0].value.type in (*FLOATS, *ASYMMETRIC):
@@ -193,11 +193,11 @@ def listed(t: NodeTask, rows: Sequence[Term]) -> Term:
 
 
 def looped(t: NodeTask, body: OnnxFileGraph, carried: int) -> None:
-    """A WHILE whose values are the number of the step, whether it goes on, and what is carried."""
+    """Write a WHILE over the iteration number, the condition, and the carried values."""
     limit = None
     known = trip_count(t)
     endless = known is not None and known > INT32_RANGE.max
-    if t.given(0) and not endless:  # more steps than that nobody sees the end of
+    if t.given(0) and not endless:  # a loop with more iterations never ends in practice
         limit = t.index(0, "the trip count")
     number = constant(Value(I32), np.zeros(1, np.int32), "INT64")
     goes_on = t.x(1) if t.given(1) else constant(Value(B8), np.ones(1, bool), "BOOL")
@@ -243,7 +243,7 @@ def looped(t: NodeTask, body: OnnxFileGraph, carried: int) -> None:
 
 
 def common(before: Shape | None, after: Shape | None) -> Shape | None:
-    """What is known of a shape that is either."""
+    """Return the known part of a shape that may be either."""
     if before is None or after is None or len(before) != len(after):
         return None
     return tuple(m if m == n else None for m, n in zip(before, after, strict=True))

@@ -1,7 +1,8 @@
-"""Entries of quantisation whose scale is found at execution, and of integer layers.
+"""Entries of quantisation with a scale that is computed at execution, and of integer layers.
 
-NNAPI's quantised types have a fixed scale, and its layers round their sums. So the integers of 8 bits, and the sums of
-their products, are held as reals (`Term.reals`): float32 has every integer below 2**24 exactly, and rounds greater sums.
+NNAPI's quantised types have a fixed scale, and its layers round their sums. So the importer holds the 8-bit integers,
+and the sums of their products, as reals (`Term.reals`): float32 represents every integer below 2**24 exactly, and
+rounds greater sums.
 """
 
 import math
@@ -20,12 +21,12 @@ from nnhal.frontends.onnx.products import matmul
 from nnhal.frontends.onnx.task import NodeTask, node
 from nnhal.ops.schema import F32, I32
 
-MOST = 255.0  # of the integers that a DynamicQuantizeLinear gives
+MOST = 255.0  # the range of DynamicQuantizeLinear's integers
 
 
 @node("DynamicQuantizeLinear", outputs=3, becomes="REDUCE_MIN, REDUCE_MAX, DIV, ADD, rounded; the integers as reals")
 def dynamically_quantised(t: NodeTask) -> None:
-    """Scale and zero point of the range from the least element, or 0, to the greatest, or 0."""
+    """Return scale and zero point of the range from the least element, or 0, to the greatest, or 0."""
     x, r = t.x(0), Reals(t)
     t.require(x.value.type == F32, f"of {x.kind}, must be FLOAT")
     shape = t.known(x)
@@ -36,31 +37,29 @@ def dynamically_quantised(t: NodeTask) -> None:
 
 
 def in_steps(t: NodeTask, x: Term) -> tuple[Term, Term, Term]:
-    """Quantise a tensor over its own range.
+    """Quantise a tensor over its actual range.
 
     Returns:
-        The integers above their zero point, of the shape of x; scale and zero point, [1]. All are reals.
+        The integers above their zero point, with the shape of x; scale and zero point, [1]. All are reals.
     """
     r, every = Reals(t), t.integers(list(range(len(t.known(x)))))
     low = r("MINIMUM", t.reshaped(t.make("REDUCE_MIN", x, every, True), (1,)), 0.0)
     high = r("MAXIMUM", t.reshaped(t.make("REDUCE_MAX", x, every, True), (1,)), 0.0)
     extent = r("SUB", high, low)
     one = t.filled((1,), 1, F32)
-    scale = r.choose(
-        r.test("EQUAL", extent, 0.0), one, r("DIV", extent, MOST)
-    )  # 1 where all is 0, as ONNX Runtime has it
+    scale = r.choose(r.test("EQUAL", extent, 0.0), one, r("DIV", extent, MOST))  # 1 if all are 0, as in ONNX Runtime
     zero = rounded(t, r("MINIMUM", t.make("NEG", r("DIV", low, scale)), MOST))
     steps = r("MAXIMUM", r("DIV", x, scale), t.make("NEG", zero))
     return rounded(t, r("MINIMUM", steps, r.less(MOST, zero))), scale, zero
 
 
 def hold(t: NodeTask, number: int, kind: str, reals: Term, *, scalar: bool) -> None:
-    """Output `number`: integers of a type that NNAPI has not, held as reals."""
+    """Set output `number` to integers of a type that NNAPI lacks, held as reals."""
     t.results[number] = Term(Value(UNTYPED, reals.value.shape), kind, scalar=scalar, reals=reals)
 
 
 class HeldNode(NodeTask):
-    """A node on integers that are held as reals, done on those; what it gives is held so, too."""
+    """A node on integers that are held as reals; its outputs are held as reals too."""
 
     def __init__(self, graph: NodeGraph, node: OnnxNode, opset: int) -> None:
         super().__init__(graph, node, opset)
@@ -74,15 +73,15 @@ class HeldNode(NodeTask):
         }
 
     def raw(self, place: int) -> Term:
-        """Input `place`, as reals where it is one of those integers."""
+        """Return input `place`, as reals if it is held so."""
         return self._seen.get(place) or super().raw(place)
 
     def result(self, number: int, term: Term, kind: str = "", *, scalar: bool = False) -> None:
-        """Output `number`, of the type of the input."""
+        """Set output `number`, with the type of the input."""
         hold(self, number, self._kind, term, scalar=scalar)
 
     def same(self, term: Term, number: int = 0) -> None:
-        """Output `number` is a term that is there."""
+        """Set output `number` to an existing term."""
         hold(self, number, self._kind, term, scalar=term.scalar)
 
 
@@ -91,22 +90,22 @@ HELD = CALCULATED | {"Concat", "Flatten", "Identity", "Reshape", "Slice", "Split
 
 
 class CentredNode(NodeTask):
-    """A node of integers seen as one of reals: its first two inputs are what they are above their zero points."""
+    """A node on integers, computed on reals: its first two inputs are their values minus their zero points."""
 
     def __init__(self, graph: NodeGraph, node: OnnxNode, opset: int) -> None:
         super().__init__(graph, node, opset)
         self._inputs = [self._centred(place) for place in (0, 1)]
 
     def given(self, place: int) -> bool:
-        """Zero points are dealt with."""
+        """Hide the zero points, which are subtracted already."""
         return place < 2
 
     def raw(self, place: int) -> Term:
-        """Input `place`, above its zero point."""
+        """Return input `place`, minus its zero point."""
         return self._inputs[place]
 
     def result(self, number: int, term: Term, kind: str = "", *, scalar: bool = False) -> None:
-        """Output `number`: sums of 32 bits."""
+        """Set output `number` to sums of 32 bits."""
         hold(self, number, "INT32", term, scalar=scalar)
 
     def _centred(self, place: int) -> Term:
@@ -116,7 +115,7 @@ class CentredNode(NodeTask):
         if place + 2 < len(names) and names[place + 2]:
             zero = self.graph.term(names[place + 2])
             one = zero.data is None or zero.data.size == 1
-            self.require(one or term.data is not None, "has a zero point for each row of what is computed")
+            self.require(one or term.data is not None, "has a zero point for each row of a computed input")
         if term.data is not None and (zero is None or zero.data is not None):
             self.budget.spend(Cost.MEMORY, 4 * term.data.size, self.label)
             integers = np.asarray(term.data).astype(np.int16)
@@ -130,7 +129,7 @@ class CentredNode(NodeTask):
         return self.make("SUB", reals, reals_of(self, zero), activation=0)
 
     def _spread(self, zero: Array, place: int, integers: Array) -> Array:
-        """Zero points as they lie over constants: one, or one for each column of a matrix or filter of a convolution."""
+        """Shape zero points for constants: one, or one for each column of a matrix or filter of a convolution."""
         if zero.size == 1:
             return zero.reshape(()).astype(np.int16)
         axis = 0 if self.node.op == "ConvInteger" else integers.ndim - 1 if place else integers.ndim - 2
@@ -139,7 +138,7 @@ class CentredNode(NodeTask):
 
 
 def reals_of(t: NodeTask, term: Term) -> Term:
-    """Integers as reals."""
+    """Convert integers to reals."""
     if term.reals is not None:
         return term.reals
     if term.data is not None and term.data.dtype.kind in "iu":
@@ -148,19 +147,19 @@ def reals_of(t: NodeTask, term: Term) -> Term:
     if term.value.type == I32:
         return t.make("CAST", t.usable(term, "an input"), like=Value(F32))
     plain = term.value.type in ASYMMETRIC and (term.value.scale, term.value.zero_point) == (PLAIN_SCALE, 0)
-    t.require(plain, f"is {term.kind} stored in steps, which it reads as integers")
+    t.require(plain, f"is quantised {term.kind}, which the node reads as integers")
     return t.make("DEQUANTIZE", t.usable(term, "an input"), like=Value(F32))
 
 
 @node("MatMulInteger", inputs=(2, 4), becomes="as MatMul, of the integers as reals")
 def integer_product(t: NodeTask) -> None:
-    """A MatMul of what is above the zero points."""
+    """Write a MatMul of the inputs minus their zero points."""
     matmul(t)
 
 
 @node("ConvInteger", inputs=(2, 4), becomes="as Conv, of the integers as reals")
 def integer_convolution(t: NodeTask) -> None:
-    """A Conv of what is above the zero points: what pads is the zero point."""
+    """Write a Conv of the inputs minus their zero points; padding has the zero point's value."""
     convolution(t)
 
 

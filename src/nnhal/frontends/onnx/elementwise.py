@@ -1,4 +1,4 @@
-"""Entries of nodes on single elements: arithmetic, comparisons, choices, activations, conversions."""
+"""Entries of elementwise nodes: arithmetic, comparisons, selection, activations, conversions."""
 
 import math
 
@@ -28,7 +28,7 @@ OPERATIONS = {Activation.RELU: "RELU", Activation.RELU6: "RELU6", Activation.REL
 
 
 def floats(t: NodeTask, place: int = 0) -> Term:
-    """An input of floats."""
+    """Return an input of floats."""
     x = t.x(place)
     stored = t.eight and x.value.type in (Q8, Q8S)
     t.require(x.value.type in FLOATS or stored, f"of {x.kind} has no operation in NNAPI, must be FLOAT")
@@ -36,20 +36,19 @@ def floats(t: NodeTask, place: int = 0) -> Term:
 
 
 def single_floats(t: NodeTask) -> Term:
-    """The first input, of FLOAT16 as FLOAT, for what squares or sums up: that soon is more than the 65,504 of FLOAT16."""
+    """Return the first input, FLOAT16 as FLOAT: squares and sums soon exceed the 65,504 of FLOAT16."""
     x = floats(t)
     return t.real(x) if x.value.type == F16 else x
 
 
 def in_own(t: NodeTask, made: Term) -> Term:
-    """A result in the type of the first input."""
+    """Convert a result to the type of the first input."""
     kind = t.raw(0).value.type
     return made if made.value.type == kind else t.make("CAST", made, like=Value(kind))
 
 
 @node("Add", "Sub", "Mul", inputs=2, single=True, becomes="ADD, SUB, MUL")
 def arithmetic(t: NodeTask) -> None:
-    """Both of one type."""
     x, y = t.x(0), t.x(1)
     t.require(x.value.type in (*FLOATS, I32), f"of {x.kind} has no operation in NNAPI")
     if x.value.type == F32 and into_layer(t):
@@ -58,7 +57,7 @@ def arithmetic(t: NodeTask) -> None:
 
 
 def into_layer(t: NodeTask) -> bool:
-    """Whether a constant for each channel was merged into the layer before."""
+    """Merge a constant for each channel into the layer before; return whether that was possible."""
     for place, other in ((0, 1), (1, 0)):
         value = t.raw(other).data
         if value is None or t.raw(place).data is not None or (t.name == "Sub" and place):
@@ -75,7 +74,7 @@ def into_layer(t: NodeTask) -> bool:
 
 @node("Div", inputs=2, single=True, becomes="DIV; of integers corrected to round towards 0")
 def divide(t: NodeTask) -> None:
-    """NNAPI rounds integer quotients down, ONNX towards 0."""
+    """Round integer quotients towards 0, as ONNX does; NNAPI rounds down."""
     x, y = t.x(0), t.x(1)
     t.require(x.value.type in (*FLOATS, I32), f"of {x.kind} has no operation in NNAPI")
     if x.value.type == I32:
@@ -86,7 +85,7 @@ def divide(t: NodeTask) -> None:
 
 @node("Mod", inputs=2, single=True, becomes="SUB, MUL and DIV: x - floor(x / y) * y, of floats with an exact product")
 def modulo(t: NodeTask) -> None:
-    """The sign is that of the divisor; with fmod that of the dividend."""
+    """Give the remainder the sign of the divisor; with fmod, that of the dividend."""
     x, y = t.x(0), t.x(1)
     if x.value.type == I32:
         down = truncated_quotient(t, x, y) if t.attr("fmod", 0) else plain(t, "DIV", x, y)
@@ -109,7 +108,7 @@ def modulo(t: NodeTask) -> None:
 
 @node("Pow", inputs=2, single=True, becomes="POW; MUL for squares; of integers, products of squares")
 def raised(t: NodeTask) -> None:
-    """The type is that of the base."""
+    """Give the result the type of the base."""
     x, y, scalar = t.x(0), t.x(1), all_scalars(t)
     one = y.data is not None and y.data.size == 1 and y.data.ndim <= t.rank(x)
     exponent = float(np.asarray(y.data).reshape(-1)[0]) if one else None
@@ -129,7 +128,7 @@ def raised(t: NodeTask) -> None:
 
 
 def no_fraction(t: NodeTask, x: Term, y: Term) -> Term:
-    """Bases: 0 for those whose power of y below 0 is less than a whole number."""
+    """Return the bases, with 0 for those whose negative power is less than a whole number."""
     shape = t.together(t.known(x), t.known(y))
     x, y = broadcast(t, x, shape), broadcast(t, y, shape)
     r = Reals(t)
@@ -147,7 +146,7 @@ def no_fraction(t: NodeTask, x: Term, y: Term) -> Term:
     becomes="MAXIMUM, MINIMUM, ADD, from the first to the last",
 )
 def several(t: NodeTask) -> None:
-    """From the first to the last."""
+    """Combine the inputs from the first to the last."""
     total, *others = t.xs()
     more = {} if t.name in NAMES else {"activation": 0}
     for x in others:
@@ -161,13 +160,11 @@ def several(t: NodeTask) -> None:
       becomes="EQUAL, GREATER, GREATER_EQUAL, LESS, LESS_EQUAL")  # fmt: skip
 @node("And", "Or", inputs=2, single=True, becomes="LOGICAL_AND, LOGICAL_OR")
 def compare(t: NodeTask) -> None:
-    """Truths."""
     t.give(NAMES[t.name], t.x(0), t.x(1), like=Value(B8), scalar=all_scalars(t))
 
 
 @node("Xor", inputs=2, single=True, becomes="NOT_EQUAL")
 def exclusive(t: NodeTask) -> None:
-    """Of booleans."""
     t.give("NOT_EQUAL", t.x(0), t.x(1), scalar=all_scalars(t))
 
 
@@ -175,19 +172,17 @@ def exclusive(t: NodeTask) -> None:
 @node("Abs", "Exp", "Floor", "Log", "Neg", "Sigmoid", "Sin", "Sqrt", "Tanh", "HardSwish", single=True,
       becomes="ABS, EXP, FLOOR, LOG, NEG, LOGISTIC, SIN, SQRT, TANH, HARD_SWISH")  # fmt: skip
 def unary(t: NodeTask) -> None:
-    """One tensor, no attributes."""
     t.give(NAMES[t.name], t.x(0), scalar=all_scalars(t))
 
 
 @node("Ceil", single=True, becomes="NEG, FLOOR, NEG")
 def ceil(t: NodeTask) -> None:
-    """-floor(-x)."""
+    """Write -floor(-x)."""
     t.give("NEG", t.make("FLOOR", t.make("NEG", floats(t))), scalar=all_scalars(t))
 
 
 @node("Reciprocal", single=True, becomes="DIV of 1")
 def reciprocal(t: NodeTask) -> None:
-    """1 / x."""
     x = floats(t)
     t.give("DIV", t.scalar(1, x), x, like=x, activation=0, scalar=all_scalars(t))
 
@@ -196,7 +191,7 @@ def reciprocal(t: NodeTask) -> None:
 
 
 def clipped(t: NodeTask, low: float, high: float) -> None:
-    """The input between two numbers, by the operation before it where that can."""
+    """Clamp the input to two numbers, in the operation before it if possible."""
     x = floats(t)
     code = RANGES.get((low, high))
     if code is not None:
@@ -218,7 +213,6 @@ def clipped(t: NodeTask, low: float, high: float) -> None:
 
 @node("Relu", single=True, becomes="RELU, or the activation of the operation before; of integers MAXIMUM")
 def relu(t: NodeTask) -> None:
-    """At least 0."""
     x = t.x(0)
     if id(x) in t.graph.context.rectified:
         t.same(x)
@@ -231,7 +225,7 @@ def relu(t: NodeTask) -> None:
 @node("Clip", inputs=(1, 3), single=True, becomes="RELU6, RELU1 or RELU, or the activation of the operation before; "
       "from 0 to 1 RELU1, RELU; else MAXIMUM, MINIMUM")  # fmt: skip
 def clip(t: NodeTask) -> None:
-    """Between bounds that may be left out; they are inputs, before version 11 attributes."""
+    """Clamp to bounds, which are optional inputs; before version 11, attributes."""
     x = t.x(0)
     bounds = [t.raw(place) if t.given(place) else None for place in (1, 2)]
     if x.value.type in FLOATS and all(b is None or (b.data is not None and b.data.size == 1) for b in bounds):
@@ -249,25 +243,25 @@ def clip(t: NodeTask) -> None:
 
 @node("LeakyRelu", single=True, becomes="PRELU with a constant")
 def leaky(t: NodeTask) -> None:
-    """alpha x below 0."""
+    """Write alpha x for x below 0."""
     x = floats(t)
     t.give("PRELU", x, t.scalar(t.attr("alpha", 0.01), x), scalar=all_scalars(t))
 
 
 @node("PRelu", inputs=2, single=True, becomes="PRELU")
 def prelu(t: NodeTask) -> None:
-    """The slope broadcasts."""
+    """Write PRELU; the slope broadcasts."""
     t.give("PRELU", floats(t), t.x(1), scalar=all_scalars(t))
 
 
 @node("Elu", single=True, becomes="ELU")
 def elu(t: NodeTask) -> None:
-    """alpha (e^x - 1) below 0."""
+    """Write alpha (e^x - 1) for x below 0."""
     t.result(0, elu_of(t, floats(t), t.attr("alpha", 1.0)), scalar=all_scalars(t))
 
 
 def elu_of(t: NodeTask, x: Term, alpha: float) -> Term:
-    """ELU, which NNAPI has as max(0, x) + min(0, alpha (e^x - 1)): the same only where alpha is not below 0."""
+    """Return ELU. NNAPI has it as max(0, x) + min(0, alpha (e^x - 1)), which is the same only if alpha >= 0."""
     if alpha >= 0:
         return t.make("ELU", x, alpha)
     r = Reals(t)
@@ -276,14 +270,14 @@ def elu_of(t: NodeTask, x: Term, alpha: float) -> Term:
 
 @node("Selu", single=True, becomes="ELU, MUL")
 def selu(t: NodeTask) -> None:
-    """gamma times the ELU."""
+    """Write gamma times the ELU."""
     alpha, gamma = t.attr("alpha", 1.6732632423543772), t.attr("gamma", 1.0507009873554805)
     t.result(0, Reals(t)("MUL", elu_of(t, floats(t), alpha), gamma), scalar=all_scalars(t))
 
 
 @node("Celu", single=True, becomes="MUL, ELU, MUL")
 def celu(t: NodeTask) -> None:
-    """max(0, x) + min(0, alpha (e^(x / alpha) - 1))."""
+    """Write max(0, x) + min(0, alpha (e^(x / alpha) - 1))."""
     x, alpha, r = floats(t), t.attr("alpha", 1.0), Reals(t)
     t.require(alpha > 0, f"alpha is {alpha}, must be above 0")
     t.result(0, r("MUL", t.make("ELU", r("MUL", x, 1 / alpha), 1.0), alpha), scalar=all_scalars(t))
@@ -291,7 +285,7 @@ def celu(t: NodeTask) -> None:
 
 @node("HardSigmoid", single=True, becomes="MUL, ADD, RELU")
 def hard_sigmoid(t: NodeTask) -> None:
-    """alpha x + beta between 0 and 1."""
+    """Write alpha x + beta, clamped to 0 and 1."""
     x = floats(t)
     product = Reals(t)("MUL", x, t.attr("alpha", 0.2))
     line = t.make("ADD", product, t.scalar(t.attr("beta", 0.5), x), activation=int(Activation.RELU1))
@@ -300,7 +294,7 @@ def hard_sigmoid(t: NodeTask) -> None:
 
 @node("ThresholdedRelu", single=True, becomes="GREATER, SELECT")
 def thresholded(t: NodeTask) -> None:
-    """x where it is above alpha."""
+    """Write x where it exceeds alpha, otherwise 0."""
     x, r = floats(t), Reals(t)
     zeros = t.filled(t.known(x), 0, OperandType(x.value.type))
     t.result(0, r.choose(r.test("GREATER", x, t.attr("alpha", 1.0)), x, zeros), scalar=all_scalars(t))
@@ -311,7 +305,7 @@ def thresholded(t: NodeTask) -> None:
 
 @node("Where", inputs=3, single=True, becomes="SELECT; of booleans LOGICAL_AND, LOGICAL_OR")
 def where(t: NodeTask) -> None:
-    """NNAPI's takes equal shapes, so that smaller tensors are repeated first."""
+    """Select elements; NNAPI's SELECT requires equal shapes, so smaller tensors are repeated first."""
     terms = [t.x(place) for place in range(3)]
     kind = terms[1].kind
     if len({term.value.shape for term in terms}) > 1:
@@ -327,7 +321,7 @@ def where(t: NodeTask) -> None:
 
 @node("Cast", single=True, becomes="CAST; of booleans SELECT, to booleans NOT_EQUAL; of integers alike nothing")
 def cast(t: NodeTask) -> None:
-    """Values in another type."""
+    """Convert values to another type."""
     to, reals = KINDS.get(t.attr("to", 0), ""), t.raw(0).reals
     if reals is not None and to == "FLOAT":
         t.result(0, reals, to, scalar=t.raw(0).scalar)
@@ -337,14 +331,14 @@ def cast(t: NodeTask) -> None:
 
 @node("CastLike", inputs=2, single=True, becomes="as Cast")
 def cast_like(t: NodeTask) -> None:
-    """To the type of another tensor."""
+    """Convert values to the type of another tensor."""
     converted(t, t.x(0), t.raw(1).kind)
 
 
 def converted(t: NodeTask, x: Term, to: str) -> None:
-    """The node's output is a term in another type."""
+    """Set the node's output to a term in another type."""
     kind, scalar = x.value.type, all_scalars(t)
-    t.require(to in TYPES, f"to {to or 'no type'}, which NNAPI has no type for")
+    t.require(to in TYPES, f"converts to {to or 'no type'}, which NNAPI has no type for")
     wanted = TYPES[to]
     if to == x.kind:
         t.same(x)
@@ -374,7 +368,7 @@ def converted(t: NodeTask, x: Term, to: str) -> None:
 
 
 def bytes_as_reals(t: NodeTask, x: Term, wanted: OperandType) -> Term:
-    """What a number becomes in 8 bits, as a float: of an integer the last bits, of a float what is left of its dot."""
+    """Convert numbers to 8 bits, as floats: the last bits of an integer; of a float, those of its integer part."""
     r = Reals(t)
     if x.value.type == B8:
         return r.choose(x, *(t.filled(t.known(x), n, OperandType(F32)) for n in (1, 0)))
@@ -385,7 +379,7 @@ def bytes_as_reals(t: NodeTask, x: Term, wanted: OperandType) -> Term:
 
 
 def in_range(t: NodeTask, x: Term, wanted: OperandType) -> Term:
-    """Whole numbers from -128 to 255 as those of a type of 8 bits that have the same last bits."""
+    """Map whole numbers from -128 to 255 to the numbers of an 8-bit type with the same last bits."""
     r = Reals(t)
     if wanted == Q8:
         return r.choose(r.test("LESS", x, 0.0), r("ADD", x, 256.0), x)
@@ -393,7 +387,7 @@ def in_range(t: NodeTask, x: Term, wanted: OperandType) -> Term:
 
 
 def numbers(t: NodeTask, x: Term) -> Term:
-    """A term that is no 8-bit one."""
+    """Return a term that is not of an 8-bit type."""
     if x.value.type not in (Q8, Q8S):
         return x
     t.require((x.value.scale, x.value.zero_point) == (1.0, 0), "of stored values as numbers has no operation in NNAPI")
@@ -402,7 +396,7 @@ def numbers(t: NodeTask, x: Term) -> Term:
 
 @node("Identity", "Dropout", inputs=(1, 3), outputs=(1, 2), becomes="nothing, or a copy")
 def identity(t: NodeTask) -> None:
-    """The very same. A Dropout drops elements in training only."""
+    """Return the input. A Dropout drops elements only in training."""
     if t.given(2):
         ratio = t.raw(1).data if t.given(1) else None
         kept = ratio is not None and ratio.size == 1 and not ratio.reshape(-1)[0]
@@ -415,7 +409,7 @@ def identity(t: NodeTask) -> None:
 
 @node("ai.onnx.ml.Scaler", becomes="SUB, MUL")
 def scaler(t: NodeTask) -> None:
-    """(x - offset) scale, one of each or one for each feature."""
+    """Write (x - offset) scale, with one number each or one for each feature."""
     x = t.x(0)
     if x.value.type == I32:
         x = t.make("CAST", x, like=Value(F32))
@@ -430,9 +424,9 @@ def scaler(t: NodeTask) -> None:
 
 @node("OneHot", inputs=3, becomes="EQUAL with 0, 1, .. depth - 1, then SELECT")
 def one_hot(t: NodeTask) -> None:
-    """SELECT(index == 0, 1, .. depth - 1; on; off); indices below 0 count from the end."""
+    """Write SELECT(index == 0, 1, .. depth - 1; on; off); negative indices count from the end."""
     indices, depth, values = t.index(0, "indices"), t.integer_of(1, "depth"), t.data(2, "values")
-    t.require(0 < depth <= 1 << 20 and values.size == 2, f"depth = {depth}, must be 1 to {1 << 20}")
+    t.require(0 < depth <= 1 << 20 and values.size == 2, f"depth is {depth}, must be 1 to {1 << 20}")
     rank = t.rank(indices)
     axis = t.axis(t.attr("axis", -1), rank + 1)
     shape = t.known(indices)[:rank]

@@ -1,4 +1,4 @@
-"""What an `.onnx` file holds, as plain records; `reader` makes them."""
+"""The contents of an `.onnx` file as plain records; `reader` makes them."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -21,11 +21,11 @@ DTYPES = {
 }  # fmt: skip
 OWN_DOMAINS = ("", "ai.onnx")
 
-Dim = int | str | None  # a size, a name that several share, or nothing said
+Dim = int | str | None  # a size, a name that several share, or unspecified
 
 
 class OnnxTensor(NamedTuple):
-    """A tensor whose value the file has. blob: where its bytes lie; values: what was no run of bytes; neither: of texts."""
+    """A tensor with a value in the file. blob: its bytes; values: if they are not contiguous; neither: for strings."""
 
     name: str
     kind: str
@@ -35,7 +35,7 @@ class OnnxTensor(NamedTuple):
 
 
 class OnnxEdge(NamedTuple):
-    """An input, output or other value that the file says the type of. shape: None where even the rank is not said."""
+    """An input, output or other value with a type in the file. shape: None if even the rank is unspecified."""
 
     name: str
     kind: str
@@ -43,9 +43,10 @@ class OnnxEdge(NamedTuple):
 
 
 class OnnxNode(Record, frozen=True):
-    """A node. place: its number in its graph, for messages. overload: which of the functions of that name. Attributes are
-    numbers, texts, tensors, graphs, or tuples of one of these; a AttributeReference stands for an attribute of the function
-    that the node is in.
+    """A node. place: its number in its graph, for messages. overload: selects one of the functions with that name.
+
+    Attributes are numbers, strings, tensors, graphs, or tuples of one of these. An AttributeReference represents an
+    attribute of the function that contains the node.
     """
 
     place: str
@@ -59,19 +60,19 @@ class OnnxNode(Record, frozen=True):
 
     @property
     def label(self) -> str:
-        """What messages call it."""
+        """The node's name in messages."""
         called = f"{self.domain}.{self.op}" if self.domain not in OWN_DOMAINS else self.op
         return f"{called} {self.place}" + (f" ({self.name})" if self.name else "")
 
 
 class AttributeReference(Record, frozen=True):
-    """An attribute whose value is that of an attribute of the function around it."""
+    """An attribute whose value is that of an attribute of the enclosing function."""
 
     name: str
 
 
 class OnnxFileGraph(Record, frozen=True):
-    """A graph. Its nodes stand in an order in which each can be computed."""
+    """A graph. Its nodes are in an order in which each can be computed."""
 
     name: str
     nodes: tuple[OnnxNode, ...]
@@ -82,7 +83,7 @@ class OnnxFileGraph(Record, frozen=True):
 
 
 class OnnxFunction(Record, frozen=True):
-    """A function of the file's own, which stands for its nodes."""
+    """A function that the file defines, which represents its nodes."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -92,7 +93,7 @@ class OnnxFunction(Record, frozen=True):
 
 
 class OnnxFile(Record, frozen=True):
-    """The whole file. memories: its own bytes, then those of the files that lie beside it, whose names are in `beside`."""
+    """The complete file. memories: the file's bytes, then those of the external files in `beside`."""
 
     label: str
     graph: OnnxFileGraph
@@ -106,9 +107,9 @@ class OnnxFile(Record, frozen=True):
 
     @property
     def opset(self) -> int:
-        """The version of ONNX's own operators."""
+        """The version of ONNX's standard operators."""
         return max((self.opsets.get(domain, 0) for domain in OWN_DOMAINS), default=0)
 
     def bytes_of(self, blob: Blob) -> Array:
-        """Bytes of one of the memories."""
+        """Return bytes of one of the memories."""
         return self.memories[blob.file].bytes()[blob.offset : blob.offset + blob.length]

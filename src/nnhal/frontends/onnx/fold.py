@@ -1,7 +1,7 @@
-"""Nodes whose inputs are all known are computed at import, so that shapes, indices and weights become constants.
+"""Computes nodes whose inputs are all known at import, so that shapes, indices and weights become constants.
 
-Functions take the task (for attributes) and its inputs as arrays, and return an array or a list of them. Arrays of objects
-hold what is known only at execution as OpenDimension: they may be moved, not computed with.
+Functions receive the task (for attributes) and its inputs as arrays, and return an array or a list of them. Arrays of
+objects represent values known only at execution as OpenDimension: they may be moved, but not computed with.
 """
 
 import math
@@ -18,23 +18,23 @@ from nnhal.frontends.onnx.task import NodeTask
 
 Fold = Callable[..., Any]
 MOST = 1 << 20  # elements of a result that may be larger than its inputs
-SMALL = 4096  # elements that cost their number, and not their bytes
+SMALL = 4096  # elements whose cost is their number, not their bytes
 FAILURES = (ValueError, IndexError, TypeError, OverflowError, ZeroDivisionError, MemoryError, KeyError)
 COMPUTED = frozenset(DTYPES)
 
 
 class Unfolded(Exception):
-    """This node has to be left to execution."""
+    """This node must be left to execution."""
 
 
 def must(condition: Any) -> None:
-    """Leave it to execution unless the condition holds."""
+    """Leave the node to execution unless the condition holds."""
     if not condition:
         raise Unfolded
 
 
 def folded(t: NodeTask, arrays: Sequence[Array], kinds: Sequence[str]) -> "list[tuple[Array, str]] | None":
-    """The outputs of a node and their types, None where it is not one that is computed at import."""
+    """Return the outputs of a node and their types, None if it is not computed at import."""
     function, partly = (MOVES[t.name], True) if t.name in MOVES else (SUMS.get(t.name), False)
     if function is None or (not partly and any(a.dtype == object for a in arrays)):
         return None
@@ -58,7 +58,7 @@ def folded(t: NodeTask, arrays: Sequence[Array], kinds: Sequence[str]) -> "list[
 
 
 def _stored(result: Array, kind: str) -> Array:
-    """A result in the type of its output; one that does not hold the value is left to execution."""
+    """Convert a result to the type of its output; leave it to execution if the value does not fit."""
     if result.dtype == object:
         if any(isinstance(n, OpenDimension) for n in result.reshape(-1)):
             return result
@@ -69,7 +69,7 @@ def _stored(result: Array, kind: str) -> Array:
 
 
 def whole(x: Array) -> list[int]:
-    """Integers that are all known."""
+    """Return integers that are all known."""
     return [int(n) for n in x.reshape(-1)]
 
 
@@ -77,7 +77,7 @@ def whole(x: Array) -> list[int]:
 
 
 def axes_of(t: NodeTask, given: Sequence[Array]) -> list[int] | None:
-    """Axes, an attribute before version 13 and an input from then on."""
+    """Return the axes: an attribute before version 13, an input from then on."""
     if given:
         return whole(given[0])
     return t.attr_ints("axes") if "axes" in t.node.attributes else None
@@ -125,7 +125,7 @@ def _slice(t: NodeTask, x: Array, *given: Array) -> Any:
 
 
 def sliced(start: int, end: int, step: int, size: int) -> slice:
-    """A slice as ONNX clamps it."""
+    """Return a slice, clamped as in ONNX."""
     must(step)
     start += size if start < 0 else 0
     end += size if end < 0 else 0
@@ -232,7 +232,7 @@ MOVES: dict[str, Fold] = {
 
 
 def plain(function: Callable[..., Any]) -> Fold:
-    """A function of the arrays alone."""
+    """Wrap a function of the arrays alone."""
 
     def computed(_: NodeTask, *xs: Array) -> Any:
         must(math.prod(np.broadcast_shapes(*(x.shape for x in xs))) <= max(MOST, *(x.size for x in xs)))
@@ -242,7 +242,7 @@ def plain(function: Callable[..., Any]) -> Fold:
 
 
 def exact(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Of integers with room for the result, which is left to execution where 32 or 64 bits do not hold it."""
+    """Wrap a function of integers; leave it to execution if the result exceeds 32 or 64 bits."""
 
     def computed(*xs: Array) -> Any:
         if all(x.dtype.kind == "f" for x in xs):
@@ -254,7 +254,7 @@ def exact(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def many(function: Callable[[Array, Array], Any]) -> Callable[..., Any]:
-    """Of any number of arrays."""
+    """Wrap a function of two arrays for any number of arrays."""
 
     def computed(first: Array, *rest: Array) -> Any:
         for x in rest:
@@ -265,7 +265,7 @@ def many(function: Callable[[Array, Array], Any]) -> Callable[..., Any]:
 
 
 def _quotient(x: Array, y: Array) -> Any:
-    """Of integers, towards 0."""
+    """Divide integers, rounding towards 0."""
     if x.dtype.kind == "f":
         return x / y
     must((y != 0).all())
@@ -315,7 +315,7 @@ def _filled(t: NodeTask, shape: Array) -> Any:
 
 
 def reduced(function: Callable[..., Any]) -> Fold:
-    """Over axes."""
+    """Wrap a reduction over axes."""
 
     def computed(t: NodeTask, x: Array, *given: Array) -> Any:
         axes, keep = axes_of(t, given), bool(t.attr("keepdims", 1))
@@ -426,5 +426,5 @@ SUMS: dict[str, Fold] = {
     "Where": _where,
     "Xor": plain(np.logical_xor),
 }
-KINDLESS = {"Where": 1, "OneHot": 2}  # which input has the type of the output, where that is not the first
+KINDLESS = {"Where": 1, "OneHot": 2}  # the input with the type of the output, if not the first
 OF_TRUTH = frozenset(("And", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "Or", "Xor"))

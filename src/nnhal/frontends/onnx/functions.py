@@ -1,4 +1,4 @@
-"""Entries of functions of one real number that NNAPI has no operation for, made of those that it has."""
+"""Entries of functions of one real number without an NNAPI operation, composed from existing ones."""
 
 import math
 
@@ -10,7 +10,7 @@ from nnhal.ops.schema import I32
 
 @node("Erf", single=True, becomes="EXP and a polynomial; near 0 a polynomial in x²")
 def erf(t: NodeTask) -> None:
-    """Twice the share of the normal distribution, from the tail away from 0."""
+    """Write twice the normal distribution's share; away from 0, from the tail."""
     x, r = floats(t), Reals(t)
     size = t.make("ABS", x)
     far = r.less(1.0, r("MUL", normal_tail(t, r("MUL", size, math.sqrt(2))), 2.0))
@@ -26,21 +26,20 @@ ERF = (1.1283791670955126, -0.37612638903183754, 0.11283791670955126, -0.0268661
 
 @node("Gelu", single=True, becomes="exact: EXP and a polynomial for erf; approximate: TANH")
 def gelu(t: NodeTask) -> None:
-    """Of both kinds."""
     mode = t.attr("approximate", "none")
-    t.require(mode in ("none", "tanh"), f"approximate is {mode}, must be none or tanh")
+    t.require(mode in ("none", "tanh"), f"approximate is {mode}, must be 'none' or 'tanh'")
     t.result(0, gelu_of(t, floats(t), mode == "tanh"), scalar=all_scalars(t))
 
 
 @node("Cos", single=True, becomes="1 - 2 SIN(x / 2)²")
 def cosine(t: NodeTask) -> None:
-    """Without a sum that would round a large argument."""
+    """Write the cosine without a sum that would round a large argument."""
     t.result(0, cosine_of(t, floats(t)), scalar=all_scalars(t))
 
 
 @node("Tan", single=True, becomes="SIN and DIV")
 def tangent(t: NodeTask) -> None:
-    """sin(x) / cos(x)."""
+    """Write sin(x) / cos(x)."""
     x, r = floats(t), Reals(t)
     half = t.make("SIN", r("MUL", x, 0.5))
     t.result(0, r("DIV", t.make("SIN", x), r.less(1.0, r("MUL", r("MUL", half, half), 2.0))), scalar=all_scalars(t))
@@ -48,21 +47,21 @@ def tangent(t: NodeTask) -> None:
 
 @node("Sign", single=True, becomes="GREATER, LESS, SELECT, ABS")
 def sign(t: NodeTask) -> None:
-    """1, -1, and the size of what is neither above nor below 0: 0 or NaN."""
+    """Write 1 or -1; for 0 and NaN, their absolute value."""
     x = t.x(0)
-    t.require(x.value.type != I32 or x.value.shape, "of no shape")
+    t.require(x.value.type != I32 or x.value.shape, "has no shape")
     t.result(0, sign_of(t, x), scalar=all_scalars(t))
 
 
 @node("Round", single=True, becomes="FLOOR and SELECT, halves to even")
 def round_(t: NodeTask) -> None:
-    """Up where more than a half is left, or exactly a half above an odd number."""
+    """Round halves to even: up if more than half is left, or exactly half above an odd number."""
     t.result(0, rounded(t, floats(t)), scalar=all_scalars(t))
 
 
 @node("Softplus", single=True, becomes="EXP of -|x|, a polynomial for the logarithm, RELU")
 def softplus(t: NodeTask) -> None:
-    """max(x, 0) + log(1 + e^-|x|)."""
+    """Write max(x, 0) + log(1 + e^-|x|)."""
     x, r = floats(t), Reals(t)
     fall = t.make("EXP", t.make("NEG", t.make("ABS", x)))
     t.result(0, r("ADD", t.make("RELU", x), log_of_one_and(r, fall)), scalar=all_scalars(t))
@@ -70,28 +69,28 @@ def softplus(t: NodeTask) -> None:
 
 @node("Mish", single=True, becomes="EXP, ADD, MUL, DIV")
 def mish(t: NodeTask) -> None:
-    """x tanh(softplus(x)), which is x n / (n + 2) with n = e^x (e^x + 2)."""
+    """Write x tanh(softplus(x)), which is x n / (n + 2) with n = e^x (e^x + 2)."""
     x, r = single_floats(t), Reals(t)
     power = t.make("EXP", r("MINIMUM", x, NO_BEND))
     n = r("MUL", power, r("ADD", power, 2.0))
     t.result(0, in_own(t, r("MUL", x, r("DIV", n, r("ADD", n, 2.0)))), scalar=all_scalars(t))
 
 
-NO_BEND = 20.0  # from here on float32 does not tell mish(x) from x
+NO_BEND = 20.0  # from here on, float32 cannot distinguish mish(x) from x
 
 
 @node("Softsign", single=True, becomes="ABS, ADD, DIV")
 def softsign(t: NodeTask) -> None:
-    """x / (1 + |x|)."""
+    """Write x / (1 + |x|)."""
     x, r = floats(t), Reals(t)
     t.result(0, r("DIV", x, r("ADD", t.make("ABS", x), 1.0)), scalar=all_scalars(t))
 
 
 @node("Sinh", "Cosh", single=True, becomes="EXP, MUL, DIV, ADD, SUB")
 def hyperbolic(t: NodeTask) -> None:
-    """Half of e^|x|, and of e^-|x|: their sum, or their difference with the sign of x.
+    """Combine half of e^|x| and half of e^-|x|: their sum, or their difference with the sign of x.
 
-    Half of e^|x| is e^(|x| / 2) times half of itself, which overflows only where the result does.
+    Half of e^|x| is e^(|x| / 2) times half of itself, which overflows only if the result does.
     """
     x, r = floats(t), Reals(t)
     root = t.make("EXP", r("MUL", t.make("ABS", x), 0.5))
@@ -108,14 +107,14 @@ def hyperbolic(t: NodeTask) -> None:
 
 @node("IsNaN", single=True, becomes="NOT_EQUAL with itself")
 def is_nan(t: NodeTask) -> None:
-    """What is not equal to itself."""
+    """Compare each element with itself: only NaN differs."""
     x = floats(t)
     t.result(0, Reals(t).test("NOT_EQUAL", x, x), "BOOL", scalar=all_scalars(t))
 
 
 @node("Swish", single=True, becomes="LOGISTIC, MUL")
 def swish(t: NodeTask) -> None:
-    """x times the sigmoid of alpha x."""
+    """Write x times the sigmoid of alpha x."""
     x, r, alpha = floats(t), Reals(t), t.attr("alpha", 1.0)
     inner = x if alpha == 1 else r("MUL", x, alpha)
     t.result(0, r("MUL", x, t.make("LOGISTIC", inner)), scalar=all_scalars(t))

@@ -1,4 +1,4 @@
-"""A graph of an `.onnx` file on its way into a model: what is known of its values, and the operations made so far."""
+"""A graph of an `.onnx` file during import: the known facts of its values, and the operations made so far."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -30,49 +30,47 @@ from nnhal.ops import OPS
 from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8S, bind
 
 TYPES = {"FLOAT": F32, "FLOAT16": F16, "INT32": I32, "INT64": I32, "BOOL": B8, "UINT8": Q8, "INT8": Q8S}
-PLAIN = {"UINT8": PLAIN_SCALE, "INT8": PLAIN_SCALE}  # scales of integers that stand for themselves
+PLAIN = {"UINT8": PLAIN_SCALE, "INT8": PLAIN_SCALE}  # scales of integers that represent themselves
 KIND_OF = {F32: "FLOAT", F16: "FLOAT16", I32: "INT32", B8: "BOOL", Q8: "UINT8", Q8S: "INT8"}
 
 
 class FileContext(Struct, eq=False):
-    """What the graphs of one import share. quantised: of a term, the one of 8 bits whose real values it holds."""
+    """The shared state of the graphs of an import. quantised: for a term, the 8-bit term whose real values it holds."""
 
     file: OnnxFile
     lower: "Callable[[NodeGraph], None]"
     lower_open: "Callable[[NodeGraph], None]"
     problems: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     stored: dict[int, Term] = field(default_factory=dict)
-    kept: list[Term] = field(default_factory=list)  # whose ids are keys
+    kept: list[Term] = field(default_factory=list)  # the terms whose ids are keys
 
-    pictures: dict[int, Term] = field(
-        default_factory=dict
-    )  # of a term of rows [n, c, w] the one [n, c, 1, w] it was made of
+    pictures: dict[int, Term] = field(default_factory=dict)  # for a term of rows [n, c, w], the source [n, c, 1, w]
 
     trials: Trials = field(default_factory=Trials)
-    rectified: set[int] = field(default_factory=set)  # real terms whose stored ones are under the RELU behind them
-    aliased: set[int] = field(default_factory=set)  # terms that have several names
+    rectified: set[int] = field(default_factory=set)  # real terms whose stored ones come after the RELU behind them
+    aliased: set[int] = field(default_factory=set)  # terms with several names
     derived: dict[Any, Any] = field(
         default_factory=dict
-    )  # what was made of constants, and how, so that it is made once
+    )  # results from constants, by their derivation, so that each is made once
 
     def seen_as(self, rows: Term, pictures: Term) -> None:
-        """A term of rows is one of pictures reshaped."""
+        """Record that a term of rows is a reshaped term of pictures."""
         self.pictures[id(rows)] = pictures
         self.kept += [rows, pictures]
 
     def stands_inside(self, inner: Term, outer: Term) -> None:
-        """A term of a graph within is one of the graph around it."""
+        """Record that a term of an inner graph is one of the enclosing graph."""
         self.trials.outer[id(inner)] = outer
         self.kept += [inner, outer]
 
     def stands_for(self, real: Term, stored: Term) -> None:
-        """A term holds the real values of another."""
+        """Record that a term holds the real values of another."""
         self.stored[id(real)] = stored
         self.kept.append(real)
 
 
 class OperationList(list[Emitted]):
-    """Operations in order, which know the terms that they give."""
+    """Operations in order, indexed by their output terms."""
 
     def __init__(self, given: Sequence[Emitted] = ()) -> None:
         super().__init__(given)
@@ -80,11 +78,11 @@ class OperationList(list[Emitted]):
         self._seen = 0
 
     def gives(self, term: Term) -> bool:
-        """Whether one of them gives a term."""
+        """Whether one of them produces a term."""
         return self.giver(term) is not None
 
     def giver(self, term: Term) -> Emitted | None:
-        """The one that gives a term."""
+        """Return the one that produces a term."""
         for n in range(self._seen, len(self)):
             self._note(n)
         self._seen = len(self)
@@ -94,12 +92,12 @@ class OperationList(list[Emitted]):
         return self[place]
 
     def change(self, place: int, operation: Emitted) -> None:
-        """Another in the place of one of them."""
+        """Replace one of them."""
         self[place] = operation
         self._note(place)
 
     def cut(self, count: int) -> None:
-        """The first ones stay."""
+        """Keep only the first ones."""
         del self[count:]
         self._seen = min(self._seen, count)
 
@@ -109,7 +107,7 @@ class OperationList(list[Emitted]):
 
 
 class NodeGraph(WrittenGraph):
-    """One graph: terms by name, and the operations in order. outer: the graph around it."""
+    """One graph: terms by name, and the operations in order. outer: the enclosing graph."""
 
     def __init__(self, context: FileContext, source: OnnxFileGraph, outer: "NodeGraph | None" = None) -> None:
         self.context, self.source, self.outer, self.file = context, source, outer, context.file
@@ -118,34 +116,35 @@ class NodeGraph(WrittenGraph):
         self.inputs: list[Term] = []
         self.outputs: list[Term] = []
         self.forms: list[EdgeForm] = []  # of the outputs
-        self.captures: dict[str, tuple[Term, Term]] = {}  # by name: what the outer graph has, and the input it comes by
+        # By name: the term of the enclosing graph, and the input that receives it
+        self.captures: dict[str, tuple[Term, Term]] = {}
         self.failed = False
         self._readers: dict[str, OnnxNode] | None = None
-        self.open_to_outer = False  # its operations stand in the graph around it
+        self.open_to_outer = False  # its operations are part of the enclosing graph
         self.depth: int = outer.depth + 1 if outer else 0
         self.uses = Counter(name for node in source.nodes for name in reads(node))
         self.uses.update(edge.name for edge in source.outputs)
         self.written = {name for node in source.nodes for name in node.outputs}
 
     def give(self, name: str, value: Value, kind: str, *, scalar: bool) -> Term:
-        """Make an input of it."""
+        """Make an input of the graph."""
         term = Term(replace(value, data=None), kind, scalar=scalar)
         self.terms[name] = term
         self.inputs.append(term)
         return term
 
     def giver(self, term: Term) -> Emitted | None:
-        """The operation that gives a term, of this graph or one around it."""
+        """Return the operation that produces a term, in this graph or an enclosing one."""
         found = self.operations.giver(term)
         return found if found is not None or self.outer is None else self.outer.giver(term)
 
     def problem(self, name: str, reason: str, place: str = "") -> None:
-        """Note something that cannot be expressed."""
+        """Record something that cannot be expressed."""
         self.failed = True
         self.context.problems.setdefault((name, reason), []).append(place)
 
     def term(self, name: str) -> Term:
-        """The term of a value that was written, is an input, or is constant; of an outer graph, an input of this one."""
+        """Return the term of a value by name. A value of an enclosing graph becomes an input of this one."""
         found = self.terms.get(name)
         if found is None:
             tensor = self.source.constants.get(name)
@@ -157,7 +156,7 @@ class NodeGraph(WrittenGraph):
         return self.constant(tensor, tensor.name)
 
     def constant(self, tensor: OnnxTensor, name: str = "") -> Term:
-        """A tensor that the file has."""
+        """Return the term of a tensor in the file."""
         data = self.array(tensor)
         kind = TYPES.get(tensor.kind, UNTYPED)
         value = Value(kind, None, PLAIN.get(tensor.kind, 0.0), name=name)
@@ -168,7 +167,7 @@ class NodeGraph(WrittenGraph):
         return term
 
     def array(self, tensor: OnnxTensor) -> Array | None:
-        """The value of a tensor, over the bytes of the file where they lie there."""
+        """Return the value of a tensor, over the file's bytes if they are contiguous."""
         if tensor.values is not None:
             self.file.budget.spend(Cost.MEMORY, tensor.values.nbytes, tensor.name)
             return tensor.values
@@ -197,7 +196,7 @@ class NodeGraph(WrittenGraph):
     # --------------------------------------------------------------------------------------------------------- the end
 
     def emit_copy(self, term: Term) -> Term:
-        """A copy of a term, where a model may not have it as an output itself."""
+        """Return a copy of a term, if a model may not have it as an output itself."""
         self.file.budget.spend(Cost.OPERATIONS, 1)
         copied = replace(term.value, data=None)
         bound = bind(OPS["CAST"], [term.value], [copied], "CAST")
@@ -206,7 +205,7 @@ class NodeGraph(WrittenGraph):
         return result
 
     def finish(self, names: Sequence[str], kinds: Sequence[str]) -> None:
-        """Fix the outputs: what is an input, constant or given twice becomes a copy. kinds: what the file says of them."""
+        """Set the outputs: inputs, constants and repeated terms become copies. kinds: their types in the file."""
         taken = {id(term) for term in self.inputs} | {id(inner) for _, inner in self.captures.values()}
         made = {id(out) for operation in self.operations for out in operation.outputs}
         for name, kind in zip(names, kinds, strict=True):
@@ -242,7 +241,7 @@ class NodeGraph(WrittenGraph):
             self.outputs.append(term)
 
     def only_reader(self, name: str) -> OnnxNode | None:
-        """The one node that reads a value, None where there are several, or it is an output."""
+        """Return the only node that reads a value, None if there are several or it is an output."""
         if self.uses[name] != 1:
             return None
         if self._readers is None:
@@ -250,7 +249,7 @@ class NodeGraph(WrittenGraph):
         return self._readers.get(name)
 
     def prune(self) -> None:
-        """Leave out the operations that nothing needs."""
+        """Remove the operations that nothing needs."""
         needed = {id(term) for term in self.outputs}
         kept = []
         for operation in reversed(self.operations):
@@ -264,5 +263,5 @@ WIDE = "is of INT64 and may need more than the 32 bits that NNAPI's integers hav
 
 
 def within(numbers: Sequence[int]) -> bool:
-    """Whether 32 bits hold all of them."""
+    """Whether all of these numbers fit 32 bits."""
     return all(INT32_RANGE.min <= n <= INT32_RANGE.max for n in numbers)

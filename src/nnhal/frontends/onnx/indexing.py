@@ -1,4 +1,4 @@
-"""Entries of nodes that gather and scatter by indices, which may be computed."""
+"""Entries of nodes that gather and scatter by indices, which may be computed at execution."""
 
 import math
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from nnhal.ops.schema import B8, F16, F32, I32
 
 @node("Gather", inputs=2, becomes="GATHER; of one place SLICE")
 def gather(t: NodeTask) -> None:
-    """One index takes a dimension away; indices below 0 count from the end."""
+    """Gather along an axis. A scalar index removes the dimension; negative indices count from the end."""
     x, indices = t.x(0), t.index(1, "indices")
     shape, axis = t.shape(x)[: t.rank(x)], t.axis(t.attr("axis", 0), t.rank(x))
     size = shape[axis]
@@ -52,14 +52,14 @@ def gather(t: NodeTask) -> None:
 
 
 def through(t: NodeTask, x: Term, axis: int, numbers: "np.ndarray[tuple[int, ...], np.dtype[np.integer]]") -> Term:
-    """Booleans by constant indices."""
+    """Gather booleans by constant indices."""
     shape = t.known(x)
     t.check_count(math.prod(shape))
     return moved(t, [x], np.arange(math.prod(shape)).reshape(shape).take(numbers, axis))
 
 
 def from_begin(t: NodeTask, indices: Term, size: int | None) -> Term:
-    """Indices, those below 0 counted from the end."""
+    """Convert negative indices, which count from the end."""
     if indices.span is not None and indices.span[0] >= 0:
         return indices
     t.require(size is not None, "may count from an end that is known only at execution")
@@ -72,7 +72,7 @@ def from_begin(t: NodeTask, indices: Term, size: int | None) -> Term:
 
 @node("GatherElements", inputs=2, becomes="GATHER of elements counted through")
 def gather_elements(t: NodeTask) -> None:
-    """Each index is of the element in its own row."""
+    """Gather elements, each with an index within its row."""
     x, indices = t.x(0), t.index(1, "indices")
     shape, places = t.known(x), t.known(indices)
     axis = t.axis(t.attr("axis", 0), t.rank(x))
@@ -102,12 +102,12 @@ def gather_elements(t: NodeTask) -> None:
 
 @node("GatherND", inputs=2, becomes="GATHER of rows counted through")
 def gather_nd(t: NodeTask) -> None:
-    """Indices of the first dimensions are one index of all rows."""
+    """Gather rows by index vectors, converted to row numbers."""
     x, indices = t.x(0), t.index(1, "indices")
     t.require(not t.attr("batch_dims", 0), "with batch_dims has no operation in NNAPI")
     shape, places = t.known(x), t.known(indices)
     depth = places[-1]
-    t.require(0 < depth <= t.rank(x), f"has indices of {depth} dimensions, must be 1 to {t.rank(x)}")
+    t.require(0 < depth <= t.rank(x), f"has indices of {depth} dimensions, must have 1 to {t.rank(x)}")
     if indices.data is not None:
         data = np.asarray(indices.data)
         indices = constant(Value(I32), np.where(data < 0, data + np.array(shape[:depth]), data).astype(np.int32))
@@ -125,7 +125,7 @@ def gather_nd(t: NodeTask) -> None:
 
 @node("ScatterND", inputs=3, becomes="GATHER and SELECT, of indices that are constant; ADD, MUL, MAXIMUM, MINIMUM")
 def scatter_nd(t: NodeTask) -> None:
-    """Rows put into a tensor."""
+    """Write rows into a tensor."""
     x, indices, updates = t.x(0), t.ints(1, "indices"), t.x(2)
     shape, places = t.known(x), t.known(t.raw(1))
     depth, size = places[-1], math.prod(shape)
@@ -139,7 +139,7 @@ def scatter_nd(t: NodeTask) -> None:
 
 @node("ScatterElements", inputs=3, becomes="as ScatterND")
 def scatter_elements(t: NodeTask) -> None:
-    """Elements put into a tensor."""
+    """Write elements into a tensor."""
     x, updates = t.x(0), t.x(2)
     shape, axis = t.known(x), t.axis(t.attr("axis", 0), t.rank(x))
     indices = t.data(1, "indices").astype(np.int64)
@@ -155,24 +155,24 @@ def scatter_elements(t: NodeTask) -> None:
 
 
 def scattered(t: NodeTask, x: Term, updates: Term, targets: Array) -> None:
-    """The node's output: x with elements of updates at targets, which are numbers of elements of x."""
+    """Set the node's output: x with elements of updates at targets, which are element numbers of x."""
     shape, reduction, targets = t.known(x), t.attr("reduction", "none"), targets.reshape(-1)
-    t.require(targets.size == math.prod(t.known(updates)), "has other updates than indices")
+    t.require(targets.size == math.prod(t.known(updates)), "has different numbers of updates and indices")
     size, sources = math.prod(shape), np.arange(targets.size)
     if reduction == "none":
         numbered = np.arange(size)
         numbered[targets] = sources + size
         t.result(0, moved(t, [x, updates], numbered.reshape(shape)), x.kind)
         return
-    t.require(reduction in COMBINED, f"reduction is {reduction}, must be none or one of {', '.join(COMBINED)}")
+    t.require(reduction in COMBINED, f"reduction is {reduction}, must be 'none' or one of {', '.join(COMBINED)}")
     t.require(x.value.type in (F32, F16, I32), f"of {x.kind} with a reduction has no operation in NNAPI")
     name, neutral = COMBINED[reduction](x.value.dtype)
     order = np.argsort(targets, kind="stable")
     first = np.searchsorted(targets[order], targets[order])
     turns = np.empty(targets.size, np.int64)
-    turns[order] = sources - first  # how many updates of the same element come before
+    turns[order] = sources - first  # the number of earlier updates of the same element
     rounds = int(turns.max(initial=-1)) + 1
-    t.require(rounds <= MOST_ROUNDS, f"updates an element {rounds} times, must be {MOST_ROUNDS} times at most")
+    t.require(rounds <= MOST_ROUNDS, f"updates an element {rounds} times, must update it at most {MOST_ROUNDS} times")
     made = t.reshaped(x, (size,))
     for turn in range(rounds):
         places = np.full(size, NOWHERE)
@@ -183,11 +183,11 @@ def scattered(t: NodeTask, x: Term, updates: Term, targets: Array) -> None:
 
 
 def ends(dtype: "np.dtype[Any]") -> tuple[Any, Any]:
-    """The least and the greatest number of a type."""
+    """Return the least and the greatest number of a type."""
     return (-np.inf, np.inf) if dtype.kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
 
 
-# by a reduction's name: the operation, and the number that changes nothing
+# by a reduction's name: the operation and its neutral number
 COMBINED: dict[str, Callable[["np.dtype[Any]"], tuple[str, Any]]] = {
     "add": lambda dtype: ("ADD", -0.0 if dtype.kind == "f" else 0),
     "mul": lambda _: ("MUL", 1),
@@ -199,11 +199,11 @@ MOST_ROUNDS = 64
 
 @node("Trilu", inputs=(1, 2), becomes="MUL by ones and zeros; of integers and booleans SELECT")
 def triangle(t: NodeTask) -> None:
-    """One side of the diagonal, zeros on the other."""
+    """Keep one side of the diagonal, with zeros on the other."""
     x, k = t.x(0), t.integer_of(1, "k") if t.given(1) else 0
     shape = t.known(x)
     t.check_count(math.prod(shape))
-    t.require(INT32_RANGE.min <= k <= INT32_RANGE.max and len(shape) >= 2, f"k = {k} must fit into 32 bits")
+    t.require(INT32_RANGE.min <= k <= INT32_RANGE.max and len(shape) >= 2, f"k is {k}, must fit into 32 bits")
     side = np.triu if t.attr("upper", 1) else np.tril
     keep = np.broadcast_to(side(np.ones(shape[-2:], bool), k), shape)
     places = np.where(keep, np.arange(math.prod(shape)).reshape(shape), -1)
@@ -215,11 +215,14 @@ def triangle(t: NodeTask) -> None:
 
 @node("ReverseSequence", inputs=2, becomes="GATHER, of lengths that are constant")
 def reverse_sequence(t: NodeTask) -> None:
-    """The first steps of each batch in the other order."""
+    """Reverse the first elements of each batch."""
     x, lengths = t.x(0), t.ints(1, "sequence_lens")
     shape = t.known(x)
     batch, time = t.axis(t.attr("batch_axis", 1), len(shape)), t.axis(t.attr("time_axis", 0), len(shape))
-    t.require(batch != time and len(lengths) == shape[batch], f"sequence_lens = {lengths}, must be one for each batch")
+    t.require(
+        batch != time and len(lengths) == shape[batch],
+        f"sequence_lens is {lengths}, must have one number for each batch",
+    )
     t.check_count(math.prod(shape))
     numbered = np.moveaxis(np.arange(math.prod(shape)).reshape(shape), (batch, time), (0, 1)).copy()
     for row, length in zip(numbered, lengths, strict=True):
@@ -229,7 +232,7 @@ def reverse_sequence(t: NodeTask) -> None:
 
 
 def reversed_along(t: NodeTask, x: Term, axis: int) -> Term:
-    """A term whose elements stand in the other order along a dimension."""
+    """Reverse a term along a dimension."""
     size = t.shape(x)[axis]
     if size is None:
         t.refuse("has a dimension to reverse that is known only at execution")

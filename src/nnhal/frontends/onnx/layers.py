@@ -1,4 +1,7 @@
-"""Entries of layers: convolutions, pooling, normalisations. Pictures are NCHW in a file, and NNAPI is told so."""
+"""Entries of layers: convolutions, pooling, normalisations.
+
+Pictures are NCHW in the file, and in NNAPI by its layout flag.
+"""
 
 import math
 from collections.abc import Sequence
@@ -16,12 +19,12 @@ from nnhal.frontends.onnx.movement import filled_around, part_of
 from nnhal.frontends.onnx.task import NodeTask, node
 
 Pads = list[tuple[int, int]]
-MOST_PARTS = 64  # that a grouped layer is taken apart into
-MOST_FILTER = 1 << 26  # elements of a filter that is spread out
+MOST_PARTS = 64  # that a grouped layer is split into
+MOST_FILTER = 1 << 26  # elements of a dilated filter
 
 
 class LayerWindow(NamedTuple):
-    """A window of two dimensions: of each its size, stride, dilation, and padding before and behind."""
+    """A window of two dimensions: size, stride, dilation, and padding before and behind for each."""
 
     size: list[int]
     stride: list[int]
@@ -30,50 +33,50 @@ class LayerWindow(NamedTuple):
 
     @property
     def reach(self) -> list[int]:
-        """Elements that it covers, those it skips counted."""
+        """The elements that it covers, including those it skips."""
         return [(n - 1) * d + 1 for n, d in zip(self.size, self.dilation, strict=True)]
 
     def strides(self) -> dict[str, int]:
-        """As arguments."""
+        """Return the strides as arguments."""
         return {"stride_w": self.stride[1], "stride_h": self.stride[0]}
 
     def padding(self) -> dict[str, int]:
-        """As arguments."""
+        """Return the padding as arguments."""
         (top, bottom), (left, right) = self.pads
         return {"pad_left": left, "pad_right": right, "pad_top": top, "pad_bottom": bottom}
 
     def dilations(self) -> dict[str, int]:
-        """As arguments, none where there is none."""
+        """Return the dilation as arguments, none if it is 1."""
         return {} if self.dilation == [1, 1] else {"dilation_w": self.dilation[1], "dilation_h": self.dilation[0]}
 
 
 def spatial(t: NodeTask, x: Term) -> tuple[Term, int]:
-    """A tensor of pictures; a row of elements is a picture one element high. The second: its dimensions in the file."""
+    """Return a tensor as pictures, and its rank in the file. A row of elements becomes a picture of height 1."""
     rank = t.rank(x)
-    t.require(rank in (3, 4), f"of {rank - 2} dimensions has no operation in NNAPI, which has it for pictures and rows")
+    t.require(rank in (3, 4), f"of {rank - 2} dimensions has no operation in NNAPI, which supports pictures and rows")
     return (x if rank == 4 else t.as_four(x)), rank
 
 
 def window(t: NodeTask, kernel: Sequence[int], sizes: Sequence[int | None]) -> LayerWindow:
-    """The window of a layer. sizes: of the input."""
+    """Return the window of a layer. sizes: of the input."""
     count = len(kernel)
 
     def per(name: str, default: int) -> list[int]:
         found = t.attr_ints(name) or [default] * count
-        t.require(len(found) == count, f"{name} = {found}, must have {count} numbers")
+        t.require(len(found) == count, f"{name} is {found}, must have {count} numbers")
         return found
 
     stride, dilation = per("strides", 1), per("dilations", 1)
     good = min([*kernel, *stride, *dilation]) >= 1
     t.require(good, f"kernel {list(kernel)}, strides {stride} and dilations {dilation} must be at least 1")
     given = t.attr_ints("pads") or [0] * 2 * count
-    t.require(len(given) == 2 * count and min(given) >= 0, f"pads = {given}, must be {2 * count} numbers from 0")
+    t.require(len(given) == 2 * count and min(given) >= 0, f"pads is {given}, must be {2 * count} numbers from 0")
     pads = list(zip(given[:count], given[count:], strict=True))
     mode = t.attr("auto_pad", "NOTSET")
     if mode in ("SAME_UPPER", "SAME_LOWER"):
         pads = []
         for n, size in enumerate(sizes):
-            t.require(size is not None, f"auto_pad is {mode} of a size that is known only at execution")
+            t.require(size is not None, f"auto_pad is {mode} for a size that is known only at execution")
             reach = (kernel[n] - 1) * dilation[n] + 1
             total = max(0, (-(-(size or 0) // stride[n]) - 1) * stride[n] + reach - (size or 0))
             small = total // 2
@@ -88,7 +91,7 @@ def window(t: NodeTask, kernel: Sequence[int], sizes: Sequence[int | None]) -> L
 
 
 def narrowed(t: NodeTask, x: Term, w: LayerWindow, value: float) -> tuple[Term, LayerWindow]:
-    """Padding as wide as the window, which NNAPI's layers do not take, as an operation of its own."""
+    """Pad in a separate operation if the padding is as wide as the window, which NNAPI's layers reject."""
     if all(max(pair) < reach for pair, reach in zip(w.pads, w.reach, strict=True)):
         return x, w
     return filled_around(t, x, [(0, 0), (0, 0), *w.pads], value), w._replace(pads=[(0, 0), (0, 0)])
@@ -98,7 +101,7 @@ def narrowed(t: NodeTask, x: Term, w: LayerWindow, value: float) -> tuple[Term, 
 
 
 class Filter(NamedTuple):
-    """A filter in NNAPI's order, and which operation it is of."""
+    """A filter in NNAPI's order, and its operation."""
 
     name: str
     term: Term
@@ -106,7 +109,7 @@ class Filter(NamedTuple):
 
 
 def ordered(t: NodeTask, weights: Term, order: Sequence[int], shape: Sequence[int]) -> Term:
-    """Weights in another order: the bytes of the file where that moves none."""
+    """Permute weights; use the file's bytes if the order does not move any."""
     kept = [i for i in order if shape[i] != 1]
     if kept == sorted(kept) and weights.data is not None:
         return viewed(weights, [shape[i] for i in order])
@@ -117,7 +120,7 @@ def ordered(t: NodeTask, weights: Term, order: Sequence[int], shape: Sequence[in
 
 
 def filter_of(t: NodeTask, weights: Term, depth: int, w: LayerWindow) -> Filter:
-    """The filter of a convolution, by its groups."""
+    """Return the filter of a convolution, by its groups."""
     groups, shape = t.attr("group", 1), list(t.known(weights))
     if len(shape) == 3:
         shape.insert(2, 1)
@@ -141,17 +144,19 @@ def filter_of(t: NodeTask, weights: Term, depth: int, w: LayerWindow) -> Filter:
 
 
 def spread(t: NodeTask, data: Array, w: LayerWindow) -> Array:
-    """A filter with the zeros that dilation skips."""
+    """Insert the zeros of a dilated filter."""
     shape = (data.shape[0], *w.reach, data.shape[3])
-    t.require(math.prod(shape) <= MOST_FILTER, f"a dilated filter has shape {list(shape)}, which is too much")
+    t.require(
+        math.prod(shape) <= MOST_FILTER, f"a dilated filter has shape {list(shape)}, must have at most 2**26 elements"
+    )
     made = np.zeros(shape, data.dtype)
     made[:, :: w.dilation[0], :: w.dilation[1]] = data
     return made
 
 
-@node("Conv", inputs=(2, 3), becomes="CONV_2D, DEPTHWISE_CONV_2D, GROUPED_CONV_2D, told NCHW; of rows with RESHAPE")
+@node("Conv", inputs=(2, 3), becomes="CONV_2D, DEPTHWISE_CONV_2D, GROUPED_CONV_2D, in NCHW; of rows with RESHAPE")
 def convolution(t: NodeTask) -> None:
-    """Of pictures, and of rows."""
+    """Convolve pictures, or rows."""
     x, rank = spatial(t, floats(t))
     weights, shape = floats(t, 1), t.shape(x)
     depth = shape[1]
@@ -168,9 +173,9 @@ def convolution(t: NodeTask) -> None:
     t.from_four(made, rank)
 
 
-@node("ConvTranspose", inputs=(2, 3), becomes="TRANSPOSE_CONV_2D, told NCHW; in groups one for each")
+@node("ConvTranspose", inputs=(2, 3), becomes="TRANSPOSE_CONV_2D, in NCHW; in groups one for each")
 def transposed_convolution(t: NodeTask) -> None:
-    """What padding takes away behind, output_padding gives back."""
+    """Convolve transposed: output_padding adds back what padding removes at the end."""
     x, rank = spatial(t, floats(t))
     weights = floats(t, 1)
     shape = list(t.known(weights))
@@ -184,13 +189,13 @@ def transposed_convolution(t: NodeTask) -> None:
         shape.insert(2, 1)
     data = weights.data
     if w.dilation != [1, 1]:
-        t.require(data is not None, "with dilation and a filter that is computed is not in NNAPI")
+        t.require(data is not None, "with dilation and a computed filter is not in NNAPI")
     bias = np.zeros(inner * groups, x.value.dtype)
     if t.given(2):
         bias = np.asarray(t.data(2, "the bias"))
     depth = shape[0] // groups
     if groups > 1 and groups > MOST_PARTS:
-        t.refuse(f"has {groups} groups, must have {MOST_PARTS} at most: NNAPI's has none")
+        t.refuse(f"has {groups} groups, must have at most {MOST_PARTS}: NNAPI has no groups here")
     parts = []
     for n in range(groups):
         part = x if groups == 1 else part_of(t, x, 1, n * depth, depth)
@@ -208,7 +213,7 @@ def transposed_convolution(t: NodeTask) -> None:
 
 
 def transposed_window(t: NodeTask, kernel: Sequence[int], sizes: Sequence[int]) -> LayerWindow:
-    """The window of a transposed convolution: padding as NNAPI takes it away from what the products reach."""
+    """Return the window of a transposed convolution: padding is what NNAPI removes from the range of the products."""
     count = len(kernel)
     stride = t.attr_ints("strides") or [1] * count
     dilation = t.attr_ints("dilations") or [1] * count
@@ -226,12 +231,12 @@ def transposed_window(t: NodeTask, kernel: Sequence[int], sizes: Sequence[int]) 
         wanted = wanted[-count:] if wanted else [s * n for s, n in zip(sizes, stride, strict=True)]
         for n in range(count):
             total = (sizes[n] - 1) * stride[n] + extra[n] + reach[n] - wanted[n]
-            total = total if said else max(total, 0)  # strides farther than filters reach leave a smaller picture
+            total = total if said else max(total, 0)  # a stride beyond the filter's reach leaves a smaller picture
             before = int(total / 2) if mode == "SAME_UPPER" else total - total // 2
             pads.append((before, total - before - extra[n]))
     elif mode == "VALID":
         pads = [(0, -extra[n]) for n in range(count)]
-    t.require(all(first >= 0 for first, _ in pads), f"pads = {pads}, must not be below 0 before")
+    t.require(all(first >= 0 for first, _ in pads), f"pads is {pads}, must be at least 0 at the beginning")
     if count == 1:
         return LayerWindow([1, kernel[0]], [1, stride[0]], [1, dilation[0]], [(0, 0), pads[0]])
     return LayerWindow(list(kernel), list(stride), list(dilation), pads)
@@ -240,14 +245,14 @@ def transposed_window(t: NodeTask, kernel: Sequence[int], sizes: Sequence[int]) 
 # ---------------------------------------------------------------------------------------------------------------- pooling
 
 
-@node("AveragePool", "MaxPool", "LpPool", outputs=(1, 2), becomes="AVERAGE_POOL_2D, MAX_POOL_2D, L2_POOL_2D, told NCHW")
+@node("AveragePool", "MaxPool", "LpPool", outputs=(1, 2), becomes="AVERAGE_POOL_2D, MAX_POOL_2D, L2_POOL_2D, in NCHW")
 def pool(t: NodeTask) -> None:
-    """Where padding counts in a mean, it is an operation of its own."""
+    """Pool; padding that counts in a mean becomes a separate operation."""
     x = t.x(0) if t.name == "MaxPool" else floats(t)
     t.require(x.value.type in (*FLOATS, *ASYMMETRIC), f"of {x.kind} has no operation in NNAPI")
     x, rank = spatial(t, x)
     kernel = t.attr_ints("kernel_shape")
-    t.require(len(kernel) == rank - 2, f"kernel_shape = {kernel}, must have {rank - 2} numbers")
+    t.require(len(kernel) == rank - 2, f"kernel_shape is {kernel}, must have {rank - 2} numbers")
     sizes = t.shape(x)[-len(kernel) :]
     w = window(t, kernel, sizes)
     t.require(w.dilation == [1, 1], "with dilation is not in NNAPI")
@@ -260,7 +265,7 @@ def pool(t: NodeTask) -> None:
         x = filled_around(t, x, [(0, 0), (0, 0), *inner], 0.0)
         w = w._replace(pads=[(0, all_[1] - own[1]) for all_, own in zip(w.pads, inner, strict=True)])
     if t.name == "LpPool":
-        t.require(t.attr("p", 2) == 2 and not padded, "NNAPI has p = 2 only, without padding")
+        t.require(t.attr("p", 2) == 2 and not padded, "has p other than 2, or padding, which NNAPI does not support")
     if t.name == "MaxPool":
         lowest = float(np.iinfo(x.value.dtype).min) if x.value.type in ASYMMETRIC else -math.inf
         x, w = narrowed(t, x, w, lowest)
@@ -273,7 +278,7 @@ def pool(t: NodeTask) -> None:
 
 
 def rounded_up(t: NodeTask, w: LayerWindow, sizes: Sequence[int]) -> LayerWindow:
-    """More padding behind, so that a window that begins in the picture is there though it leaves it."""
+    """Pad more at the end, so that a window that begins in the picture exists even if it ends beyond it."""
     pads = []
     for (low, high), size, reach, stride in zip(w.pads, sizes, w.reach, w.stride, strict=True):
         count = -(-(size + low + high - reach) // stride) + 1
@@ -285,7 +290,7 @@ def rounded_up(t: NodeTask, w: LayerWindow, sizes: Sequence[int]) -> LayerWindow
 
 @node("GlobalAveragePool", "GlobalMaxPool", becomes="MEAN, REDUCE_MAX")
 def whole(t: NodeTask) -> None:
-    """Of all but the first two dimensions."""
+    """Pool over all but the first two dimensions."""
     x = floats(t)
     rank = t.rank(x)
     name = "MEAN" if t.name == "GlobalAveragePool" else "REDUCE_MAX"
@@ -301,7 +306,7 @@ def whole(t: NodeTask) -> None:
 
 
 def per_channel(t: NodeTask, x: Term, values: Array) -> Term:
-    """A constant for each channel, the second dimension."""
+    """Return a constant for each channel, the second dimension."""
     shape = [1] * t.rank(x)
     shape[min(1, len(shape) - 1)] = -1
     return constant(Value(x.value.type), np.ascontiguousarray(values.astype(x.value.dtype).reshape(shape)))
@@ -309,7 +314,7 @@ def per_channel(t: NodeTask, x: Term, values: Array) -> Term:
 
 @node("BatchNormalization", inputs=5, outputs=(1, 5), becomes="the weights and bias of the layer before; else MUL, ADD")
 def batch_normalisation(t: NodeTask) -> None:
-    """With the statistics of the training."""
+    """Normalise with the statistics of the training."""
     trained = t.attr("training_mode", 0) if t.opset >= 14 else sum(map(bool, t.node.outputs)) > 1
     t.require(not trained, "is in training mode, which NNAPI does not have")
     x = floats(t)
@@ -326,12 +331,12 @@ def batch_normalisation(t: NodeTask) -> None:
     t.give("ADD", product, per_channel(t, x, shift), activation=0)
 
 
-@node("InstanceNormalization", inputs=3, becomes="INSTANCE_NORMALIZATION, told NCHW; MUL, ADD")
+@node("InstanceNormalization", inputs=3, becomes="INSTANCE_NORMALIZATION, in NCHW; MUL, ADD")
 def instance_normalisation(t: NodeTask) -> None:
-    """NNAPI's has one gamma and beta for all channels."""
+    """Normalise; NNAPI has one gamma and beta for all channels, so MUL and ADD apply those of each."""
     x = floats(t)
     shape, rank, flat = t.shape(x), t.rank(x), x
-    t.require(rank >= 3, f"of {rank} dimensions has none to go over")
+    t.require(rank >= 3, f"of {rank} dimensions has none to normalise over")
     if rank != MOST_DIMENSIONS:
         sizes = t.known(x)
         flat = t.reshaped(x, (*sizes[:2], math.prod(sizes[2:-1]), sizes[-1]))
@@ -343,7 +348,7 @@ def instance_normalisation(t: NodeTask) -> None:
 
 @node("LayerNormalization", inputs=(2, 3), outputs=(1, 3), becomes="MEAN, SUB, MUL, SQRT, DIV, ADD")
 def layer_normalisation(t: NodeTask) -> None:
-    """Over the dimensions from an axis on."""
+    """Normalise over the dimensions from an axis on."""
     x, r = single_floats(t), Reals(t)
     shape = t.shape(x)
     axis = t.axis(t.attr("axis", -1), len(shape))
@@ -362,9 +367,9 @@ def layer_normalisation(t: NodeTask) -> None:
     t.result(0, t.reshaped(r("ADD", normal, others[1]) if len(others) > 1 else normal, shape))
 
 
-@node("GroupNormalization", inputs=3, becomes="INSTANCE_NORMALIZATION, told NCHW, of groups; MUL, ADD")
+@node("GroupNormalization", inputs=3, becomes="INSTANCE_NORMALIZATION, in NCHW, of groups; MUL, ADD")
 def group_normalisation(t: NodeTask) -> None:
-    """From version 21 on scale and bias are of channels, before of groups."""
+    """Normalise groups. Scale and bias belong to channels from version 21 on, to groups before."""
     x, groups = floats(t), t.attr("num_groups", 1)
     shape = t.known(x)
     t.require(groups >= 1 and shape[1] % groups == 0, f"has {shape[1]} channels in {groups} groups")
@@ -382,7 +387,7 @@ def group_normalisation(t: NodeTask) -> None:
 
 @node("LpNormalization", becomes="REDUCE_SUM, SQRT, MAXIMUM, DIV")
 def lp_normalisation(t: NodeTask) -> None:
-    """Divided by the length of the vector along an axis; a vector of length 0 stays."""
+    """Divide by the length of the vector along an axis; a vector of length 0 is unchanged."""
     x, r = single_floats(t), Reals(t)
     axis, p = t.axis(t.attr("axis", -1), t.rank(x)), t.attr("p", 2)
     t.require(p in (1, 2), f"p is {p}, must be 1 or 2")
@@ -394,7 +399,7 @@ def lp_normalisation(t: NodeTask) -> None:
 
 @node("LRN", becomes="LOCAL_RESPONSE_NORMALIZATION along the channels")
 def local_response(t: NodeTask) -> None:
-    """NNAPI's alpha is of each term, ONNX's of their mean."""
+    """Convert alpha: NNAPI's applies to each term, ONNX's to their mean."""
     x, size = floats(t), t.attr("size", 1)
     t.require(size % 2 == 1, f"size is {size}, must be odd for NNAPI")
     alpha, beta, bias = t.attr("alpha", 1e-4), t.attr("beta", 0.75), t.attr("bias", 1.0)
@@ -403,7 +408,7 @@ def local_response(t: NodeTask) -> None:
 
 @node("MeanVarianceNormalization", becomes="MEAN, SUB, MUL, SQRT, DIV")
 def mean_variance(t: NodeTask) -> None:
-    """Over axes."""
+    """Normalise over axes."""
     x, r = single_floats(t), Reals(t)
     axes = t.integers(t.attr_ints("axes") or [0, 2, 3])
     centred = r("SUB", x, t.make("MEAN", x, axes, True))
@@ -413,7 +418,7 @@ def mean_variance(t: NodeTask) -> None:
 
 @node("Softmax", "LogSoftmax", becomes="SOFTMAX, LOG_SOFTMAX; before version 13 of rows")
 def softmax(t: NodeTask) -> None:
-    """Along an axis; before version 13 over all dimensions from an axis on."""
+    """Compute the softmax along an axis; before version 13, over all dimensions from an axis on."""
     x = floats(t)
     shape, old = t.shape(x), t.opset < 13
     axis = t.axis(t.attr("axis", 1 if old else -1), len(shape))

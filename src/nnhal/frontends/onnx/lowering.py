@@ -1,4 +1,4 @@
-"""From a file's graph to NNAPI operations, node by node: what is known is computed, the rest has an entry."""
+"""Converts a file's graph to NNAPI operations, node by node: computes known values, and lowers the rest."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -37,14 +37,14 @@ UNFIT = (ValueError, IndexError, OverflowError, ZeroDivisionError)
 
 
 def lower(graph: NodeGraph) -> None:
-    """Lower every node of a graph; what cannot be is noted in its context."""
+    """Lower every node of a graph; record those that cannot be lowered in its context."""
     _lower_all(graph, graph.source.nodes, graph.file.opsets, 0)
     graph.finish([e.name for e in graph.source.outputs], [e.kind for e in graph.source.outputs])
     graph.prune()
 
 
 def lower_open(graph: NodeGraph) -> None:
-    """Lower every node of a graph whose operations stand in the one around it."""
+    """Lower every node of a graph that is written inline into the enclosing one."""
     _lower_all(graph, graph.source.nodes, graph.file.opsets, 0)
 
 
@@ -63,11 +63,11 @@ def _lower_all(graph: NodeGraph, nodes: tuple[OnnxNode, ...], opsets: Mapping[st
 
 
 def _expand(graph: NodeGraph, node: OnnxNode, function: OnnxFunction, depth: int) -> None:
-    """The nodes of a function in the place of the one that calls it."""
+    """Replace a call by the nodes of its function."""
     if depth >= MAX_DEPTH:
         raise BadFile(f"{graph.file.label}: {node.label}: functions call one another deeper than {MAX_DEPTH}")
     if any(True for each in function.nodes for _ in inner_graphs(each)):
-        _give_up(graph, node, "is a function with graphs within, which are not taken out of it", report=True)
+        _give_up(graph, node, "is a function with inner graphs, which cannot be inlined", report=True)
         return
     graph.file.budget.spend(Cost.OPERATIONS, 1 + len(function.nodes), node.place)
     names = dict(zip(function.inputs, node.inputs, strict=False))
@@ -153,7 +153,7 @@ def _folded(graph: NodeGraph, node: OnnxNode, version: int) -> bool:
 
 
 def _same(node: OnnxNode, terms: list[Term]) -> Any:
-    """What nodes have in common that give the same of these constants; None where that is not easily told."""
+    """Return the key of nodes that give the same results from these constants; None if it is not simple."""
     attributes = sorted(node.attributes.items())
     plain = all(
         isinstance(n, int | float | str)
@@ -189,7 +189,7 @@ Task = Callable[[], NodeTask]
 def _ways(
     graph: NodeGraph, node: OnnxNode, entry: NodeEntry, version: int
 ) -> Iterator[tuple[Task, Callable[[NodeTask], None]]]:
-    """How a node may be lowered, the first that succeeds counts. The reason of the first is the one that is told."""
+    """Yield the ways to lower a node. The first successful one counts; on failure, the first reason is reported."""
     if node.op in dynamic.CENTRED and not node.domain:
         yield partial(dynamic.CentredNode, graph, node, version), entry.lower
         return
@@ -213,7 +213,7 @@ def _ways(
 
 
 def _attempt(task: Task, lowered: Callable[[NodeTask], None]) -> str | None:
-    """Lower one node; the reason why it cannot be, "" where that is another node's, None for success."""
+    """Lower one node. Returns None for success, otherwise the reason; "" if that is another node's."""
     try:
         made = task()
         lowered(made)
@@ -222,7 +222,7 @@ def _attempt(task: Task, lowered: Callable[[NodeTask], None]) -> str | None:
         return str(error)
     except NnhalError:
         raise
-    except UNFIT as error:  # of numpy, about arrays of a file that lies
+    except UNFIT as error:  # of numpy, about arrays of a malformed file
         return f"its arguments do not fit one another: {clipped(str(error), 200)}"
     return None
 
@@ -248,7 +248,7 @@ def _check_counts(graph: NodeGraph, node: OnnxNode, entry: NodeEntry) -> None:
 
 
 def _give_up(graph: NodeGraph, node: OnnxNode, reason: str, *, report: bool) -> None:
-    """Note a refused node; its outputs get what the file says of them, so that the rest can be looked at."""
+    """Record a refused node; its outputs get the file's types, so that the rest can be checked."""
     graph.failed = True
     if report:
         graph.problem(

@@ -20,34 +20,37 @@ from nnhal.ops.schema import B8, F16, F32, I32
 
 @node("Shape", becomes="a constant, as far as the shape is known")
 def shape_of(t: NodeTask) -> None:
-    """Known at import, as far as the shape is."""
+    """Return the shape, known at import as far as possible."""
     shape = t.extents(t.raw(0))[t.attr("start", 0) : t.attr("end", None)]
     t.known_result(shape if any(isinstance(n, OpenDimension) for n in shape) else shape.astype(np.int64))
 
 
 @node("Size", becomes="a constant")
 def size_of(t: NodeTask) -> None:
-    """Known at import."""
+    """Return the size, known at import."""
     t.known_result(np.array(math.prod(t.known(t.raw(0))), np.int64))
 
 
 @node("Reshape", inputs=2, becomes="RESHAPE")
 def reshape(t: NodeTask) -> None:
-    """One dimension may be left open (-1), and 0 stands for that of the input."""
+    """Reshape. One dimension may be open (-1); 0 represents that of the input."""
     x = t.x(0)
     sizes = t.shape(x)[: t.rank(x)]
     if t.raw(1).data is None:
-        t.require(x.value.type != B8, "of booleans to a shape that is computed has no operation in NNAPI")
+        t.require(x.value.type != B8, "of booleans to a computed shape has no operation in NNAPI")
         t.result(0, t.make("RESHAPE", x, t.index(1, "shape")), x.kind)
         return
     wanted: list[int | OpenDimension] = []
     for place, n in enumerate(t.dimensions(1, "shape")):
         if n == 0 and not t.attr("allowzero", 0):
-            t.require(place < len(sizes), f"dimension {place} is 0, for that of an input of {len(sizes)} dimensions")
+            t.require(
+                place < len(sizes),
+                f"dimension {place} is 0, which copies it from the input, whose rank is {len(sizes)}",
+            )
             size = sizes[place]
             wanted.append(OpenDimension(x, place) if size is None else size)
         elif isinstance(n, int):
-            t.require(n >= -1, f"dimension {place} is {n}, must be -1 at least")
+            t.require(n >= -1, f"dimension {place} is {n}, must be at least -1")
             wanted.append(n)
         else:
             wanted.append(n)
@@ -55,7 +58,7 @@ def reshape(t: NodeTask) -> None:
 
 
 def settled(t: NodeTask, x: Term, wanted: Sequence[int | OpenDimension]) -> list[int | None]:
-    """A shape for x, of which what is the same for any sizes of open dimensions is known, also where -1 stands for it."""
+    """Return the shape of x, with the dimensions that are the same for any open sizes, even in place of -1."""
 
     def giver(term: Term) -> Emitted | None:
         return next((made for made in t.emitted if term in made.outputs), None) or t.graph.giver(term)
@@ -73,7 +76,7 @@ def settled(t: NodeTask, x: Term, wanted: Sequence[int | OpenDimension]) -> list
 
 @node("Flatten", becomes="RESHAPE")
 def flatten(t: NodeTask) -> None:
-    """To two dimensions."""
+    """Reshape to two dimensions."""
     x, axis = t.x(0), t.attr("axis", 1)
     shape = t.shape(x)[: t.rank(x)]
     axis += len(shape) if axis < 0 else 0
@@ -83,7 +86,7 @@ def flatten(t: NodeTask) -> None:
 
 
 def axes_in(t: NodeTask, place: int = 1) -> list[int] | None:
-    """Axes, an attribute before version 13 and an input from then on; None where they are not said."""
+    """Return the axes: an attribute before version 13, an input from then on; None if unspecified."""
     if t.given(place):
         return t.ints(place, "axes")
     return t.attr_ints("axes") if "axes" in t.node.attributes else None
@@ -91,7 +94,7 @@ def axes_in(t: NodeTask, place: int = 1) -> list[int] | None:
 
 @node("Squeeze", inputs=(1, 2), becomes="RESHAPE")
 def squeeze(t: NodeTask) -> None:
-    """All dimensions of 1, or those named."""
+    """Remove the named dimensions of 1, or all."""
     x, named = t.x(0), axes_in(t)
     shape = t.shape(x)[: t.rank(x)]
     if not named:
@@ -104,7 +107,7 @@ def squeeze(t: NodeTask) -> None:
 
 @node("Unsqueeze", inputs=(1, 2), becomes="RESHAPE")
 def unsqueeze(t: NodeTask) -> None:
-    """New dimensions of 1."""
+    """Insert dimensions of 1."""
     x, named = t.x(0), axes_in(t)
     shape = list(t.shape(x)[: t.rank(x)])
     t.require(named is not None, "has no axes, must have some")
@@ -118,17 +121,17 @@ def unsqueeze(t: NodeTask) -> None:
     "Transpose", becomes="TRANSPOSE, of more than four dimensions those that stay together as one; of booleans GATHER"
 )
 def transpose(t: NodeTask) -> None:
-    """Reversed where no order is given."""
+    """Permute the dimensions, reversed by default."""
     x = t.x(0)
     rank = t.rank(x)
     order = t.attr_ints("perm") or list(reversed(range(rank)))
-    t.require(sorted(order) == list(range(rank)), f"perm = {order}, must be an order of {rank} dimensions")
+    t.require(sorted(order) == list(range(rank)), f"perm is {order}, must be an order of {rank} dimensions")
     t.result(0, transposed(t, x, order) if rank else x, x.kind, scalar=not rank)
 
 
 @node("DepthToSpace", becomes="DEPTH_TO_SPACE; in the order CRD RESHAPE and TRANSPOSE")
 def depth_to_space(t: NodeTask) -> None:
-    """Channels to blocks."""
+    """Move channels to blocks."""
     x, side, mode = t.x(0), t.attr("blocksize", 1), t.attr("mode", "DCR")
     if mode == "DCR":
         t.result(0, t.make("DEPTH_TO_SPACE", x, side, True), x.kind)
@@ -139,7 +142,7 @@ def depth_to_space(t: NodeTask) -> None:
 
 
 def four(t: NodeTask, x: Term) -> tuple[int, int, int, int]:
-    """A shape of four dimensions."""
+    """Return a shape of four dimensions."""
     shape = t.known(x)
     t.require(len(shape) == 4, f"has shape {list(shape)}, must have four dimensions")
     return shape[0], shape[1], shape[2], shape[3]
@@ -147,7 +150,7 @@ def four(t: NodeTask, x: Term) -> tuple[int, int, int, int]:
 
 @node("SpaceToDepth", becomes="SPACE_TO_DEPTH; in the order CRD RESHAPE and TRANSPOSE")
 def space_to_depth(t: NodeTask) -> None:
-    """Blocks to channels."""
+    """Move blocks to channels."""
     x, side, mode = t.x(0), t.attr("blocksize", 1), t.attr("mode", "DCR")
     if mode == "DCR":
         t.result(0, t.make("SPACE_TO_DEPTH", x, side, True), x.kind)
@@ -163,14 +166,14 @@ def space_to_depth(t: NodeTask) -> None:
 
 @node("Concat", inputs=(1, None), becomes="CONCATENATION; of booleans and integers GATHER and SELECT")
 def concat(t: NodeTask) -> None:
-    """Empty parts are left out."""
+    """Concatenate, without empty inputs."""
     places = [n for n in range(len(t.node.inputs)) if t.raw(n).data is None or np.asarray(t.raw(n).data).size]
     terms = [t.x(n) for n in places]
     t.require(terms, "has no elements, which NNAPI has no tensors for")
     axis = t.axis(t.attr("axis", 0), t.rank(terms[0]))
     kind = terms[0].kind
     even = all((x.value.scale, x.value.zero_point) == (terms[0].value.scale, terms[0].value.zero_point) for x in terms)
-    t.require(even, "has parts that are stored in steps of their own")
+    t.require(even, "has inputs with different scales")
     terms = [x for x in terms if 0 not in t.shape(x)] or terms[:1]
     if len(terms) == 1:
         t.result(0, t.copied(terms[0]) if terms[0].value.data is None else terms[0], kind)
@@ -179,7 +182,7 @@ def concat(t: NodeTask) -> None:
 
 
 def joined(t: NodeTask, terms: Sequence[Term], axis: int) -> Term:
-    """Terms one behind the other."""
+    """Concatenate terms."""
     if len(t.shape(terms[0])) <= MOST_DIMENSIONS:
         return t.make("CONCATENATION", *terms, axis, like=terms[0])
     shapes = [t.known(term) for term in terms]
@@ -194,7 +197,7 @@ def joined(t: NodeTask, terms: Sequence[Term], axis: int) -> Term:
 
 @node("Split", inputs=(1, 2), outputs=(1, None), becomes="SPLIT, or SLICE for each part")
 def split(t: NodeTask) -> None:
-    """Into parts of sizes that are given, or equal ones, of which the last may be smaller."""
+    """Split into given sizes, or equal ones, of which the last may be smaller."""
     x, count = t.x(0), len(t.node.outputs)
     axis = t.axis(t.attr("axis", 0), t.rank(x))
     size = t.shape(x)[axis]
@@ -204,7 +207,9 @@ def split(t: NodeTask) -> None:
     if not parts:
         step = -(-size // count)
         parts = [min(step, size - n * step) for n in range(count)]
-    t.require(len(parts) == count and sum(parts) == size and min(parts) >= 0, f"split = {parts}, must sum up to {size}")
+    t.require(
+        len(parts) == count and sum(parts) == size and min(parts) >= 0, f"split is {parts}, must sum up to {size}"
+    )
     if len(set(parts)) == 1 and t.rank(x) <= MOST_DIMENSIONS and x.value.type != B8:
         for n, term in enumerate(equal_parts(t, x, axis, count)):
             t.result(n, term, x.kind)
@@ -217,7 +222,7 @@ def split(t: NodeTask) -> None:
 
 
 def equal_parts(t: NodeTask, x: Term, axis: int, count: int) -> list[Term]:
-    """So many runs of one length along one dimension, of at most `MOST_DIMENSIONS`."""
+    """Split one dimension into equal parts, for at most `MOST_DIMENSIONS` dimensions."""
     if count == 1:
         return [x]
     like = Value(x.value.type, None, x.value.scale, x.value.zero_point)
@@ -225,7 +230,7 @@ def equal_parts(t: NodeTask, x: Term, axis: int, count: int) -> list[Term]:
 
 
 def part_of(t: NodeTask, x: Term, axis: int, start: int, size: int) -> Term:
-    """A run along one dimension."""
+    """Return a range along one dimension."""
     shape = t.shape(x)
     if (start, size) == (0, shape[axis]):
         return x
@@ -241,7 +246,7 @@ def part_of(t: NodeTask, x: Term, axis: int, start: int, size: int) -> Term:
 
 @node("Slice", inputs=(1, 5), becomes="SLICE, or STRIDED_SLICE; of booleans GATHER")
 def slice_(t: NodeTask) -> None:
-    """Bounds count from the end where they are below 0, and are cut to the size."""
+    """Slice. Negative bounds count from the end, and bounds are clamped to the size."""
     x = t.x(0)
     shape = t.shape(x)[: t.rank(x)]
     if len(t.node.inputs) > 1:
@@ -252,7 +257,7 @@ def slice_(t: NodeTask) -> None:
         starts, ends = t.attr_ints("starts"), t.attr_ints("ends")
         axes, steps = t.attr_ints("axes") or list(range(len(starts))), [1] * len(starts)
     even = len(starts) == len(ends) == len(axes) == len(steps)
-    t.require(even, "starts, ends, axes and steps must be as many")
+    t.require(even, "starts, ends, axes and steps must have the same length")
     index = [slice(None)] * len(shape)
     for low, high, n, step in zip(starts, ends, axes, steps, strict=True):
         axis = t.axis(n, len(shape))
@@ -269,7 +274,8 @@ def slice_(t: NodeTask) -> None:
     left = [len(r) if r is not None else None for r in ranges]
     if 0 in left:
         t.require(
-            x.kind in DTYPES and None not in left, f"leaves nothing of {list(shape)}, which NNAPI has no tensors for"
+            x.kind in DTYPES and None not in left,
+            f"leaves no elements of {list(shape)}, which NNAPI has no tensors for",
         )
         t.known_result(np.zeros([d or 0 for d in left], DTYPES[x.kind]), kind=x.kind)
         return
@@ -301,7 +307,7 @@ def slice_(t: NodeTask) -> None:
 
 @node("Pad", inputs=(1, 4), becomes="PAD, PAD_V2, MIRROR_PAD; of edges, and where it cuts, GATHER or SLICE")
 def pad(t: NodeTask) -> None:
-    """Elements around a tensor; numbers below 0 take some away."""
+    """Add elements around a tensor; negative numbers remove some."""
     x, mode = t.x(0), t.attr("mode", "constant")
     rank = t.rank(x)
     pads = t.ints(1, "pads") if t.given(1) else t.attr_ints("pads")
@@ -340,15 +346,15 @@ def pad(t: NodeTask) -> None:
 
 
 def rows(t: NodeTask, widths: Sequence[tuple[int, int]]) -> Term:
-    """Paddings as NNAPI has them."""
+    """Return paddings in NNAPI's layout."""
     return constant(Value(I32), np.array(widths, np.int32).reshape(-1, 2))
 
 
 def filled_around(t: NodeTask, x: Term, widths: Sequence[tuple[int, int]], value: float) -> Term:
-    """A term with elements of one value around it; of stored numbers the value is one of those."""
+    """Add elements of one value around a term; for quantised terms, a stored value."""
     shape = t.shape(x)
     t.require(
-        all(0 <= n <= INT32_RANGE.max for pair in widths for n in pair), f"pads = {widths}, must fit into 32 bits"
+        all(0 <= n <= INT32_RANGE.max for pair in widths for n in pair), f"pads is {widths}, must fit into 32 bits"
     )
     if x.value.type not in (F32, F16, *ASYMMETRIC):
         sizes = t.known(x)
@@ -363,7 +369,7 @@ def filled_around(t: NodeTask, x: Term, widths: Sequence[tuple[int, int]], value
 
 
 def deep_padded(t: NodeTask, x: Term, widths: Sequence[tuple[int, int]], value: float) -> Term:
-    """Of more than four dimensions, one after the other."""
+    """Pad more than four dimensions, one after the other."""
     for axis, pair in enumerate(widths):
         if sum(pair):
             shape = t.known(x)
@@ -376,14 +382,17 @@ def deep_padded(t: NodeTask, x: Term, widths: Sequence[tuple[int, int]], value: 
 
 @node("Tile", inputs=2, becomes="TILE")
 def tile(t: NodeTask) -> None:
-    """Repeated along each dimension."""
+    """Repeat along each dimension."""
     x, counts = t.x(0), t.ints(1, "repeats")
-    t.require(len(counts) == t.rank(x) and min(counts, default=1) > 0, f"repeats = {counts}, must be one a dimension")
+    t.require(
+        len(counts) == t.rank(x) and min(counts, default=1) > 0,
+        f"repeats is {counts}, must have one positive number for each dimension",
+    )
     t.result(0, repeated(t, x, counts), x.kind, scalar=x.scalar)
 
 
 def repeated(t: NodeTask, x: Term, counts: Sequence[int]) -> Term:
-    """A term repeated along each dimension."""
+    """Repeat a term along each dimension."""
     if all(n == 1 for n in counts):
         return t.copied(x) if x.value.data is None else x
     return t.make("TILE", x, t.integers(counts))
@@ -391,7 +400,7 @@ def repeated(t: NodeTask, x: Term, counts: Sequence[int]) -> Term:
 
 @node("Expand", inputs=2, becomes="TILE")
 def expand(t: NodeTask) -> None:
-    """Repeats along dimensions of 1; both ways."""
+    """Broadcast: repeat along dimensions of 1, in both directions."""
     x, wanted = t.x(0), t.ints(1, "shape")
     sizes = t.known(x)[: t.rank(x)]
     whole = t.together(sizes, wanted)

@@ -1,4 +1,4 @@
-"""Nodes in an order in which each can be computed: names written once, read after they are written, no circles."""
+"""Sorts nodes so that each can be computed: names are written once, read after they are written, without cycles."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
@@ -9,7 +9,7 @@ from nnhal.frontends.onnx.file import OnnxFileGraph, OnnxNode
 
 
 def inner_graphs(node: OnnxNode) -> Iterator[OnnxFileGraph]:
-    """The graphs that are attributes of a node."""
+    """Yield the graphs among a node's attributes."""
     for value in node.attributes.values():
         for each in value if isinstance(value, tuple) else (value,):
             if isinstance(each, OnnxFileGraph):
@@ -17,14 +17,14 @@ def inner_graphs(node: OnnxNode) -> Iterator[OnnxFileGraph]:
 
 
 def reads(node: OnnxNode) -> Iterator[str]:
-    """What a node reads of the graph that it is in, what the graphs within it read of that included."""
+    """Yield the names that a node, with its inner graphs, reads from its graph."""
     yield from filter(None, node.inputs)
     for graph in inner_graphs(node):
         yield from captured(graph)
 
 
 def captured(graph: OnnxFileGraph) -> Iterator[str]:
-    """What a graph reads of those around it."""
+    """Yield the names that a graph reads from enclosing ones."""
     own = {*graph.constants, *(e.name for e in graph.inputs), *(name for node in graph.nodes for name in node.outputs)}
     for node in graph.nodes:
         yield from (name for name in reads(node) if name not in own)
@@ -39,34 +39,37 @@ def arranged(
     outer: Sequence[Collection[str]],
     where: str,
 ) -> list[OnnxNode]:
-    """The nodes of a graph, those of the graphs within them as well, each behind what it reads. outer: the names that each
-    graph around it has.
+    """Return the nodes of a graph and its inner graphs, each after those that it reads.
+
+    outer: the names of each enclosing graph.
     """
     own = set(constants)
     for name in inputs:
         if name in own:
-            raise BadFile(f"{where}: input {short(name)!r} is there twice, must be once")
+            raise BadFile(f"{where}: input {short(name)!r} occurs twice, must occur once")
         own.add(name)
     writers: dict[str, int] = {}
     for n, node in enumerate(nodes):
         for name in filter(None, node.outputs):
             if name in writers or name in own:
-                raise BadFile(f"{where}: {node.label} writes {short(name)!r}, which is defined before, must be once")
+                raise BadFile(
+                    f"{where}: {node.label} writes {short(name)!r}, which is defined before, must be defined once"
+                )
             writers[name] = n
     names = [{*own, *writers}, *outer]
     waiting = [{writers[name] for name in reads(node) if name in writers} for node in nodes]
     for node in nodes:
         for name in reads(node):
             if not any(name in scope for scope in names):
-                raise BadFile(f"{where}: {node.label} reads {short(name)!r}, which nothing writes")
+                raise BadFile(f"{where}: {node.label} reads {short(name)!r}, which no node writes")
     for name in outputs:
         if not any(name in scope for scope in names):
-            raise BadFile(f"{where}: output {short(name)!r} is written by nothing")
+            raise BadFile(f"{where}: output {short(name)!r} is not written by any node")
     return [_inside(nodes[n], names, where) for n in _sorted(waiting, nodes, where)]
 
 
 def _sorted(waiting: Sequence[set[int]], nodes: Sequence[OnnxNode], where: str) -> list[int]:
-    """Numbers of nodes, each behind those it waits for, in the file's order where that allows."""
+    """Return the numbers of nodes, each after those it waits for, in the file's order if possible."""
     if all(before < n for n, needs in enumerate(waiting) for before in needs):
         return list(range(len(nodes)))
     followers: list[list[int]] = [[] for _ in nodes]
@@ -85,12 +88,12 @@ def _sorted(waiting: Sequence[set[int]], nodes: Sequence[OnnxNode], where: str) 
                 free.append(follower)
     if len(found) < len(nodes):
         first = next(n for n, count in enumerate(left) if count)
-        raise BadFile(f"{where}: {nodes[first].label} is part of a circle: it reads what follows from it")
+        raise BadFile(f"{where}: {nodes[first].label} is part of a cycle: it reads a value that depends on it")
     return found
 
 
 def _inside(node: OnnxNode, names: Sequence[Collection[str]], where: str) -> OnnxNode:
-    """The node, with the graphs in it in order."""
+    """Return the node, with its inner graphs sorted."""
     if not any(True for _ in inner_graphs(node)):
         return node
 

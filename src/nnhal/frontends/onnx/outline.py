@@ -1,4 +1,4 @@
-"""The outline of a file that NNAPI cannot take whole: every node, and of those that cannot be expressed why."""
+"""The outline of a file that NNAPI cannot express completely: every node, with the reasons of the refused ones."""
 
 import math
 import os
@@ -18,7 +18,7 @@ SHOWN = ("kernel_shape", "strides", "pads", "dilations", "group", "axis", "mode"
 
 
 def refused_outline(label: str, memory: Memory, folder: str | None, error: UnsupportedModel | ShapeNeeded) -> Outline:
-    """What `load` refused with this error, node by node."""
+    """Return the outline of a file that `load` refused with this error, node by node."""
     file = read(memory, label, folder)
     graph, asked = file.graph, isinstance(error, ShapeNeeded)
     reasons = {}
@@ -55,7 +55,7 @@ def refused_outline(label: str, memory: Memory, folder: str | None, error: Unsup
 
 
 def attributes(node: OnnxNode) -> str:
-    """Those that say what a layer is like."""
+    """Return the key attributes of a layer as text."""
     words = []
     for name in SHOWN:
         value = node.attributes.get(name)

@@ -1,7 +1,7 @@
-"""Moves whose places are constant, where NNAPI's own operation does not take the type or the rank: GATHER of elements.
+"""Moves by constant indices, if NNAPI's operation lacks the type or rank: a GATHER of elements.
 
-`fold` knows what each node does with an array. Given an array of numbers instead of the elements, it gives the place that
-each element of the result comes from.
+`fold` knows each node's effect on an array. Applied to element numbers, it gives the source of each element of the
+result.
 """
 
 import math
@@ -15,7 +15,7 @@ from nnhal.frontends.onnx.task import NodeTask
 
 
 def lower_by_places(t: NodeTask) -> None:
-    """Lower a node of `fold.MOVES` as places of elements."""
+    """Lower a node of `fold.MOVES` as source indices of elements."""
     count = len(t.node.inputs) if t.name == "Concat" else 1
     terms = [t.x(place) for place in range(count)]
     starts, numbered = 0, []

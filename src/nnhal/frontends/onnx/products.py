@@ -14,10 +14,10 @@ from nnhal.frontends.onnx.task import NodeTask, node
 
 @node("MatMul", inputs=2, becomes="FULLY_CONNECTED with constant weights, else BATCH_MATMUL")
 def matmul(t: NodeTask) -> None:
-    """As numpy's: leading dimensions broadcast, vectors count as matrices of one row or column."""
+    """Multiply like numpy: leading dimensions broadcast, a vector is a matrix of one row or column."""
     x, y = floats(t, 0), floats(t, 1)
     ranks = t.rank(x), t.rank(y)
-    t.require(min(ranks) >= 1, "of a number is none")
+    t.require(min(ranks) >= 1, "of a scalar is undefined")
     if y.data is not None and ranks[1] == 2:
         t.result(0, rows_times(t, x, columns(t, y), None), scalar=ranks[0] == 1 and t.known(y)[1] == 0)
         return
@@ -33,16 +33,16 @@ def matmul(t: NodeTask) -> None:
 
 
 def columns(t: NodeTask, matrix: Term) -> Term:
-    """A constant matrix, transposed."""
+    """Return a constant matrix, transposed."""
     return t.derived(matrix, "columns", lambda: np.asarray(matrix.data).T)
 
 
 def rows_times(t: NodeTask, x: Term, weights: Term, bias: Array | None) -> Term:
-    """Rows of x times constant weights [units, size]."""
+    """Multiply rows of x by constant weights [units, size]."""
     shape = t.shape(x)
     units, size = t.known(weights)
     t.require(size and units, "has no elements")
-    t.require(shape[-1] == size, f"has rows of {shape[-1]}, must be of {size}")
+    t.require(shape[-1] == size, f"has rows of {shape[-1]}, must have rows of {size}")
     kind = x.value.type
     b = constant(Value(kind), np.zeros(units, x.value.dtype) if bias is None else np.ascontiguousarray(bias))
     lead = shape[:-1]
@@ -53,7 +53,7 @@ def rows_times(t: NodeTask, x: Term, weights: Term, bias: Array | None) -> Term:
 
 
 def multiplied(t: NodeTask, x: Term, y: Term, left: Shape, right: Shape) -> Term:
-    """Matrices whose leading dimensions broadcast."""
+    """Multiply matrices whose leading dimensions broadcast."""
     if left[:-2] == right[:-2] and len(left) <= 4:
         return t.make("BATCH_MATMUL", x, y, like=x, adj_x=False, adj_y=False)
     lefts, rights = t.known(x), t.known(y)
@@ -71,11 +71,11 @@ def multiplied(t: NodeTask, x: Term, y: Term, left: Shape, right: Shape) -> Term
 
 @node("Gemm", inputs=(2, 3), becomes="FULLY_CONNECTED with constant weights, else BATCH_MATMUL; MUL, ADD")
 def gemm(t: NodeTask) -> None:
-    """alpha A B + beta C."""
+    """Write alpha A B + beta C."""
     x, y = floats(t, 0), floats(t, 1)
     alpha, beta = t.attr("alpha", 1.0), t.attr("beta", 1.0)
     turned = bool(t.attr("transB", 0))
-    t.require(t.rank(x) == t.rank(y) == 2, f"of ranks {t.rank(x)} and {t.rank(y)}, must be matrices")
+    t.require(t.rank(x) == t.rank(y) == 2, f"has ranks {t.rank(x)} and {t.rank(y)}, must have matrices")
     if t.attr("transA", 0):
         x = transposed(t, x, (1, 0))
     c = t.maybe(2)
@@ -101,7 +101,7 @@ def gemm(t: NodeTask) -> None:
 
 
 def is_row(data: Array) -> bool:
-    """Whether all elements are along the last dimension."""
+    """Whether all elements lie along the last dimension."""
     return math.prod(data.shape[:-1]) == 1
 
 
@@ -111,7 +111,7 @@ Lettered = tuple[Term, str]  # a tensor, and a letter for each of its dimensions
 
 @node("Einsum", inputs=(1, None), becomes="TRANSPOSE, BATCH_MATMUL, RESHAPE; REDUCE_SUM of one")
 def einsum(t: NodeTask) -> None:
-    """Of tensors from the first to the last, without a letter that is twice in one of them."""
+    """Contract tensors from the first to the last; no letter may occur twice in one of them."""
     text = t.attr("equation", "").replace(" ", "")
     terms = [floats(t, place) for place in range(len(t.node.inputs))]
     parts, out = spelled(t, text, [t.rank(term) for term in terms])
@@ -121,10 +121,10 @@ def einsum(t: NodeTask) -> None:
             whole = max(sizes.get(letter, 1), size)
             t.require(
                 size in (1, whole) and sizes.get(letter, 1) in (1, whole),
-                f"equation {text!r} has two sizes of {letter}",
+                f"equation {text!r} has two sizes for {letter}",
             )
             sizes[letter] = whole
-    t.require(set(out) <= sizes.keys(), f"equation {text!r} gives a letter that no input has")
+    t.require(set(out) <= sizes.keys(), f"equation {text!r} has an output letter that no input has")
     left = [without_ones(t, term, part, sizes) for part, term in zip(parts, terms, strict=True)]
     while len(left) > 1:
         (x, a), (y, b), *others = left
@@ -135,13 +135,13 @@ def einsum(t: NodeTask) -> None:
 
 
 def spelled(t: NodeTask, text: str, ranks: Sequence[int]) -> tuple[list[str], str]:
-    """The letters of each input and of the output. Those of an ellipsis are characters that an equation has not."""
+    """Return the letters of each input and of the output. An ellipsis becomes characters that no equation has."""
     given, arrow, out = text.partition("->")
     parts = given.split(",")
     t.require(
-        len(text) <= LONGEST * (1 + len(ranks)), "has an equation of more letters than its tensors have dimensions"
+        len(text) <= LONGEST * (1 + len(ranks)), "has an equation with more letters than its tensors have dimensions"
     )
-    t.require(len(parts) == len(ranks), f"equation {text!r} is of {len(parts)} tensors, must be of {len(ranks)}")
+    t.require(len(parts) == len(ranks), f"equation {text!r} has {len(parts)} tensors, must have {len(ranks)}")
     wide = [rank - len(part) + 3 if "..." in part else 0 for part, rank in zip(parts, ranks, strict=True)]
     t.require(min(wide) >= 0, f"equation {text!r} does not fit tensors of {list(ranks)} dimensions")
     rest = "".join(chr(0x100 + n) for n in range(max(wide)))
@@ -150,21 +150,21 @@ def spelled(t: NodeTask, text: str, ranks: Sequence[int]) -> tuple[list[str], st
     once = sorted(c for c in set(letters) - set(rest) if letters.count(c) == 1)
     out = out.replace("...", rest) if arrow else rest + "".join(once)
     plain = all(len(set(part)) == len(part) and "." not in part for part in (*parts, out))
-    t.require(plain, f"equation {text!r} has no form in NNAPI")
+    t.require(plain, f"equation {text!r} cannot be expressed in NNAPI")
     fit = all(len(part) == rank for part, rank in zip(parts, ranks, strict=True))
     t.require(fit, f"equation {text!r} does not fit tensors of {list(ranks)} dimensions")
     return parts, out
 
 
 def without_ones(t: NodeTask, x: Term, letters: str, sizes: Mapping[str, int]) -> Lettered:
-    """A tensor without the dimensions of 1 that others have more of."""
+    """Remove the dimensions of 1 that are larger in other tensors."""
     shape = t.known(x)[: len(letters)]
     kept = [i for i, letter in enumerate(letters) if shape[i] == sizes[letter]]
     return t.reshaped(x, [shape[i] for i in kept] or [1]), "".join(letters[i] for i in kept)
 
 
 def contracted(t: NodeTask, left: Lettered, right: Lettered, kept: str, sizes: Mapping[str, int]) -> Lettered:
-    """The product of two tensors, summed over the letters of both that are not kept."""
+    """Multiply two tensors, summed over their common letters that are not kept."""
     (x, a), (y, b) = left, right
     batch = [c for c in a if c in b and c in kept]
     inner = [c for c in a if c in b and c not in kept]
@@ -178,7 +178,7 @@ def contracted(t: NodeTask, left: Lettered, right: Lettered, kept: str, sizes: M
 
 
 def summed(t: NodeTask, x: Term, letters: str, kept: str) -> tuple[Term, str]:
-    """The sum over the letters that are not kept."""
+    """Sum over the letters that are not kept."""
     gone = [i for i, letter in enumerate(letters) if letter not in kept]
     if not gone:
         return x, letters
@@ -187,6 +187,6 @@ def summed(t: NodeTask, x: Term, letters: str, kept: str) -> tuple[Term, str]:
 
 
 def ordered(t: NodeTask, x: Term, letters: Sequence[str], wanted: Sequence[str]) -> Term:
-    """A term with its dimensions in the order of other letters."""
+    """Permute the dimensions of a term to the order of other letters."""
     order = [list(letters).index(c) for c in wanted]
     return x if order == sorted(order) else transposed(t, x, order)

@@ -1,8 +1,10 @@
-"""Entries of quantised nodes: those that have scales among their inputs, and plain ones between DequantizeLinear and
-QuantizeLinear, which become NNAPI's quantised operations with the very scales and zero points of the file.
+"""Entries of quantised nodes: those with scales as inputs, and plain nodes between DequantizeLinear and QuantizeLinear.
 
-What a DequantizeLinear gives is known as the real values of a stored tensor (`FileContext.stored`). A node whose inputs are
-such, and whose only reader is a QuantizeLinear, is done on the stored ones. Any other reads real values, which is exact too.
+They become NNAPI's quantised operations with the exact scales and zero points of the file.
+
+The output of a DequantizeLinear is known as the real values of a stored tensor (`FileContext.stored`). If a node's
+inputs are such outputs, and its only reader is a QuantizeLinear, the operation uses the stored tensors. Other nodes
+read real values, which is exact too.
 """
 
 import math
@@ -27,31 +29,31 @@ from nnhal.ops.schema import F32, I32, Q8, Q8PC, Q8S
 
 KINDS = {"UINT8": Q8, "INT8": Q8S}
 SHIFT = 128  # between the stored values of the two types
-BIAS_SLACK = 1e-5  # by which the scale of a bias may differ from that of the products
+BIAS_SLACK = 1e-5  # the relative difference that the scale of a bias may have from that of the products
 
 
 class Steps(NamedTuple):
-    """How real values are stored: type, scale and zero point."""
+    """Quantisation parameters: type, scale and zero point."""
 
     type: int
     scale: float
     zero_point: int
 
     def value(self) -> Value:
-        """A tensor of it."""
+        """Return the type of such a tensor."""
         return Value(self.type, None, self.scale, self.zero_point)
 
 
 def steps_of(value: Value) -> Steps:
-    """Of a tensor."""
+    """Return the parameters of a tensor."""
     return Steps(value.type, value.scale, value.zero_point)
 
 
 def steps_at(t: NodeTask, scale: int, zero: int, kind: str = "") -> Steps:
-    """The scale and zero point that are inputs, one number each. kind: of a node without a zero point."""
+    """Return the scale and zero point of inputs, one number each. kind: for a node without a zero point."""
     found = np.asarray(t.data(scale, "the scale"))
     t.require(
-        found.size == 1 and found.dtype == np.float32, "has a scale for each part, or no FLOAT: must be one number"
+        found.size == 1 and found.dtype == np.float32, "has several scales, or not of FLOAT, must have one of FLOAT"
     )
     number = float(found.reshape(-1)[0])
     t.require(math.isfinite(number) and number > 0, f"has scale {number:g}, must be above 0")
@@ -66,7 +68,7 @@ def steps_at(t: NodeTask, scale: int, zero: int, kind: str = "") -> Steps:
 
 
 def steps_behind(t: NodeTask) -> Steps:
-    """The steps that a QuantizeLinear stores in. Without a zero point, `output_dtype` says the type."""
+    """Return the parameters of a QuantizeLinear. Without a zero point, `output_dtype` determines the type."""
     number = t.attr("output_dtype", 0)
     kind = FILE_KINDS.get(number, f"type {number}") if number else "UINT8"
     t.require(kind in KINDS, f"stores values as {kind}, must be UINT8 or INT8")
@@ -75,18 +77,18 @@ def steps_behind(t: NodeTask) -> Steps:
 
 @node("QuantizeLinear", inputs=(2, 3), becomes="QUANTIZE; nothing where the operation before stores its result so")
 def quantise(t: NodeTask) -> None:
-    """Real values to stored ones."""
+    """Quantise real values."""
     steps, x = steps_behind(t), t.x(0)
     stored = t.graph.context.stored.get(id(x))
     if stored is not None and steps_of(stored.value) == steps and stored.value.data is None:
         t.same(stored)
         return
-    t.require(x.value.type == F32, f"of {x.kind}, must be FLOAT")
+    t.require(x.value.type == F32, f"has {x.kind}, must have FLOAT")
     t.result(0, converted(t, x, steps.value()), scalar=x.scalar)
 
 
 def converted(t: NodeTask, x: Term, value: Value) -> Term:
-    """A term quantised or dequantised, whatever its rank."""
+    """Quantise or dequantise a term of any rank."""
     name = "DEQUANTIZE" if value.type == F32 else "QUANTIZE"
     shape = t.shape(x)
     if len(shape) <= MOST_DIMENSIONS:
@@ -94,11 +96,9 @@ def converted(t: NodeTask, x: Term, value: Value) -> Term:
     return t.reshaped(t.make(name, t.reshaped(x, (math.prod(t.known(x)),)), like=value), shape)
 
 
-@node(
-    "DequantizeLinear", inputs=(2, 3), becomes="DEQUANTIZE, where the operation behind does not read the stored values"
-)
+@node("DequantizeLinear", inputs=(2, 3), becomes="DEQUANTIZE, unless the next operation reads the stored values")
 def dequantise(t: NodeTask) -> None:
-    """Stored values to real ones."""
+    """Dequantise stored values."""
     raw = t.raw(0)
     t.follows(raw)
     t.require(not t.attr("block_size", 0), "has scales for blocks, which NNAPI does not have")
@@ -125,9 +125,9 @@ def dequantise(t: NodeTask) -> None:
 
 
 def seen_as(t: NodeTask, raw: Term, steps: Steps) -> Term | None:
-    """A tensor of 8 bits stored in these steps: it itself, also an input of the model that nothing has read yet.
+    """Return an 8-bit tensor with these parameters: itself, or an input of the model that nothing has read yet.
 
-    None where it is stored in others.
+    Returns None if it has other parameters.
     """
     t.require(raw.value.type in ASYMMETRIC, f"of {raw.kind} that is computed, must be UINT8 or INT8")
     t.require(raw.value.type == steps.type, f"is {raw.kind} and has a zero point of another type")
@@ -147,11 +147,11 @@ def seen_as(t: NodeTask, raw: Term, steps: Steps) -> Term | None:
 
 
 def dequantised(t: NodeTask, raw: Term) -> tuple[Term, Term | None]:
-    """Constants: their real values, and they themselves as NNAPI stores them, where it can."""
+    """Return the real values of constants, and the constants in NNAPI's types if possible."""
     data, scale = np.asarray(raw.data), np.asarray(t.data(1, "the scale"))
     zero = np.asarray(t.data(2, "the zero point")) if t.given(2) else np.zeros(scale.shape, data.dtype)
     t.require(data.dtype.kind in "iu" and scale.dtype == np.float32, f"of {raw.kind} is not in NNAPI")
-    t.require(scale.size == zero.size, f"has {scale.size} scales and {zero.size} zero points, must have as many")
+    t.require(scale.size == zero.size, f"has {scale.size} scales and {zero.size} zero points, must have equal numbers")
     axis = 0
     sizes = [1] * data.ndim
     if scale.size > 1:
@@ -166,7 +166,7 @@ def dequantised(t: NodeTask, raw: Term) -> tuple[Term, Term | None]:
 
 
 def kept_as(data: Array, scales: Array, zeros: Array, axis: int, raw: Term) -> Term | None:
-    """Stored constants as NNAPI has them, None where it has no such type."""
+    """Return stored constants in an NNAPI type, None if there is no such type."""
     if not (np.isfinite(scales).all() and (scales > 0).all()):
         return None
     first = float(scales[0])
@@ -187,7 +187,7 @@ def kept_as(data: Array, scales: Array, zeros: Array, axis: int, raw: Term) -> T
 
 
 class StoredNode(NodeTask):
-    """A node that moves elements, on the stored values: its result is stored alike."""
+    """A node that moves elements, applied to the stored values; its result has the same parameters."""
 
     eight = True
 
@@ -205,11 +205,11 @@ class StoredNode(NodeTask):
             raise Inexpressible
 
     def raw(self, place: int) -> Term:
-        """Input `place`, as it is stored."""
+        """Return input `place` as stored."""
         return self._stored.get(place) or super().raw(place)
 
     def result(self, number: int, term: Term, kind: str = "", *, scalar: bool = False) -> None:
-        """Output `number`: the real values of a term that is stored as the input is."""
+        """Set output `number` to the real values of a term with the input's parameters."""
         if steps_of(term.value) != steps_of(self._stored[0].value):
             raise Inexpressible
         one = scalar and term.value.shape == (1,)
@@ -220,7 +220,7 @@ class StoredNode(NodeTask):
         self.later.append(lambda: self.graph.context.stands_for(self.results[number], term))
 
     def same(self, term: Term, number: int = 0) -> None:
-        """Output `number` is a term that is there."""
+        """Set output `number` to an existing term."""
         raise Inexpressible
 
 
@@ -229,14 +229,14 @@ MOVED = frozenset(("Concat", "DepthToSpace", "Flatten", "GlobalMaxPool", "MaxPoo
 
 
 class WantedSteps(NamedTuple):
-    """How a QuantizeLinear behind a node stores its result, and what it is under."""
+    """The parameters of the QuantizeLinear behind a node, and the activation before it."""
 
     steps: Steps
     activation: Activation
 
 
 def wanted(t: NodeTask) -> WantedSteps | None:
-    """Of the node whose result only a QuantizeLinear reads, or a Relu that only one reads."""
+    """Return them for a node that only a QuantizeLinear reads, maybe through a Relu."""
     graph, name, activation = t.graph, t.node.outputs[0], Activation.NONE
     for _ in range(2):
         reader = graph.only_reader(name)
@@ -254,7 +254,7 @@ def wanted(t: NodeTask) -> WantedSteps | None:
 
 
 def give(t: NodeTask, made: Term, out: WantedSteps) -> None:
-    """The node's output: the real values of a stored term."""
+    """Set the node's output to the real values of a stored term."""
     made.kind, made.scalar = kind_of(out.steps), all_scalars(t)
     t.result(0, converted(t, made, Value(F32)), "FLOAT", scalar=made.scalar)
     if out.activation:
@@ -263,7 +263,7 @@ def give(t: NodeTask, made: Term, out: WantedSteps) -> None:
 
 
 def stored_inputs(t: NodeTask, places: Sequence[int]) -> list[Term]:
-    """The stored values of inputs; Inexpressible without a reason where one has none."""
+    """Return the stored values of inputs; Inexpressible without a reason if one has none."""
     found = [t.graph.context.stored.get(id(t.raw(place))) for place in places]
     if any(each is None for each in found):
         raise Inexpressible
@@ -275,7 +275,7 @@ QUANTISED: dict[str, Quantised] = {}
 
 
 def on_stored(*names: str) -> Callable[[Quantised], Quantised]:
-    """Make a function what lowers plain nodes on stored values."""
+    """Register a function that lowers plain nodes on stored values."""
 
     def add(function: Quantised) -> Quantised:
         QUANTISED.update(dict.fromkeys(names, function))
@@ -285,7 +285,7 @@ def on_stored(*names: str) -> Callable[[Quantised], Quantised]:
 
 
 def lower_stored(t: NodeTask) -> None:
-    """Lower a plain node on stored values; Inexpressible without a reason where that is not possible."""
+    """Lower a plain node on stored values; Inexpressible without a reason if that is not possible."""
     found = wanted(t)
     if found is None or t.name not in QUANTISED:
         raise Inexpressible
@@ -293,19 +293,19 @@ def lower_stored(t: NodeTask) -> None:
 
 
 def alike(x: Term, out: Steps) -> None:
-    """NNAPI's operations give the type that they take."""
+    """Check the types: NNAPI's operations return the type of their input."""
     if x.value.type != out.type:
         raise Inexpressible
 
 
 def kind_of(steps: Steps) -> str:
-    """ONNX's name of the type."""
+    """Return ONNX's name of the type."""
     return "UINT8" if steps.type == Q8 else "INT8"
 
 
 @on_stored("Add", "Sub", "Mul")
 def arithmetic(t: NodeTask, out: WantedSteps) -> None:
-    """Two stored tensors."""
+    """Combine two stored tensors."""
     x, y = stored_inputs(t, (0, 1))
     alike(x, out.steps)
     alike(y, out.steps)
@@ -315,7 +315,7 @@ def arithmetic(t: NodeTask, out: WantedSteps) -> None:
 
 @on_stored("Sigmoid", "Tanh", "Softmax")
 def fixed(t: NodeTask, out: WantedSteps) -> None:
-    """Whose results NNAPI stores in one way."""
+    """Lower nodes whose results have fixed parameters in NNAPI."""
     (x,) = stored_inputs(t, (0,))
     alike(x, out.steps)
     if out.activation:
@@ -333,7 +333,7 @@ def fixed(t: NodeTask, out: WantedSteps) -> None:
 
 @on_stored("Concat")
 def concatenated(t: NodeTask, out: WantedSteps) -> None:
-    """Parts may be stored in steps of their own."""
+    """Concatenate; each input may have different parameters."""
     terms = stored_inputs(t, range(len(t.node.inputs)))
     for term in terms:
         alike(term, out.steps)
@@ -346,7 +346,7 @@ def concatenated(t: NodeTask, out: WantedSteps) -> None:
 
 @on_stored("GlobalAveragePool", "AveragePool")
 def averaged(t: NodeTask, out: WantedSteps) -> None:
-    """NNAPI's mean of pictures is stored as they are."""
+    """Write a mean of pictures, whose result has the same parameters in NNAPI."""
     (x,) = stored_inputs(t, (0,))
     if steps_of(x.value) != out.steps or t.rank(x) != 4:
         raise Inexpressible
@@ -369,7 +369,7 @@ def averaged(t: NodeTask, out: WantedSteps) -> None:
 
 
 def filter_for(x: Term, w: Term) -> Term:
-    """Stored weights in the type that goes with an input: the other 8-bit type moved by 128, which changes no real value."""
+    """Convert stored weights to an input's type: shifting the other 8-bit type by 128 changes no real value."""
     if w.value.type in (Q8PC, x.value.type):
         return w
     data = np.asarray(w.value.data).astype(np.int16) + (SHIFT if x.value.type == Q8 else -SHIFT)
@@ -381,7 +381,7 @@ def filter_for(x: Term, w: Term) -> Term:
 
 
 def bias_for(t: NodeTask, x: Term, w: Term, units: int, given: Array | None, scales: Array | None) -> Term:
-    """The bias in steps of the products. given: real values, or with `scales` None the stored ones themselves."""
+    """Return the bias at the scale of the products. given: real values, or the stored ones if `scales` is None."""
     channel = w.value.channel
     factor = np.asarray(channel.scales if channel else [w.value.scale], np.float64) * x.value.scale
     value = Value(I32, None, 0.0 if channel else float(np.float32(x.value.scale) * np.float32(w.value.scale)))
@@ -395,7 +395,7 @@ def bias_for(t: NodeTask, x: Term, w: Term, units: int, given: Array | None, sca
 
 
 def real_bias(t: NodeTask, place: int) -> Array | None:
-    """The real values of a constant bias."""
+    """Return the real values of a constant bias."""
     if not t.given(place):
         return None
     data = t.raw(place).data
@@ -405,7 +405,7 @@ def real_bias(t: NodeTask, place: int) -> Array | None:
 
 
 class StoredLayer(NamedTuple):
-    """A layer on stored values. bias, real: its stored values, or real ones."""
+    """A layer on stored values. bias, real: its stored or real values."""
 
     x: Term
     weights: Term
@@ -416,7 +416,7 @@ class StoredLayer(NamedTuple):
 
 
 def usable(layer: StoredLayer) -> StoredLayer:
-    """The layer with weights of the input's type; Inexpressible where NNAPI has none such."""
+    """Return the layer with weights of the input's type; Inexpressible if NNAPI has no such type."""
     if layer.x.value.type not in ASYMMETRIC or layer.weights.value.type not in (Q8, Q8S, Q8PC):
         raise Inexpressible
     if layer.weights.value.data is None:
@@ -426,7 +426,7 @@ def usable(layer: StoredLayer) -> StoredLayer:
 
 
 def convolved(t: NodeTask, layer: StoredLayer) -> Term:
-    """A convolution on stored values."""
+    """Convolve stored values."""
     x, weights = layer.x, layer.weights
     channel = weights.value.channel
     if channel is not None and channel.axis != 0:
@@ -459,7 +459,7 @@ def convolved(t: NodeTask, layer: StoredLayer) -> Term:
 
 
 def multiplied(t: NodeTask, layer: StoredLayer, *, turned: bool) -> Term:
-    """Rows times constant weights on stored values. turned: those are [units, size]."""
+    """Multiply rows by constant weights, on stored values. turned: whether those are [units, size]."""
     x, weights = layer.x, layer.weights
     if weights.value.channel is not None or t.rank(weights) != 2:
         raise Inexpressible
@@ -477,7 +477,7 @@ def multiplied(t: NodeTask, layer: StoredLayer, *, turned: bool) -> Term:
 
 @on_stored("Conv")
 def convolution(t: NodeTask, out: WantedSteps) -> None:
-    """Between DequantizeLinear and QuantizeLinear."""
+    """Lower a Conv between DequantizeLinear and QuantizeLinear."""
     x, w = stored_inputs(t, (0, 1))
     layer = usable(StoredLayer(x, w, real_bias(t, 2), True, out.steps, out.activation))
     give(t, convolved(t, layer), out)
@@ -485,7 +485,7 @@ def convolution(t: NodeTask, out: WantedSteps) -> None:
 
 @on_stored("MatMul", "Gemm")
 def product(t: NodeTask, out: WantedSteps) -> None:
-    """Between DequantizeLinear and QuantizeLinear."""
+    """Lower a product between DequantizeLinear and QuantizeLinear."""
     x, w = stored_inputs(t, (0, 1))
     plain = t.name == "MatMul" or (t.attr("alpha", 1.0) == t.attr("beta", 1.0) == 1 and not t.attr("transA", 0))
     if not plain:
@@ -498,7 +498,7 @@ def product(t: NodeTask, out: WantedSteps) -> None:
 
 
 def stored_input(t: NodeTask, place: int, scale: int, zero: int, axis: int = 0) -> Term:
-    """An input of 8 bits in the steps that others say. axis: of which each place has its own, where there are several."""
+    """Return an 8-bit input with the parameters of other inputs. axis: the dimension of several parameters."""
     raw = t.raw(place)
     if raw.data is not None:
         data, scales = np.asarray(raw.data), np.asarray(t.data(scale, "the scale")).reshape(-1)
@@ -513,30 +513,30 @@ def stored_input(t: NodeTask, place: int, scale: int, zero: int, axis: int = 0) 
         return found
     seen = seen_as(t, t.usable(raw, f"input {place}"), steps_at(t, scale, zero, raw.kind))
     if seen is None:
-        t.refuse(f"input {place} is stored in other steps than its scale says, which no operation of NNAPI does")
+        t.refuse(f"input {place} has a different scale from its scale input, which no operation of NNAPI supports")
     return seen
 
 
 def finish(t: NodeTask, made: Term, steps: Steps, *, scalar: bool = False) -> None:
-    """The node's output, stored."""
+    """Set the node's output to a stored term."""
     t.result(0, made, kind_of(steps), scalar=scalar)
 
 
-@node("QLinearConv", inputs=(8, 9), becomes="CONV_2D, DEPTHWISE_CONV_2D, GROUPED_CONV_2D, quantised, told NCHW")
+@node("QLinearConv", inputs=(8, 9), becomes="CONV_2D, DEPTHWISE_CONV_2D, GROUPED_CONV_2D, quantised, in NCHW")
 def linear_convolution(t: NodeTask) -> None:
-    """With the steps of input, weights and output."""
+    """Convolve with the parameters of input, weights and output."""
     x, w, out = stored_input(t, 0, 1, 2), stored_input(t, 3, 4, 5), steps_at(t, 6, 7)
     bias = np.asarray(t.data(8, "the bias")) if t.given(8) else None
     try:
         layer = usable(StoredLayer(x, w, bias, False, out, Activation.NONE))
         finish(t, convolved(t, layer), out)
     except Inexpressible as error:
-        t.refuse(str(error) or "has types or a rank that NNAPI's quantised layers do not take")
+        t.refuse(str(error) or "has types or a rank that NNAPI's quantised layers reject")
 
 
 @node("QLinearMatMul", inputs=8, becomes="FULLY_CONNECTED, quantised; of real values BATCH_MATMUL")
 def linear_product(t: NodeTask) -> None:
-    """With the steps of both inputs, of the second perhaps for each column, and of the output."""
+    """Multiply with the parameters of both inputs (of the second, maybe for each column) and of the output."""
     x, w, out = stored_input(t, 0, 1, 2, -2), stored_input(t, 3, 4, 5, -1), steps_at(t, 6, 7)
     try:
         finish(t, multiplied(t, usable(StoredLayer(x, w, None, False, out, Activation.NONE)), turned=False), out)
@@ -544,29 +544,31 @@ def linear_product(t: NodeTask) -> None:
     except Inexpressible:
         pass
     a, b = (t.make("DEQUANTIZE", each, like=Value(F32)) for each in (x, w))
-    t.require(t.rank(a) == t.rank(b) <= 4, "of these ranks has no quantised form in NNAPI")
+    t.require(t.rank(a) == t.rank(b) <= 4, "has ranks that NNAPI's quantised products reject")
     real = t.make("BATCH_MATMUL", a, b, like=a, adj_x=False, adj_y=False)
     finish(t, t.run("QUANTIZE", real, outs=[out.value()])[0], out)
 
 
 @node("com.microsoft.QGemm", inputs=(6, 9), becomes="FULLY_CONNECTED, quantised")
 def linear_gemm(t: NodeTask) -> None:
-    """With an output that is stored."""
-    t.require(t.given(7) and t.given(8), "gives real values, must give stored ones")
+    """Multiply with a stored output."""
+    t.require(t.given(7) and t.given(8), "has an output of real values, must have a stored one")
     turned = bool(t.attr("transB", 0))
     x, w, out = stored_input(t, 0, 1, 2), stored_input(t, 3, 4, 5, 0 if turned else 1), steps_at(t, 7, 8)
-    t.require(t.attr("alpha", 1.0) == 1 and not t.attr("transA", 0), "has alpha or transA, which has no form here")
+    t.require(
+        t.attr("alpha", 1.0) == 1 and not t.attr("transA", 0), "has alpha or transA, which NNAPI's operation lacks"
+    )
     bias = np.asarray(t.data(6, "the bias")) if t.given(6) else None
     try:
         layer = usable(StoredLayer(x, w, bias, False, out, Activation.NONE))
         finish(t, multiplied(t, layer, turned=turned), out)
     except Inexpressible as error:
-        t.refuse(str(error) or "has types that NNAPI's quantised layers do not take")
+        t.refuse(str(error) or "has types that NNAPI's quantised layers reject")
 
 
 @node("com.microsoft.QLinearAdd", "com.microsoft.QLinearMul", inputs=8, becomes="ADD, MUL, quantised")
 def linear_arithmetic(t: NodeTask) -> None:
-    """With the steps of both inputs and of the output."""
+    """Combine with the parameters of both inputs and of the output."""
     x, y, out = stored_input(t, 0, 1, 2), stored_input(t, 3, 4, 5), steps_at(t, 6, 7)
     t.require(x.value.type == y.value.type == out.type, "has inputs and output of several types, must have one")
     name = t.name.removeprefix("com.microsoft.QLinear").upper()
@@ -577,7 +579,7 @@ def linear_arithmetic(t: NodeTask) -> None:
     "com.microsoft.QLinearSigmoid", "com.microsoft.QLinearLeakyRelu", inputs=5, becomes="LOGISTIC, PRELU of real values"
 )
 def linear_function(t: NodeTask) -> None:
-    """By way of real values, which rounds once."""
+    """Compute through real values, which rounds once."""
     x, out = stored_input(t, 0, 1, 2), steps_at(t, 3, 4)
     real = t.make("DEQUANTIZE", x, like=Value(F32))
     if t.name.endswith("Sigmoid"):
@@ -589,7 +591,7 @@ def linear_function(t: NodeTask) -> None:
 
 @node("com.microsoft.QLinearGlobalAveragePool", inputs=5, becomes="MEAN of real values")
 def linear_mean(t: NodeTask) -> None:
-    """By way of real values, which rounds once."""
+    """Compute through real values, which rounds once."""
     x, out = stored_input(t, 0, 1, 2), steps_at(t, 3, 4)
     rank = t.rank(x)
     axes = list(range(1, rank - 1)) if t.attr("channels_last", 0) else list(range(2, rank))
@@ -599,9 +601,9 @@ def linear_mean(t: NodeTask) -> None:
 
 @node("com.microsoft.QLinearConcat", inputs=(5, None), becomes="CONCATENATION, quantised")
 def linear_concat(t: NodeTask) -> None:
-    """Parts with steps of their own."""
+    """Concatenate inputs with different parameters."""
     out = steps_at(t, 0, 1)
     terms = [stored_input(t, n, n + 1, n + 2) for n in range(2, len(t.node.inputs), 3)]
-    t.require(all(term.value.type == out.type for term in terms), "has parts of several types, must have one")
+    t.require(all(term.value.type == out.type for term in terms), "has inputs of several types, must have one")
     axis = t.axis(t.attr("axis", 0), t.rank(terms[0]))
     finish(t, t.run("CONCATENATION", *terms, axis, outs=[out.value()])[0], out)

@@ -1,6 +1,6 @@
-"""Reads an `.onnx` file into records. Nothing in it is trusted: BadFile says which node and field lies, and how.
+"""Reads an `.onnx` file into records without trusting it: BadFile names the malformed node and field.
 
-The order of reading is that of the messages in the file; a message is looked at once, and tensors stay where they lie.
+Messages are read in the file's order, each once; tensors stay in place.
 """
 
 import math
@@ -36,12 +36,12 @@ from nnhal.model.validate import MAX_DEPTH
 MOST_DIM = 1 << 31
 LONGEST = 300  # characters of a place in messages
 LEAST_OPSET = 9
-TYPED = {4: ("<f4", "FLOAT"), 10: ("<f8", "DOUBLE")}  # fields of values that are bytes as they stand
+TYPED = {4: ("<f4", "FLOAT"), 10: ("<f8", "DOUBLE")}  # fields of values that are stored as plain bytes
 PACKED = {5: ("INT32", "INT16", "INT8", "UINT16", "UINT8", "BOOL", "FLOAT16"), 7: ("INT64",), 11: ("UINT64", "UINT32")}
 
 
 def read(memory: Memory, label: str, folder: str | None) -> OnnxFile:
-    """What a file holds. folder: where files beside it are looked for, None where it has none (bytes)."""
+    """Return the contents of a file. folder: the place of external files, None without one (bytes)."""
     return _OnnxReader(memory, label, folder).file()
 
 
@@ -54,14 +54,14 @@ class _OnnxReader:
         self.depth = 0
 
     def lies(self, place: str, what: str) -> NoReturn:
-        """The error for something in the file."""
+        """Raise the error for a malformed part of the file."""
         place = place if len(place) <= LONGEST else f"{place[: LONGEST // 2]} .. {place[-LONGEST // 2 :]}"
         raise BadFile(": ".join(filter(None, (self.label, place, what))))
 
     # ------------------------------------------------------------------------------------------------------ messages
 
     def message(self, at: tuple[int, int], place: str, takes: Mapping[int, Callable[[Any], None]]) -> None:
-        """Give each field of a message that has a reader to that: a number, or where bytes lie."""
+        """Pass each field of a message to its reader: a number, or the place of its bytes."""
         self.budget.spend(Cost.TABLES, 1, place)
         start, length = at
         try:
@@ -82,19 +82,19 @@ class _OnnxReader:
         except ValueError as error:
             self.lies(place, str(error))
         except TypeError as error:
-            raise BadFile(f"{self.label}: {place}: has a field of another type than it must be") from error
+            raise BadFile(f"{self.label}: {place}: has a field of the wrong type") from error
 
     def text(self, at: tuple[int, int], place: str) -> str:
-        """A text."""
+        """Return a string."""
         start, length = at
         self.budget.spend(Cost.ELEMENTS, 1 + length, place)
         try:
             return bytes(self.data[start : start + length]).decode()
         except UnicodeDecodeError:
-            self.lies(place, f"has a text at byte {start} that is no UTF-8")
+            self.lies(place, f"has a text at byte {start} that is not UTF-8")
 
     def integers(self, value: Any, into: list[int], place: str) -> None:
-        """Integers of a repeated field, one or packed."""
+        """Append the integers of a repeated field, single or packed."""
         if isinstance(value, int):
             self.budget.spend(Cost.ELEMENTS, 1, place)
             into.append(signed(value))
@@ -107,7 +107,7 @@ class _OnnxReader:
             into.append(signed(number))
 
     def floats(self, value: Any, into: list[float], place: str) -> None:
-        """Numbers of 32 bits of a repeated field, one or packed."""
+        """Append the 32-bit floats of a repeated field, single or packed."""
         if isinstance(value, float):
             self.budget.spend(Cost.ELEMENTS, 1, place)
             into.append(value)
@@ -121,7 +121,7 @@ class _OnnxReader:
     # ---------------------------------------------------------------------------------------------------------- model
 
     def file(self) -> OnnxFile:
-        """The ModelProto."""
+        """Read the ModelProto."""
         graphs: list[tuple[int, int]] = []
         functions: list[tuple[int, int]] = []
         opsets: dict[str, int] = {}
@@ -154,7 +154,7 @@ class _OnnxReader:
         return OnnxFile(*args)
 
     def opset(self, at: tuple[int, int]) -> tuple[str, int]:
-        """An OperatorSetIdProto."""
+        """Read an OperatorSetIdProto."""
         domain, version = [""], [0]
         self.message(
             at,
@@ -164,7 +164,7 @@ class _OnnxReader:
         return domain[-1], version[-1]
 
     def pair(self, at: tuple[int, int], place: str) -> tuple[str, str]:
-        """A StringStringEntryProto."""
+        """Read a StringStringEntryProto."""
         key, value = [""], [""]
         take = {1: lambda a: key.append(self.text(a, place)), 2: lambda a: value.append(self.text(a, place))}
         self.message(at, place, take)
@@ -173,7 +173,7 @@ class _OnnxReader:
     def function(
         self, at: tuple[int, int], number: int, opsets: Mapping[str, int]
     ) -> tuple[tuple[str, str, str], OnnxFunction]:
-        """A FunctionProto."""
+        """Read a FunctionProto."""
         place = f"function {number}"
         name, domain, overload = [""], [""], [""]
         inputs: list[str] = []
@@ -203,13 +203,13 @@ class _OnnxReader:
         return key, OnnxFunction(tuple(inputs), tuple(outputs), tuple(placed), defaults, own)
 
     def where(self, place: str) -> str:
-        """The file and a place in it."""
+        """Return the file and a place in it."""
         return f"{self.label}: {place}" if place else self.label
 
     # ---------------------------------------------------------------------------------------------------------- graphs
 
     def graph(self, at: tuple[int, int], place: str) -> OnnxFileGraph:
-        """A GraphProto. The nodes of one within another are put in order with those around it."""
+        """Read a GraphProto. The nodes of inner graphs are sorted with those of the enclosing one."""
         if self.depth >= MAX_DEPTH:
             self.lies(place, f"graphs are nested deeper than {MAX_DEPTH}")
         self.depth += 1
@@ -224,7 +224,7 @@ class _OnnxReader:
             if not tensor.name:
                 self.lies(place, f"initializer {len(constants)} has no name")
             if tensor.name in constants:
-                self.lies(place, f"initializer {short(tensor.name)!r} is there twice, must be once")
+                self.lies(place, f"initializer {short(tensor.name)!r} occurs twice, must occur once")
             constants[tensor.name] = tensor
 
         def edge(number: int, what: str) -> Callable[[tuple[int, int]], None]:
@@ -261,7 +261,7 @@ class _OnnxReader:
                     self.lies("", f"{what} {n} has no name")
 
     def edge(self, at: tuple[int, int], place: str) -> OnnxEdge:
-        """A ValueInfoProto."""
+        """Read a ValueInfoProto."""
         name: list[str] = [""]
         types: list[tuple[int, int]] = []
         self.message(at, place, {1: lambda a: name.append(self.text(a, place)), 2: types.append})
@@ -269,7 +269,7 @@ class _OnnxReader:
         return OnnxEdge(name[-1], kind, shape)
 
     def type(self, at: tuple[int, int], place: str) -> tuple[str, Any]:
-        """A TypeProto: the type of elements and the shape of a tensor, or what it is otherwise."""
+        """Read a TypeProto: element type and shape of a tensor, or the name of another type."""
         tensors: list[tuple[int, int]] = []
         others: list[str] = []
         names = {4: "a sequence", 5: "a map", 8: "a sparse tensor", 9: "optional"}
@@ -286,11 +286,14 @@ class _OnnxReader:
         dims: list[Any] = []
         self.message(shapes[-1], place, {1: lambda a: dims.append(self.dim(a, place))})
         if len(dims) > MAX_RANK:
-            self.lies(place, f"has {len(dims)} dimensions, must have {MAX_RANK} at most")
+            self.lies(place, f"has {len(dims)} dimensions, must have at most {MAX_RANK}")
         return kind, tuple(dims)
 
     def dim(self, at: tuple[int, int], place: str) -> int | str | None:
-        """A dimension. What has no letter, as the `?` of some exporters or `-1`, is no name that several share."""
+        """Read a dimension.
+
+        A name without a letter, such as the `?` of some exporters or `-1`, is not a shared name.
+        """
         found: list[int | str | None] = [None]
 
         def size(value: Any) -> None:
@@ -307,7 +310,7 @@ class _OnnxReader:
         return found[-1]
 
     def node(self, at: tuple[int, int], number: int, inside: str) -> OnnxNode:
-        """A NodeProto."""
+        """Read a NodeProto."""
         place = f"node {number}{inside}"
         texts: dict[int, str] = {}
         inputs: list[str] = []
@@ -317,7 +320,7 @@ class _OnnxReader:
         def attribute(a: tuple[int, int]) -> None:
             name, value = self.attribute(a, called())
             if name in attributes:
-                self.lies(called(), f"attribute {short(name)!r} is there twice, must be once")
+                self.lies(called(), f"attribute {short(name)!r} occurs twice, must occur once")
             attributes[name] = value
 
         def called() -> str:
@@ -344,7 +347,7 @@ class _OnnxReader:
         )
 
     def attribute(self, at: tuple[int, int], place: str) -> tuple[str, Any]:
-        """An AttributeProto: its name and its value."""
+        """Read an AttributeProto: its name and its value."""
         names: list[str] = [""]
         kinds: list[int] = [0]
         refers: list[str] = []
@@ -377,7 +380,7 @@ class _OnnxReader:
         return name, self.value(kind, single, many, where)
 
     def value(self, kind: int, single: Mapping[int, Any], many: Mapping[int, list[Any]], place: str) -> Any:
-        """The value of an attribute. kind: a number of AttributeProto.AttributeType."""
+        """Return the value of an attribute. kind: a number of AttributeProto.AttributeType."""
         try:
             if kind == 1:
                 return float(single.get(2, 0.0))
@@ -391,17 +394,17 @@ class _OnnxReader:
             if kind == 5:
                 return self.graph(single[6], place)
         except (TypeError, KeyError):
-            self.lies(place, "has no value of the type that it says")
+            self.lies(place, "has no value of its declared type")
         if kind in (6, 7, 8):
             return tuple(many[kind + 1])
         if kind == 9:
             return tuple(self.tensor(at, place) for at in many[10])
         if kind == 10:
             return tuple(self.graph(at, place) for at in many[11])
-        return None  # sparse tensors and types: no operator that is expressed has any
+        return None  # sparse tensors and types: no supported operator has one
 
     def latin(self, at: tuple[int, int], place: str) -> str:
-        """A text that may be any bytes."""
+        """Return a string of arbitrary bytes."""
         start, length = at
         self.budget.spend(Cost.ELEMENTS, 1 + length, place)
         return bytes(self.data[start : start + length]).decode("utf-8", "backslashreplace")
@@ -409,7 +412,7 @@ class _OnnxReader:
     # --------------------------------------------------------------------------------------------------------- tensors
 
     def tensor(self, at: tuple[int, int], place: str) -> OnnxTensor:
-        """A TensorProto."""
+        """Read a TensorProto."""
         name: list[str] = [""]
         dims: list[int] = []
         kinds: list[int] = [0]
@@ -436,7 +439,7 @@ class _OnnxReader:
         if kind is None:
             self.lies(where, f"has data_type {kinds[-1]}, must be one of {', '.join(map(str, KINDS))}")
         if len(dims) > MAX_RANK:
-            self.lies(where, f"has {len(dims)} dimensions, must have {MAX_RANK} at most")
+            self.lies(where, f"has {len(dims)} dimensions, must have at most {MAX_RANK}")
         for dim in dims:
             if not 0 <= dim < MOST_DIM:
                 self.lies(where, f"has a dimension of {dim}, must be 0 to {MOST_DIM - 1}")
@@ -456,7 +459,7 @@ class _OnnxReader:
     def in_fields(
         self, name: str, kind: str, shape: tuple[int, ...], typed: Mapping[int, list[Any]], place: str
     ) -> OnnxTensor:
-        """A tensor whose values lie in a field of their type."""
+        """Read a tensor whose values lie in a field of their type."""
         count, dtype = math.prod(shape), np.dtype(DTYPES[kind])
         for number, (stored, of) in TYPED.items():
             if kind == of:
@@ -480,7 +483,7 @@ class _OnnxReader:
         elif kind != "UINT64":
             limits = (0, 1) if kind == "BOOL" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
             if values.size and not (limits[0] <= values.min() and values.max() <= limits[1]):
-                self.lies(place, f"has a value that is no {kind}, must be {limits[0]} to {limits[1]}")
+                self.lies(place, f"has a value that is not {kind}, must be {limits[0]} to {limits[1]}")
         return OnnxTensor(
             name,
             kind,
@@ -489,7 +492,7 @@ class _OnnxReader:
         )
 
     def of_floats(self, tensor: OnnxTensor, parts: list[Any], dtype: np.dtype[Any], place: str) -> OnnxTensor:
-        """A tensor of floats, in one run of bytes or several, or one by one."""
+        """Read a tensor of floats, in one block of bytes, several blocks, or single values."""
         count = math.prod(tensor.shape)
         if len(parts) == 1 and isinstance(parts[0], tuple):
             self.counted(parts[0][1] // dtype.itemsize, count, place)
@@ -505,13 +508,13 @@ class _OnnxReader:
         return tensor._replace(values=np.array(single, dtype).reshape(tensor.shape))
 
     def counted(self, found: int, wanted: int, place: str) -> None:
-        """BadFile where a tensor has not as many values as its shape says."""
+        """Raise BadFile if the number of values does not match the tensor's shape."""
         if found != wanted:
             self.lies(place, f"has {found} values, must have {wanted}")
 
 
 def _implied(single: Mapping[int, Any], many: Mapping[int, list[Any]]) -> int:
-    """The type of an attribute that does not say it, as old files do not."""
+    """Infer the type of an attribute without a declared type, as in old files."""
     for field, kind in ((2, 1), (3, 2), (4, 3), (5, 4), (6, 5)):
         if field in single:
             return kind

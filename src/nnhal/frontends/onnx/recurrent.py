@@ -1,6 +1,7 @@
 """Entries of recurrent nodes.
 
-NNAPI has sequences of LSTM and RNN cells. A GRU, and an LSTM that quantises its state, are made of products, step by step.
+NNAPI has sequences of LSTM and RNN cells. A GRU, and an LSTM that quantises its state, become products for each time
+step.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,15 +19,16 @@ from nnhal.frontends.onnx.movement import equal_parts, part_of
 from nnhal.frontends.onnx.task import NodeTask, node
 from nnhal.ops.schema import F32
 
-MOST_STEPS = 1024  # of a GRU, whose steps are written one behind the other
+MOST_STEPS = 1024  # of a GRU, whose time steps are written one after the other
 ACTIVATIONS = {"Relu": 1, "Tanh": 4, "Sigmoid": 6}
 IOFC = ("input", "output", "forget", "cell")  # the order of ONNX's gates
 NNAPI = ("input", "forget", "cell", "output")
-WEIGHT_SCALES = {1: 8, 2: 10}  # of a DynamicQuantizeLSTM: where the scale of weights stands, before their zero point
+# For DynamicQuantizeLSTM: the input with the scale of the weights; their zero point follows
+WEIGHT_SCALES = {1: 8, 2: 10}
 
 
 class Sequences:
-    """What the three recurrent nodes share: shapes, directions, states and outputs."""
+    """The common part of the three recurrent nodes: shapes, directions, states and outputs."""
 
     def __init__(self, t: NodeTask, gates: int) -> None:
         self.t, self.gates = t, gates
@@ -56,24 +58,26 @@ class Sequences:
         )
         if t.given(4):
             full = all(n == self.steps for n in t.ints(4, "sequence_lens"))
-            t.require(full, "has sequences of their own lengths, which NNAPI does not have")
-        t.require("clip" not in t.node.attributes, "clips its gates, which NNAPI does not")
+            t.require(full, "has sequences of different lengths, which NNAPI does not support")
+        t.require("clip" not in t.node.attributes, "clips its gates, which NNAPI does not support")
 
     def matrices(self, place: int) -> Array:
-        """The weights at an input, [directions, rows, columns]."""
+        """Return the weights of an input, [directions, rows, columns]."""
         return np.asarray(self.t.data(place, "weights"))
 
     def activations(self, default: Sequence[str]) -> list[list[str]]:
-        """The names for each direction."""
+        """Return the names for each direction."""
         given = list(self.t.attr("activations", ())) or list(default) * len(self.backward)
         count = len(default)
-        self.t.require(len(given) == count * len(self.backward), f"activations = {given}, must be {count} a direction")
+        self.t.require(
+            len(given) == count * len(self.backward), f"activations is {given}, must have {count} for each direction"
+        )
         plain = not self.t.attr("activation_alpha", ()) and not self.t.attr("activation_beta", ())
-        self.t.require(plain, "has activations with parameters of their own")
+        self.t.require(plain, "has activations with parameters, which NNAPI does not support")
         return [given[n : n + count] for n in range(0, len(given), count)]
 
     def state(self, place: int, direction: int) -> Term:
-        """The state that a direction starts from."""
+        """Return the initial state of a direction."""
         t = self.t
         if not t.given(place):
             return constant(Value(F32), np.zeros((self.batch, self.units), np.float32))
@@ -88,7 +92,7 @@ class Sequences:
         return t.reshaped(part_of(t, given, 0, direction, 1), rest)
 
     def rows(self, place: int, array: Array, direction: int, gate: int) -> Term:
-        """The rows of one gate: the file's bytes where they lie there as they are."""
+        """Return the rows of one gate: the file's bytes if they are contiguous there."""
         raw = self.t.raw(place)
         part = array[direction, gate * self.units : (gate + 1) * self.units]
         blob = None
@@ -98,17 +102,17 @@ class Sequences:
         return constant(Value(F32), part, "FLOAT", blob)
 
     def summed_bias(self, direction: int, gate: int) -> Term:
-        """Both biases of one gate."""
+        """Return the sum of both biases of one gate."""
         whole, n = self.bias[direction], self.gates * self.units
         both = whole[gate * self.units :][: self.units] + whole[n + gate * self.units :][: self.units]
         return constant(Value(F32), both)
 
     def over(self, direction: int) -> Term:
-        """The input as a direction reads it."""
+        """Return the input in the order of a direction."""
         return reversed_along(self.t, self.x, 0) if self.backward[direction] else self.x
 
     def finish(self, outputs: Sequence[Term], *states: Sequence[Term]) -> None:
-        """The node's outputs: of each direction the sequence, then the last states."""
+        """Set the node's outputs: the sequence of each direction, then the last states."""
         t = self.t
         if t.wants(0):
             parts = []
@@ -132,9 +136,9 @@ class Sequences:
     "LSTM", inputs=(3, 8), outputs=(0, 3), becomes="UNIDIRECTIONAL_SEQUENCE_LSTM for each direction; GATHER backwards"
 )
 def lstm(t: NodeTask) -> None:
-    """The gates' weights stay where they lie in the file."""
+    """Lower an LSTM; the gates' weights stay in the file."""
     s = Sequences(t, 4)
-    t.require(not t.attr("input_forget", 0), "couples its gates (input_forget), which has no form here")
+    t.require(not t.attr("input_forget", 0), "couples its gates (input_forget), which NNAPI's operation lacks")
     outputs: list[Term] = []
     lasts: list[Term] = []
     cells: list[Term] = []
@@ -166,10 +170,10 @@ def lstm(t: NodeTask) -> None:
 
 
 class QuantisedSequences(Sequences):
-    """A DynamicQuantizeLSTM: its weights are integers of 8 bits, one column for each row of an LSTM's."""
+    """A DynamicQuantizeLSTM: its weights are 8-bit integers, whose columns are the rows of an LSTM's."""
 
     def matrices(self, place: int) -> Array:
-        """The weights above their zero points, as an LSTM has them; their scales are `self.scales[place]`."""
+        """Return the weights minus their zero points, in an LSTM's order; their scales are `self.scales[place]`."""
         t = self.t
         whole = np.asarray(t.data(place, "weights"))
         t.require(whole.dtype.kind in "iu" and whole.itemsize == 1, f"has weights of {whole.dtype}, must be of 8 bits")
@@ -187,7 +191,7 @@ class QuantisedSequences(Sequences):
         return centred.transpose(0, 2, 1)
 
     def layer(self, place: int, direction: int) -> Callable[[Term], Term]:
-        """The sums of a matrix with rows, which are quantised over their range at each call."""
+        """Return a function that multiplies a matrix by rows, quantised over their range at each call."""
         t, r = self.t, Reals(self.t)
         weights = (self.weights, self.recurrent)[place - 1][direction]
         held = constant(Value(F32), np.ascontiguousarray(weights))
@@ -205,13 +209,13 @@ class QuantisedSequences(Sequences):
     "com.microsoft.DynamicQuantizeLSTM",
     inputs=12,
     outputs=(0, 3),
-    becomes="input and state quantised as DynamicQuantizeLinear; FULLY_CONNECTED, LOGISTIC, TANH, MUL, step by step",
+    becomes="input and state quantised as DynamicQuantizeLinear; FULLY_CONNECTED, LOGISTIC, TANH, MUL, for each time step",
 )
 def dynamically_quantised_lstm(t: NodeTask) -> None:
-    """The input is quantised once over all steps, the state at each step."""
+    """Lower the node; the input is quantised once for all time steps, the state at each."""
     s = QuantisedSequences(t, 4)
-    t.require(s.steps <= MOST_STEPS, f"has {s.steps} steps, must have {MOST_STEPS} at most")
-    t.require(not t.attr("input_forget", 0), "couples its gates (input_forget), which has no form here")
+    t.require(s.steps <= MOST_STEPS, f"has {s.steps} time steps, must have at most {MOST_STEPS}")
+    t.require(not t.attr("input_forget", 0), "couples its gates (input_forget), which NNAPI's operation lacks")
     outputs, lasts, cells = [], [], []
     for n, names in enumerate(s.activations(("Sigmoid", "Tanh", "Tanh"))):
         t.require(names == ["Sigmoid", "Tanh", "Tanh"], f"has activations {names}, must be Sigmoid, Tanh, Tanh")
@@ -224,7 +228,7 @@ def dynamically_quantised_lstm(t: NodeTask) -> None:
 
 
 def quantised_lstm_steps(t: NodeTask, s: QuantisedSequences, n: int) -> tuple[list[Term], Term]:
-    """The states after each step of a direction, and the last cell state."""
+    """Return the states after each time step of a direction, and the last cell state."""
     r = Reals(t)
     flat = t.reshaped(s.over(n), (s.steps * s.batch, s.size))
     bias = np.split(s.bias[n], 2)
@@ -247,7 +251,7 @@ def quantised_lstm_steps(t: NodeTask, s: QuantisedSequences, n: int) -> tuple[li
 
 @node("RNN", inputs=(3, 6), outputs=(0, 2), becomes="UNIDIRECTIONAL_SEQUENCE_RNN for each direction; GATHER backwards")
 def rnn(t: NodeTask) -> None:
-    """Tanh, Relu or Sigmoid."""
+    """Lower an RNN with Tanh, Relu or Sigmoid."""
     s = Sequences(t, 1)
     outputs, lasts = [], []
     for n, names in enumerate(s.activations(("Tanh",))):
@@ -267,12 +271,15 @@ def rnn(t: NodeTask) -> None:
 
 
 @node(
-    "GRU", inputs=(3, 6), outputs=(0, 2), becomes="FULLY_CONNECTED, SPLIT, LOGISTIC, TANH, MUL, ADD, SUB, step by step"
+    "GRU",
+    inputs=(3, 6),
+    outputs=(0, 2),
+    becomes="FULLY_CONNECTED, SPLIT, LOGISTIC, TANH, MUL, ADD, SUB, for each time step",
 )
 def gru(t: NodeTask) -> None:
-    """The input's products of all steps are one; the state's are made step by step."""
+    """Lower a GRU: one product of the input for all time steps; those of the state for each."""
     s = Sequences(t, 3)
-    t.require(s.steps <= MOST_STEPS, f"has {s.steps} steps, must have {MOST_STEPS} at most")
+    t.require(s.steps <= MOST_STEPS, f"has {s.steps} time steps, must have at most {MOST_STEPS}")
     outputs, lasts = [], []
     for n, names in enumerate(s.activations(("Sigmoid", "Tanh"))):
         t.require(names == ["Sigmoid", "Tanh"], f"has activations {names}, must be Sigmoid and Tanh")
@@ -284,7 +291,7 @@ def gru(t: NodeTask) -> None:
 
 
 def gru_steps(t: NodeTask, s: Sequences, n: int) -> list[Term]:
-    """The states after each step of a direction. Gates are update, reset, hidden."""
+    """Return the states after each time step of a direction. Gates are update, reset, hidden."""
     r, units, after = Reals(t), s.units, bool(t.attr("linear_before_reset", 0))
     both = slice(2 * units)
     hidden = slice(2 * units, None)

@@ -1,4 +1,4 @@
-"""Entries of reductions over axes, and of what is summed up along one."""
+"""Entries of reductions over axes, and of cumulative sums."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -28,37 +28,37 @@ MOST_SUMMED = 1 << 16
 @node("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", inputs=(1, 2),
       becomes="REDUCE_SUM, MEAN, REDUCE_MAX, REDUCE_MIN, REDUCE_PROD; of integers ADD, MAXIMUM, MINIMUM, MUL")  # fmt: skip
 def reduce_(t: NodeTask) -> None:
-    """Over some axes, or all."""
+    """Reduce over some axes, or all."""
     finish(t, t.x(0), NAMES[t.name])
 
 
 @node("ReduceL1", inputs=(1, 2), becomes="ABS, REDUCE_SUM")
 def sum_of_sizes(t: NodeTask) -> None:
-    """Sum of magnitudes."""
+    """Sum the absolute values."""
     finish(t, flat(t, lambda x: t.make("ABS", x)), "REDUCE_SUM")
 
 
 @node("ReduceSumSquare", inputs=(1, 2), becomes="MUL, REDUCE_SUM")
 def sum_of_squares(t: NodeTask) -> None:
-    """Sum of squares."""
+    """Sum the squares."""
     finish(t, flat(t, lambda x: Reals(t)("MUL", x, x)), "REDUCE_SUM")
 
 
 @node("ReduceL2", inputs=(1, 2), becomes="MUL, REDUCE_SUM, SQRT")
 def length(t: NodeTask) -> None:
-    """Root of the sum of squares."""
+    """Write the root of the sum of squares."""
     finish(t, flat(t, lambda x: Reals(t)("MUL", x, x)), "REDUCE_SUM", "SQRT")
 
 
 @node("ReduceLogSum", inputs=(1, 2), becomes="REDUCE_SUM, LOG")
 def log_sum(t: NodeTask) -> None:
-    """Logarithm of the sum."""
+    """Write the logarithm of the sum."""
     finish(t, single_floats(t), "REDUCE_SUM", "LOG")
 
 
 @node("ReduceLogSumExp", inputs=(1, 2), becomes="REDUCE_MAX, SUB, EXP, REDUCE_SUM, LOG, ADD")
 def log_sum_exp(t: NodeTask) -> None:
-    """From the greatest, so that no power overflows."""
+    """Subtract the greatest element first, so that no power overflows."""
     x, r = single_floats(t), Reals(t)
     axes, keep = over(t, x), bool(t.attr("keepdims", 1))
     if not axes:
@@ -78,7 +78,7 @@ def log_sum_exp(t: NodeTask) -> None:
 
 
 def flat(t: NodeTask, function: Callable[[Term], Term]) -> Term:
-    """A function of each element of the input, whose dimensions may be more than NNAPI takes."""
+    """Apply an elementwise function to the input, which may have more dimensions than NNAPI supports."""
     x = single_floats(t)
     if len(t.shape(x)) <= MOST_DIMENSIONS:
         return function(x)
@@ -87,7 +87,7 @@ def flat(t: NodeTask, function: Callable[[Term], Term]) -> Term:
 
 
 def over(t: NodeTask, x: Term) -> list[int]:
-    """The axes, all where none are said."""
+    """Return the axes, all by default."""
     named, rank = axes_in(t), t.rank(t.raw(0))
     if not named:
         return [] if t.attr("noop_with_empty_axes", 0) else list(range(rank))
@@ -95,7 +95,7 @@ def over(t: NodeTask, x: Term) -> list[int]:
 
 
 def finish(t: NodeTask, x: Term, name: str, *after: str) -> None:
-    """The node's output: a reduction, and functions of it."""
+    """Set the node's output: a reduction, and functions of it."""
     axes, keep = over(t, x), bool(t.attr("keepdims", 1))
     made = reduced(t, x, name, axes) if axes else x
     for function in after:
@@ -104,14 +104,14 @@ def finish(t: NodeTask, x: Term, name: str, *after: str) -> None:
 
 
 def left(t: NodeTask, made: Term, x: Term, axes: Sequence[int], *, keep: bool) -> None:
-    """The node's output, with or without the dimensions of 1."""
+    """Set the node's output, with or without the dimensions of 1."""
     shape = t.shape(x)[: t.rank(t.raw(0))]
     dims = [1 if i in axes else d for i, d in enumerate(shape) if keep or i not in axes]
     t.result(0, t.reshaped(in_own(t, made), dims or [1]), t.raw(0).kind, scalar=not dims)
 
 
 def reduced(t: NodeTask, x: Term, name: str, axes: Sequence[int]) -> Term:
-    """A reduction that keeps its dimensions, as 1."""
+    """Reduce; the reduced dimensions become 1."""
     if x.value.type in (F32, F16) and len(t.shape(x)) <= MOST_DIMENSIONS:
         return t.make(name, x, t.integers(axes), True)
     shape = t.known(x)
@@ -126,14 +126,14 @@ def reduced(t: NodeTask, x: Term, name: str, axes: Sequence[int]) -> Term:
 
 
 def along(t: NodeTask, x: Term, name: str) -> Term:
-    """The second of three dimensions reduced to 1."""
+    """Reduce the second of three dimensions to 1."""
     if x.value.type in (F32, F16):
         return t.make(name, x, t.integers([1]), True)
     t.require(x.value.type == I32 and name in PAIRWISE, f"of {x.kind or 'these'} has no operation in NNAPI")
     more: dict[str, Any] = {"activation": 0} if PAIRWISE[name] in ("ADD", "MUL") else {}
     rest: list[Term] = []
     size = t.known(x)[1]
-    t.require(size <= MOST_SUMMED, f"of {size} integers, must be {MOST_SUMMED} at most")
+    t.require(size <= MOST_SUMMED, f"of {size} integers, must be of at most {MOST_SUMMED}")
     while size > 1:
         half = size // 2
         if size % 2:
@@ -147,7 +147,7 @@ def along(t: NodeTask, x: Term, name: str) -> Term:
 
 @node("CumSum", inputs=2, becomes="ADD of the tensor moved by 1, 2, 4, .. places")
 def cumulative(t: NodeTask) -> None:
-    """Sums over 1, 2, 4, .. elements: each step adds the sums that end where the ones so far begin."""
+    """Sum over 1, 2, 4, .. elements: each iteration adds the sums that end where the current ones begin."""
     x = t.x(0)
     t.require(x.value.type in (F32, F16, I32), f"of {x.kind} has no operation in NNAPI")
     shape, axis = t.known(x), t.axis(t.integer_of(1, "axis"), t.rank(x))
@@ -163,9 +163,9 @@ def cumulative(t: NodeTask) -> None:
 
 
 def shifted(t: NodeTask, x: Term, step: int, *, back: bool) -> Term:
-    """The second of three dimensions moved on (back) by some places; zeros come in."""
+    """Move the second of three dimensions forward (back) by some places, and fill with zeros."""
     outer, size, inner = t.known(x)
-    if x.value.type == I32:  # which NNAPI does not concatenate
+    if x.value.type == I32:  # NNAPI does not concatenate int32
         places = np.full((outer, size + step, inner), NOWHERE)
         places[:, step if not back else 0 :][:, :size] = np.arange(outer * size * inner).reshape(outer, size, inner)
         return moved(t, [x], places[:, step:] if back else places[:, :size])
@@ -178,7 +178,7 @@ def shifted(t: NodeTask, x: Term, step: int, *, back: bool) -> Term:
 
 @node("ArgMax", "ArgMin", becomes="ARGMAX, ARGMIN")
 def arg_most(t: NodeTask) -> None:
-    """The place of the greatest or least, the first of several."""
+    """Return the index of the greatest or least element, the first of several."""
     x = t.x(0)
     shape = t.shape(x)[: t.rank(x)]
     axis = t.axis(t.attr("axis", 0), len(shape))
@@ -197,12 +197,15 @@ def arg_most(t: NodeTask) -> None:
 @node("TopK", inputs=2, outputs=2,
       becomes="TOPK_V2 along the last dimension, reversed where indices count; of the least, of the negated")  # fmt: skip
 def top(t: NodeTask) -> None:
-    """The k greatest or least, sorted. Among equals ONNX has the lower index first, NNAPI the higher."""
+    """Return the k greatest or least elements, sorted.
+
+    Among equals, ONNX returns the lower index first, NNAPI the higher.
+    """
     x, k = t.x(0), t.integer_of(1, "k")
     shape = t.shape(x)
     axis = t.axis(t.attr("axis", -1), t.rank(x))
     size = shape[axis]
-    t.require(size is None or 0 < k <= size, f"k = {k}, must be 1 to {size}")
+    t.require(size is None or 0 < k <= size, f"k is {k}, must be 1 to {size}")
     order = [i for i in range(len(shape)) if i != axis] + [axis]
     turned = axis_moved(t, x, order)
     counted, least = t.wants(1), not t.attr("largest", 1)
@@ -223,12 +226,11 @@ def top(t: NodeTask) -> None:
 
 
 def negated(t: NodeTask, x: Term) -> Term:
-    """Numbers in the other order; of integers -1 - x, which all of them have."""
+    """Reverse the order of numbers: -x, and -1 - x for integers, which always exists."""
     if x.value.type != I32:
         return t.make("NEG", x)
     return t.make("SUB", t.scalar(-1, x), x, like=x, activation=0)
 
 
 def bare(x: Term) -> Value:
-    """The type of a term."""
     return Value(x.value.type, None, x.value.scale, x.value.zero_point)

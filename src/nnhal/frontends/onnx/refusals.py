@@ -1,10 +1,10 @@
-"""Why nodes without an entry are refused."""
+"""Reasons why nodes without an entry are refused."""
 
 TEXTS = "works on texts or lists of them, for which NNAPI has no type"
 LISTS = "works on sequences, maps or optional values, for which NNAPI has no type"
-DRAWS = "draws random numbers by a generator of its own, which NNAPI's only random operation does not follow"
-TRAINS = "is of training, which NNAPI does not do"
-COUNTED = "gives as many elements as its values say, a size that no operation of NNAPI computes"
+DRAWS = "draws random numbers from another generator than NNAPI's only random operation"
+TRAINS = "is for training, which NNAPI does not support"
+COUNTED = "has an output whose size depends on values, which no operation of NNAPI computes"
 SPECTRA = "computes with complex numbers, for which NNAPI has neither type nor operation"
 BITS = "works on the bits of integers, for which NNAPI has no operation"
 
@@ -40,8 +40,8 @@ REFUSED = {
     **dict.fromkeys(("BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "BitCast"), BITS),
     "ConstantOfShape": f"of a shape that is computed at execution {COUNTED}",
     "Range": f"of limits that are computed at execution {COUNTED}",
-    "Scan": "keeps a list of what each step gives, which NNAPI's WHILE does not",
-    "ImageDecoder": "reads picture files, which no operation of NNAPI does",
+    "Scan": "collects outputs of all iterations, which NNAPI's WHILE cannot",
+    "ImageDecoder": "decodes picture files, which no operation of NNAPI does",
     **dict.fromkeys(
         (
             "Det",
@@ -85,8 +85,8 @@ REFUSED = {
 
 
 def why_refused(name: str) -> str:
-    """Why a node that has no entry is refused."""
+    """Return why a node without an entry is refused."""
     if "." in name:
         domain = name.rpartition(".")[0]
-        return f"is of {domain}, none of ONNX's own operators: NNAPI has no operation for it"
+        return f"is an operator of {domain}, not of ONNX: NNAPI has no operation for it"
     return REFUSED.get(name, NOTHING)

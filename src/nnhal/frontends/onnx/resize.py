@@ -1,4 +1,4 @@
-"""Entries that resize: by NNAPI's own operation where that takes the same elements, else by GATHER along each axis."""
+"""Entries that resize: by NNAPI's operation if it selects the same elements, otherwise by GATHER along each axis."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,13 +13,13 @@ from nnhal.frontends.onnx.task import NodeTask, node
 from nnhal.ops.schema import F16, F32, I32
 
 MOST_SIZE = 1 << 16  # of a dimension
-SHARP = -0.75  # of cubic interpolation where nothing else is said
-CLOSE = 1e-4  # of an element: how far NNAPI's own positions may be from these
+SHARP = -0.75  # the default of cubic interpolation
+CLOSE = 1e-4  # of an element: the difference that NNAPI's positions may have from these
 LINEAR, NEAREST = "RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR"
 
 
 class Taps(NamedTuple):
-    """What each element along an axis is made of: places and shares, [taps, size], and where it lies in the input."""
+    """The sources of each element along an axis: indices and weights, [taps, size], and its position in the input."""
 
     places: Array
     shares: Array
@@ -27,7 +27,7 @@ class Taps(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """How the elements of an axis lie in the input. scale: how much larger. start, end: of the part that is taken."""
+    """The grid of an axis in the input. scale: the factor. start, end: the selected part."""
 
     size: int
     new: int
@@ -40,23 +40,23 @@ class Grid(NamedTuple):
     "Resize",
     "Upsample",
     inputs=(1, 4),
-    becomes="RESIZE_BILINEAR, RESIZE_NEAREST_NEIGHBOR told NCHW; else GATHER, MUL, ADD",
+    becomes="RESIZE_BILINEAR, RESIZE_NEAREST_NEIGHBOR, in NCHW; else GATHER, MUL, ADD",
 )
 def resize(t: NodeTask) -> None:
-    """Each axis by itself."""
+    """Resize each axis separately."""
     x, mode = t.x(0), t.attr("mode", "nearest")
     t.require(mode in ("nearest", "linear", "cubic"), f"mode is {mode}, must be nearest, linear or cubic")
     t.require(mode == "nearest" or x.value.type in (F32, F16), f"of {x.kind} is interpolated, must be FLOAT")
-    t.require(not t.attr("antialias", 0), "smooths (antialias), which NNAPI does not")
+    t.require(not t.attr("antialias", 0), "smooths (antialias), which NNAPI does not support")
     every = grids_of(t, x)
-    stays = all(grid.size == grid.new for grid in every)  # ONNX Runtime copies then, whatever the scales say
+    stays = all(grid.size == grid.new for grid in every)  # ONNX Runtime copies then, regardless of the scales
     grids = {} if stays else {axis: grid for axis, grid in enumerate(every) if not same(grid)}
     found = {axis: taps(t, mode, grid) for axis, grid in grids.items()}
     outside = [
         axis for axis, tap in found.items() if tap.at.min() < -CLOSE or tap.at.max() > grids[axis].size - 1 + CLOSE
     ]
     if coordinates(t) == "tf_crop_and_resize":
-        t.require(not outside, "takes elements from outside of the input, which have a value of their own")
+        t.require(not outside, "reads elements outside of the input, which have an extrapolation value")
     if not grids:
         t.result(0, t.copied(x), x.kind)
         return
@@ -70,14 +70,14 @@ def resize(t: NodeTask) -> None:
 
 
 def coordinates(t: NodeTask) -> str:
-    """The name of the way in which positions are counted."""
+    """Return the coordinate transformation mode."""
     default = "asymmetric" if t.opset < 11 or t.name == "Upsample" else "half_pixel"
     mode: str = t.attr("coordinate_transformation_mode", default)
     return mode
 
 
 def grids_of(t: NodeTask, x: Term) -> list[Grid]:
-    """Of every axis."""
+    """Return the grid of every axis."""
     rank = t.rank(x)
     axes = [t.axis(n, rank) for n in t.attr_ints("axes")] or list(range(rank))
     scales_at = 1 if t.opset < 11 or t.name == "Upsample" else 2
@@ -89,7 +89,7 @@ def grids_of(t: NodeTask, x: Term) -> list[Grid]:
     t.require(len(roi) in (0, 2 * len(axes)), f"roi has {len(roi)} numbers, must have {2 * len(axes)}")
     open_axes = [axis for axis, size in enumerate(t.shape(x)) if size is None]
     left = all(axis not in axes or (scales and scales[axes.index(axis)] == 1) for axis in open_axes)
-    shape = [size or 1 for size in t.shape(x)] if left else list(t.known(x))  # of those as good as any, as they stay
+    shape = [size or 1 for size in t.shape(x)] if left else list(t.known(x))  # any size works for unchanged dimensions
     policy = t.attr("keep_aspect_ratio_policy", "stretch")
     if sizes and policy != "stretch":
         ratios = [new / shape[axis] for new, axis in zip(sizes, axes, strict=True)]
@@ -101,20 +101,20 @@ def grids_of(t: NodeTask, x: Term) -> list[Grid]:
         part = (roi[n], roi[n + len(axes)]) if roi else (0.0, 1.0)
         scale = scales[n] if scales else sizes[n] / size
         t.require(np.isfinite(scale) and scale > 0, f"has a scale of {scale:g}, must be above 0")
-        # In float32, as ONNX Runtime executes it; shape inference, ONNX's and its own, may say one less.
+        # In float32, as ONNX Runtime executes it; the shape inference of ONNX and ONNX Runtime may result in one less.
         new = sizes[n] if sizes else int(np.float32(size) * np.float32(scale))
-        t.require(0 < new <= MOST_SIZE, f"makes a dimension of {new}, must be 1 to {MOST_SIZE}")
+        t.require(0 < new <= MOST_SIZE, f"results in a dimension of {new}, must be 1 to {MOST_SIZE}")
         grids[axis] = Grid(size, new, scale, *part)
     return grids
 
 
 def same(grid: Grid) -> bool:
-    """Whether an axis stays as it is; as with ONNX Runtime, whatever part of it is named."""
+    """Whether an axis is unchanged; as in ONNX Runtime, regardless of the selected part."""
     return grid.size == grid.new and grid.scale == 1
 
 
 def positions(t: NodeTask, grid: Grid) -> Array:
-    """Where the elements of an axis lie in the input, in float32, as ONNX Runtime computes it."""
+    """Return the positions of an axis's elements in the input, in float32, as ONNX Runtime computes them."""
     single = np.float32
     mode, at, half, scale = coordinates(t), np.arange(grid.new, dtype=single), single(0.5), single(grid.scale)
     last = single(grid.size - 1)
@@ -131,7 +131,7 @@ def positions(t: NodeTask, grid: Grid) -> Array:
         return at * last / single(grid.new - 1) if grid.new > 1 else np.zeros(1, single)
     if mode == "asymmetric":
         return at / scale
-    t.require(mode == "tf_crop_and_resize", f"coordinate_transformation_mode is {mode}, which is not known")
+    t.require(mode == "tf_crop_and_resize", f"coordinate_transformation_mode is {mode}, which is unknown")
     start, end = single(grid.start), single(grid.end)
     if grid.new > 1:
         return start * last + at * (end - start) * last / single(grid.new - 1)
@@ -139,10 +139,10 @@ def positions(t: NodeTask, grid: Grid) -> Array:
 
 
 def taps(t: NodeTask, mode: str, grid: Grid) -> Taps:
-    """What the elements of an axis are made of."""
+    """Return the sources of the elements of an axis."""
     at, last = positions(t, grid), grid.size - 1
     if mode == "nearest":
-        before = t.opset < 11 or t.name == "Upsample"  # ONNX Runtime then takes the next one where it makes smaller
+        before = t.opset < 11 or t.name == "Upsample"  # ONNX Runtime then rounds up if the result is smaller
         how = t.attr("nearest_mode", ("ceil" if grid.scale < 1 else "floor") if before else "round_prefer_floor")
         single = at.astype(np.float64)
         rounds: dict[str, Callable[[Array], Array]] = {
@@ -173,7 +173,7 @@ def taps(t: NodeTask, mode: str, grid: Grid) -> Taps:
 
 
 def own_operation(t: NodeTask, x: Term, mode: str, grids: dict[int, Grid], found: dict[int, Taps]) -> Term | None:
-    """NNAPI's own operation, where it takes the same elements."""
+    """Return NNAPI's operation if it selects the same elements."""
     sizes = t.shape(x)
     if mode == "cubic" or len(sizes) != 4 or x.value.type == I32 or min(grids) < 2 or None in sizes[2:]:
         return None
@@ -191,7 +191,10 @@ def own_operation(t: NodeTask, x: Term, mode: str, grids: dict[int, Grid], found
 
 
 def agrees(mode: str, grid: Grid, wanted: Taps | None, *, align: bool, half: bool) -> bool:
-    """Whether NNAPI's operation takes the same along an axis, as float32 rounds it. wanted: None for the axis as it is."""
+    """Whether NNAPI's operation selects the same elements along an axis, in float32.
+
+    wanted: None for an unchanged axis.
+    """
     between = align and grid.new > 1
     step = (
         np.float32(grid.size - 1) / np.float32(grid.new - 1)
@@ -210,7 +213,7 @@ def agrees(mode: str, grid: Grid, wanted: Taps | None, *, align: bool, half: boo
 
 
 def along(t: NodeTask, x: Term, axis: int, tap: Taps) -> Term:
-    """Elements along an axis, each the sum of shares of others."""
+    """Return the elements along an axis, each a weighted sum of others."""
     if t.rank(x) > MOST_DIMENSIONS:
         shape = t.known(x)
         before, size, behind = shape[:axis], shape[axis], shape[axis + 1 :]
@@ -230,7 +233,7 @@ def along(t: NodeTask, x: Term, axis: int, tap: Taps) -> Term:
 
 
 def spread_out(t: NodeTask, x: Term, axis: int, shares: Sequence[float] | Array) -> Term:
-    """A constant for each element along an axis."""
+    """Return a constant for each element along an axis."""
     shape = [1] * t.rank(x)
     shape[axis] = -1
     return constant(Value(x.value.type), np.asarray(shares, x.value.dtype).reshape(shape))

@@ -1,4 +1,4 @@
-"""What an entry of the table works with: one node's values and attributes, and NNAPI operations to write."""
+"""The interface of an entry to its node: values, attributes, and methods that write NNAPI operations."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -22,17 +22,18 @@ from nnhal.ops.schema import F32, I32, bind
 FUSABLE = ("CONV_2D", "DEPTHWISE_CONV_2D", "GROUPED_CONV_2D", "FULLY_CONNECTED", "ADD", "SUB", "MUL", "DIV",
            "TRANSPOSE_CONV_2D", "AVERAGE_POOL_2D", "MAX_POOL_2D")  # fmt: skip
 APART = frozenset((
-    "QuantizeLinear", "DequantizeLinear", "QLinearConv", "QLinearMatMul",  # which are told the steps of each input
-    "MatMulInteger", "ConvInteger",  # and these read the integers themselves
-    "If", "Loop",  # whose inputs have nothing to do with one another
+    # Which have separate parameters for each input
+    "QuantizeLinear", "DequantizeLinear", "QLinearConv", "QLinearMatMul",
+    "MatMulInteger", "ConvInteger",  # these read the integers themselves
+    "If", "Loop",  # their inputs are unrelated
 ))  # fmt: skip
 WEIGHTED = ("CONV_2D", "DEPTHWISE_CONV_2D", "GROUPED_CONV_2D", "FULLY_CONNECTED")
 
 
 class NodeEntry(NamedTuple):
-    """How to lower a node. inputs, outputs: the least and greatest number; None: any.
+    """The way to lower a node. inputs, outputs: the least and greatest number; None: any.
 
-    single: it works on single elements. becomes: what it is made of, for people. since: the least version.
+    single: whether it is elementwise. becomes: the resulting operations, for people. since: the least version.
     """
 
     lower: Callable[["NodeTask"], None]
@@ -49,7 +50,7 @@ Count = int | tuple[int, int | None]
 def node(
     *names: str, inputs: Count = 1, outputs: Count = 1, single: bool = False, becomes: str
 ) -> Callable[[Callable[["NodeTask"], None]], Callable[["NodeTask"], None]]:
-    """Make a function the entry of the named operators; those of another domain are `domain.Name`."""
+    """Register a function as the entry of the named operators; those of another domain are `domain.Name`."""
     counts = [(n, n) if isinstance(n, int) else n for n in (inputs, outputs)]
 
     def add(function: Callable[["NodeTask"], None]) -> Callable[["NodeTask"], None]:
@@ -61,7 +62,7 @@ def node(
 
 
 class NodeTask(OperationWriter):
-    """One node to lower. Nothing is written to the graph before `commit`. eight: it works on stored values of 8 bits."""
+    """One node to lower. The graph is unchanged before `commit`. eight: whether it uses stored 8-bit values."""
 
     eight = False
 
@@ -71,18 +72,18 @@ class NodeTask(OperationWriter):
         self.name = f"{node.domain}.{node.op}" if node.domain else node.op
         self.results: dict[int, Term] = {}
         self.later: list[Callable[[], None]] = []
-        self.own: list[Term] = []  # results that are this node's alone
+        self.own: list[Term] = []  # results that belong to this node only
         self._steps = self._common_steps()
 
     # ------------------------------------------------------------------------------------------------------ attributes
 
     def attr(self, name: str, default: Any = None) -> Any:
-        """An attribute: a number, a text, a tuple of them, a tensor or a graph, of the type of the default."""
+        """Return an attribute: a number, a string, a tuple of them, a tensor or a graph, of the default's type."""
         value = self.node.attributes.get(name)
         if value is None:
             return default
         if isinstance(value, AttributeReference):
-            self.refuse(f"attribute {name} is that of a function, which gives none")
+            self.refuse(f"attribute {name} refers to an attribute of the function, which is not set")
         wanted = type(default)
         if wanted is float and isinstance(value, int):
             value = float(value)
@@ -91,34 +92,34 @@ class NodeTask(OperationWriter):
         return value
 
     def attr_ints(self, name: str) -> list[int]:
-        """An attribute of integers, none where it is not there."""
+        """Return an attribute of integers; empty if it is not set."""
         value = self.attr(name, ())
         whole = all(isinstance(n, int) for n in value)
         self.require(whole, f"attribute {name} is {short(repr(value))}, must be integers")
         return list(value)
 
     def inner(self, name: str) -> OnnxFileGraph:
-        """An attribute that is a graph."""
+        """Return an attribute that is a graph."""
         value = self.node.attributes.get(name)
         if not isinstance(value, OnnxFileGraph):
-            self.refuse(f"attribute {name} is no graph, must be one")
+            self.refuse(f"attribute {name} is not a graph, must be one")
         return value
 
     def tensor(self, name: str) -> OnnxTensor:
-        """An attribute that is a tensor."""
+        """Return an attribute that is a tensor."""
         value = self.node.attributes.get(name)
         if not isinstance(value, OnnxTensor):
-            self.refuse(f"attribute {name} is no tensor, must be one")
+            self.refuse(f"attribute {name} is not a tensor, must be one")
         return value
 
     # ----------------------------------------------------------------------------------------------------------- inputs
 
     def given(self, place: int) -> bool:
-        """Whether input `place` is there."""
+        """Whether input `place` is given."""
         return place < len(self.node.inputs) and bool(self.node.inputs[place])
 
     def raw(self, place: int) -> Term:
-        """Input `place`, of whatever type."""
+        """Return input `place`, of any type."""
         self.require(self.given(place), f"input {place} is left out, must be given")
         term = self.graph.term(self.node.inputs[place])
         if self._steps is None or term.data is None or term.value.type != self._steps.type:
@@ -127,28 +128,29 @@ class NodeTask(OperationWriter):
         return Term(value, term.kind, term.data, term.blob, term.scalar, made=term.made)
 
     def _common_steps(self) -> Value | None:
-        """The type of stored numbers that the node reads as they are, None where there are none.
+        """Return the parameters of the stored numbers that the node reads unchanged, None if there are none.
 
-        Scale and zero point are nothing to ONNX there, but NNAPI goes by them: all that the node reads has to have the same.
+        Scale and zero point have no meaning to ONNX there, but NNAPI uses them: all inputs of the node must have the
+        same.
         """
         if self.node.domain or self.node.op in APART:
             return None
         terms = [self.graph.term(name) for name in self.node.inputs if name]
         found = [term.value for term in terms if term.value.type in ASYMMETRIC and term.data is None]
         kinds = {(value.type, value.scale, value.zero_point) for value in found}
-        self.require(len(kinds) < 2, "reads numbers that are stored in steps of their own")
+        self.require(len(kinds) < 2, "reads quantised inputs with different scales")
         return found[0] if found else None
 
     def maybe(self, place: int) -> Term | None:
-        """Input `place`, None where it is left out."""
+        """Return input `place`, None if it is omitted."""
         return self.x(place) if self.given(place) else None
 
     def x(self, place: int) -> Term:
-        """Input `place` as an NNAPI tensor."""
+        """Return input `place` as an NNAPI tensor."""
         return self.usable(self.raw(place), f"input {place}")
 
     def usable(self, term: Term, what: str) -> Term:
-        """A term as an NNAPI tensor."""
+        """Return a term as an NNAPI tensor."""
         if term.value.type == UNTYPED:
             self.follows(term)
             self.refuse(f"{what} is {term.kind or 'not there'}, which NNAPI has no type for")
@@ -158,46 +160,46 @@ class NodeTask(OperationWriter):
         return term
 
     def xs(self, start: int = 0) -> list[Term]:
-        """All inputs from a place on."""
+        """Return all inputs from a place on."""
         return [self.x(place) for place in range(start, len(self.node.inputs))]
 
     def stored(self, place: int) -> Term | None:
-        """The tensor of 8 bits whose real values input `place` holds, None where it holds no such."""
+        """Return the 8-bit tensor whose real values input `place` holds, None if there is none."""
         term = self.raw(place)
         if term.value.type in ASYMMETRIC:
             return term
         return self.graph.context.stored.get(id(term))
 
     def extents(self, term: Term) -> Array:
-        """The shape of a term in the file, as a value."""
+        """Return the shape of a term in the file, as a value."""
         shape = self.shape(term)[: self.rank(term)]
         return np.array([OpenDimension(term, n) if size is None else size for n, size in enumerate(shape)], object)
 
     def dimensions(self, place: int, what: str) -> list[int | OpenDimension]:
-        """A shape that input `place` holds."""
+        """Return the shape that input `place` holds."""
         known = zip(self.partly(place, what), self.data(place, what).reshape(-1), strict=True)
         return [n if size is None else size for size, n in known]
 
     def integer_of(self, place: int, what: str) -> int:
-        """A constant integer, as any number type."""
+        """Return a constant integer of any number type."""
         value = self.number(place, what)
-        self.require(int(value) == value, f"{what} = {value}, must be a whole number")
+        self.require(int(value) == value, f"{what} is {value}, must be a whole number")
         return int(value)
 
     def floats(self, place: int, what: str) -> list[float]:
-        """Constant numbers."""
+        """Return constant floats."""
         data = self.data(place, what)
         self.require(data.dtype.kind == "f", f"{what} is {self.raw(place).kind}, must be floats")
         return [float(n) for n in data.reshape(-1).tolist()]
 
     def index(self, place: int, what: str) -> Term:
-        """Integers as TENSOR_INT32."""
+        """Return integers as TENSOR_INT32."""
         term = self.x(place)
         self.require(term.value.type == I32, f"{what} is {term.kind}, must be INT32 or INT64")
         return term
 
     def derived(self, source: Term, how: Any, make: Callable[[], Array]) -> Term:
-        """A constant that is made of another one, the same for all that read it so. how: what tells it from others."""
+        """Return a constant derived from another one, shared by all readers. how: distinguishes the derivation."""
         context, key = self.graph.context, (id(source), how)
         if key not in context.derived:
             value = source.value
@@ -208,7 +210,7 @@ class NodeTask(OperationWriter):
         return made
 
     def alone(self, place: int) -> bool:
-        """Whether this node alone reads input `place`, which is a node's of this graph."""
+        """Whether only this node reads input `place`, which a node of this graph produces."""
         name, graph = self.node.inputs[place], self.graph
         aliased = id(graph.terms.get(name)) in graph.context.aliased
         return graph.uses[name] == 1 and name in graph.written and not aliased
@@ -221,12 +223,12 @@ class NodeTask(OperationWriter):
         return number < len(outputs) and self.graph.uses[outputs[number]] > 0
 
     def out(self, number: int = 0) -> Value:
-        """The type of the output: that of the result so far, which is the first input's."""
+        """Return the type of the output: that of the current result, or of the first input."""
         found = self.results.get(number)
         return replace((found or self.x(0)).value, shape=None, data=None, name="")
 
     def result(self, number: int, term: Term, kind: str = "", *, scalar: bool = False) -> None:
-        """Output `number` is this term, of a type of ONNX's. scalar: of no dimensions."""
+        """Set output `number` to a term, with its ONNX type. scalar: whether it has rank 0."""
         if not kind:
             kind = KIND_OF.get(term.value.type, "")  # type: ignore[call-overload]
             if kind == "INT32" and any(
@@ -241,22 +243,22 @@ class NodeTask(OperationWriter):
         self.results[number] = term
 
     def _view(self, term: Term) -> Term:
-        """The same constant, or a copy of what is computed, as a term of its own."""
+        """Return the same constant, or a copy of a computed value, as a separate term."""
         if term.value.data is None:
             return self.copied(term)
         return Term(term.value, term.kind, term.data, term.blob, term.scalar, term.span, made=term.made)
 
     def same(self, term: Term, number: int = 0) -> None:
-        """Output `number` is the very same as an input."""
+        """Set output `number` to an unchanged input."""
         self.results[number] = term
 
     def fresh(self, term: Term) -> None:
-        """The output is that of an operation before this one, which nothing else reads."""
+        """Set the output to that of an earlier operation that nothing else reads."""
         self.results[0] = term
         self.own.append(term)
 
     def known_result(self, data: Array, number: int = 0, kind: str = "INT64") -> None:
-        """Output `number` is known at import."""
+        """Set output `number` to a value known at import."""
         value = Value(TYPES.get(kind, UNTYPED), None, 1.0 if kind in ("INT8", "UINT8") else 0.0)
         if value.type == UNTYPED or 0 in data.shape:
             term = Term(Value(UNTYPED, data.shape or (1,)), kind, data, scalar=data.ndim == 0, made=True)
@@ -273,7 +275,7 @@ class NodeTask(OperationWriter):
         self.result(0, self.make(name, *given, like=like, **named), scalar=scalar)
 
     def commit(self) -> None:
-        """Hand results and operations to the graph."""
+        """Add results and operations to the graph."""
         there = len(self.node.outputs)
         for number, name in enumerate(self.node.outputs):
             if not name or (number not in self.results and not self.wants(number)):
@@ -304,7 +306,7 @@ class NodeTask(OperationWriter):
     # ------------------------------------------------------------------------------------------------- rows as pictures
 
     def as_four(self, x: Term) -> Term:
-        """Rows of elements [n, c, w] as pictures [n, c, 1, w]: those they were made of, where they were."""
+        """Return rows of elements [n, c, w] as pictures [n, c, 1, w]: the source pictures, if there are any."""
         found = self.graph.context.pictures.get(id(x))
         if found is not None and self.graph.operations.gives(found):
             return found
@@ -312,7 +314,7 @@ class NodeTask(OperationWriter):
         return self.reshaped(x, (n, c, 1, w))
 
     def from_four(self, made: Term, rank: int) -> None:
-        """The node's output is made of pictures, which are rows in the file where that has 3 dimensions."""
+        """Set the node's output from pictures, as rows if it has 3 dimensions in the file."""
         if rank == 4:
             self.result(0, made)
             return
@@ -323,7 +325,7 @@ class NodeTask(OperationWriter):
     # --------------------------------------------------------------------------------------------- the operation before
 
     def before(self, place: int) -> int | None:
-        """The number of the operation that gives input `place` to this node alone, None where there is none near."""
+        """Return the number of a nearby operation that produces input `place` for this node only; otherwise None."""
         term, operations = self.raw(place), self.graph.operations
         if not self.alone(place):
             return None
@@ -333,7 +335,7 @@ class NodeTask(OperationWriter):
         return None
 
     def fused(self, place: int, code: Activation) -> Term | None:
-        """Input `place` as it is under an activation that the operation before it can have, None where it cannot."""
+        """Return input `place` with an activation fused into its operation, None if that is impossible."""
         n = self.before(place)
         made = None if n is None else self.graph.operations[n]
         if n is None or made is None or made.type not in FUSABLE or self.raw(place).value.type != F32:
@@ -345,9 +347,9 @@ class NodeTask(OperationWriter):
         return again.outputs[0]
 
     def merged_into(self, place: int, factor: Array | None, shift: Array | None) -> Term | None:
-        """Input `place` times a factor and plus a shift, one of each for a channel, by the weights of the layer before it.
+        """Fuse a factor and a shift for each channel of input `place` into the weights of its layer.
 
-        None where it is made by no layer with constant weights and without activation.
+        Returns None if it is not produced by a layer with constant weights and without activation.
         """
         n, operations = self.before(place), self.graph.operations
         last = n
@@ -387,11 +389,11 @@ class NodeTask(OperationWriter):
         return operations[last].outputs[0]
 
 
-NEAR = 9  # operations that are looked through for the one that gave an input
+NEAR = 9  # operations that are searched for the source of an input
 
 
 def with_argument(made: Emitted, name: str, value: int) -> Emitted | None:
-    """An operation with an argument of another value, where it is 0 so far."""
+    """Return an operation with another value of an argument, if that is 0 so far."""
     places = [start for argument, start, _ in made.bound.form.slots(len(made.inputs)) if argument.name == name]
     given = made.inputs[places[0]] if places else None
     if not isinstance(given, Term) or given.value.data is None or int(given.value.data) != 0:
@@ -402,7 +404,7 @@ def with_argument(made: Emitted, name: str, value: int) -> Emitted | None:
 
 
 def again_with(made: Emitted, inputs: Sequence[Term | int]) -> Emitted:
-    """An operation with other inputs, and with outputs of its own."""
+    """Return an operation with other inputs and new outputs."""
     values = [each.value if isinstance(each, Term) else None for each in inputs]
     bound = bind(OPS[made.type], values, [replace(out.value, shape=None) for out in made.outputs], made.type)
     outputs = tuple(Term(out.value, out.kind, scalar=out.scalar) for out in made.outputs)
@@ -410,7 +412,7 @@ def again_with(made: Emitted, inputs: Sequence[Term | int]) -> Emitted:
 
 
 class FlatNode(NodeTask):
-    """A node on single elements that sees its inputs with as few dimensions as broadcasting takes."""
+    """An elementwise node whose inputs have as few dimensions as broadcasting requires."""
 
     def __init__(self, graph: NodeGraph, node: OnnxNode, opset: int) -> None:
         super().__init__(graph, node, opset)
@@ -428,20 +430,20 @@ class FlatNode(NodeTask):
         self._flat = dict(zip(places, flat, strict=True))
 
     def raw(self, place: int) -> Term:
-        """Input `place`, with fewer dimensions."""
+        """Return input `place`, with fewer dimensions."""
         return self._flat[place] if place in getattr(self, "_flat", {}) else super().raw(place)
 
     def result(self, number: int, term: Term, kind: str = "", *, scalar: bool = False) -> None:
-        """Output `number`, with the dimensions it has."""
+        """Set output `number`, with its original dimensions."""
         super().result(number, self.reshaped(term, self.whole or (1,)), kind, scalar=scalar)
 
     def same(self, term: Term, number: int = 0) -> None:
-        """Output `number` is a term that is there, with the dimensions it has."""
+        """Set output `number` to an existing term, with its original dimensions."""
         self.result(number, term, term.kind, scalar=all_scalars(self))
 
 
 class RowNode(NodeTask):
-    """A node on single elements whose inputs are rows that were made of pictures: it works on those."""
+    """An elementwise node whose inputs are rows made from pictures: it uses the pictures."""
 
     def __init__(self, graph: NodeGraph, node: OnnxNode, opset: int) -> None:
         super().__init__(graph, node, opset)
@@ -463,28 +465,28 @@ class RowNode(NodeTask):
             raise Inexpressible
 
     def raw(self, place: int) -> Term:
-        """Input `place`, as pictures."""
+        """Return input `place`, as pictures."""
         return self._four.get(place) or super().raw(place)
 
     def result(self, number: int, term: Term, kind: str = "", *, scalar: bool = False) -> None:
-        """Output `number`, as rows."""
+        """Set output `number`, as rows."""
         self.rows_of(number, term, kind)
 
     def same(self, term: Term, number: int = 0) -> None:
-        """Output `number` is a term that is there."""
+        """Set output `number` to an existing term."""
         self.rows_of(number, term, term.kind)
 
     def fresh(self, term: Term) -> None:
-        """The output is that of an operation before this one, which nothing else reads."""
+        """Set the output to that of an earlier operation that nothing else reads."""
         self.rows_of(0, term)
 
     def rows_of(self, number: int, made: Term, kind: str = "") -> None:
-        """Output `number`, of pictures."""
+        """Set output `number` from pictures."""
         n, c, _, w = self.shape(made)
         super().result(number, self.reshaped(made, (n, c, w)), kind)
         self.later.append(lambda: self.graph.context.seen_as(self.results[number], made))
 
 
 def all_scalars(t: NodeTask) -> bool:
-    """Whether no input has dimensions."""
+    """Whether all inputs have rank 0."""
     return all(t.raw(place).scalar for place in range(len(t.node.inputs)) if t.given(place))

@@ -1,7 +1,7 @@
-"""Dimensions that are open at import, with sizes on trial: whether one is a multiple of another shows by numbers.
+"""Tries sizes for dimensions that are open at import: numbers show whether one dimension is a multiple of another.
 
-A number that comes of a stride or a window hardly changes where sizes are small beside those, so there are small sizes and
-large ones. Large ones may make more elements than there may be, and small ones fewer than a window needs: those say nothing.
+The effect of a stride or window is too small to notice if sizes are small beside it, so there are small and large
+sizes. Large ones may exceed the element limit, and small ones may not fit a window: those give no result.
 """
 
 import math
@@ -14,15 +14,17 @@ from nnhal.frontends.common.terms import Emitted, OpenDimension, Term, shaped
 from nnhal.ops import OPS
 from nnhal.ops.schema import bind
 
-TRIED = 7, 11, 85, 601, 1205, 10_001, 80_003  # from which sizes go up
-ENOUGH = 2  # of these that have to say something
-APART = 6  # so that no size is even, nor a multiple of 3
+TRIED = 7, 11, 85, 601, 1205, 10_001, 80_003  # start sizes of the trials
+ENOUGH = 2  # of these that must give a result
+APART = 6  # so that no size is even or a multiple of 3
 Giver = Callable[[Term], Emitted | None]
 
 
 class Trials:
-    """What is known of open dimensions of a file. names: of an input's dimensions, of which those of one name have one size;
-    outer: terms of one shape with another, of the graph around theirs. Both by id, of terms that the import keeps.
+    """The known facts of open dimensions of a file.
+
+    names: for an input's dimensions, where a name implies one size. outer: for terms, the term of the enclosing graph
+    with the same shape. Both by id, of terms that the import keeps.
     """
 
     def __init__(self) -> None:
@@ -31,9 +33,9 @@ class Trials:
         self._each = [TrialSizes(self, first) for first in TRIED]
 
     def quotient(self, x: Term, over: Sequence[OpenDimension], giver: Giver) -> Fraction | None:
-        """The number of elements of x over open dimensions, where that is the same whatever sizes there are; else None.
+        """Return the number of elements of x over open dimensions if it is the same for all sizes; otherwise None.
 
-        giver: the operation that gives a term.
+        giver: returns the operation that produces a term.
         """
         if (own := _own(x, over)) is not None:
             return Fraction(own)
@@ -47,7 +49,7 @@ class Trials:
 
 
 def _own(x: Term, over: Sequence[OpenDimension]) -> int | None:
-    """The number of the others where nothing of x is open but these, and they are of x; None elsewhere."""
+    """Return the product of the other dimensions if only these are open in x, and they belong to x; otherwise None."""
     axes = [dimension.axis for dimension in over if dimension.term is x]
     others = [size for axis, size in enumerate(x.value.shape or ()) if axis not in axes]
     if len({*axes}) < len(over) or None in others:
@@ -56,7 +58,7 @@ def _own(x: Term, over: Sequence[OpenDimension]) -> int | None:
 
 
 class TrialSizes:
-    """Shapes where each open dimension of what no operation gives has a size of its own, from `first` on."""
+    """Shapes in which each open dimension without a producing operation has a distinct size, from `first` on."""
 
     def __init__(self, trials: Trials, first: int) -> None:
         self._trials, self._next = trials, first
@@ -64,7 +66,7 @@ class TrialSizes:
         self._found: dict[int, tuple[Term, tuple[int, ...] | None]] = {}  # by id; the term, which keeps it
 
     def quotient(self, x: Term, over: Sequence[OpenDimension], giver: Giver) -> Fraction | None:
-        """The number of elements of x over dimensions; None where these sizes say nothing."""
+        """Return the number of elements of x over dimensions; None if these sizes give no result."""
         shape, product = self.shape(x, giver), 1
         for dimension in over:
             found = self.shape(dimension.term, giver)
@@ -72,7 +74,7 @@ class TrialSizes:
         return None if shape is None or not product else Fraction(math.prod(shape), product)
 
     def shape(self, term: Term, giver: Giver) -> tuple[int, ...] | None:
-        """The shape of a term; None where it is known only at execution even then."""
+        """Return the shape of a term; None if it is known only at execution even with these sizes."""
         waiting = [term]
         while waiting:
             made = giver(waiting[-1])
@@ -84,7 +86,7 @@ class TrialSizes:
         return self._found[id(term)][1]
 
     def _needed(self, term: Term, made: Emitted | None) -> list[Term]:
-        """What has to be known before."""
+        """Return the terms that must be known first."""
         if id(term) in self._found or fixed(term.value.shape) is not None:
             return []
         outer = self._trials.outer.get(id(term))
@@ -107,7 +109,7 @@ class TrialSizes:
         inputs = [self._value(x) if isinstance(x, Term) else None for x in made.inputs]
         try:
             bound = bind(OPS[made.type], inputs, [shaped(out.value, None) for out in made.outputs])
-        except NnhalError:  # of sizes that only others fit, as those of two inputs
+        except NnhalError:  # of sizes that exclude each other, such as those of two inputs
             return [None] * len(made.outputs)
         return [fixed(shape) for shape in bound.shapes]
 
@@ -116,7 +118,7 @@ class TrialSizes:
         return shaped(x.value, shape, x.value.data)
 
     def _given(self, term: Term) -> tuple[int, ...] | None:
-        """Of what no operation gives."""
+        """Return the shape of a term that no operation produces."""
         if term.value.shape is None:
             return None
         names = self._trials.names.get(id(term), ())
@@ -126,6 +128,6 @@ class TrialSizes:
         )
 
     def _size(self, name: object) -> int:
-        """A size that no other dimension has, but those of its name."""
+        """Return a size that no dimension with another name has."""
         size, self._next = self._next, self._next + APART
         return self._sizes.setdefault(name, size) if isinstance(name, str) else size

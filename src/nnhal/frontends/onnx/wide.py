@@ -1,8 +1,8 @@
-"""64-bit integers as 32-bit ones, where nothing is lost: NNAPI has no others.
+"""Represents 64-bit integers as 32-bit ones, without loss: NNAPI has no others.
 
-What an application gives is checked at each call, constants are known, and nodes that only move, choose or compare integers
-make no greater ones. Of sums and products the least and greatest value is computed; where 32 bits may not hold it, the node
-is refused.
+Each call checks the application's values, constants are known, and nodes that only move, select or compare integers
+make no greater ones. For sums and products, the importer computes the least and greatest value; if these may exceed 32
+bits, the node is refused.
 """
 
 import math
@@ -24,38 +24,38 @@ FIRST = ("Slice", "Gather", "Reshape", "Tile", "Expand")  # which move elements 
 
 
 class LoweredNode(Protocol):
-    """What is asked of a node that is lowered."""
+    """The interface of a node that is lowered."""
 
     name: str
     node: OnnxNode
 
     def given(self, place: int) -> bool:
-        """Whether input `place` is there."""
+        """Whether input `place` is given."""
 
     def raw(self, place: int) -> Term:
-        """Input `place`."""
+        """Return input `place`."""
 
 
 def _kept(x: Span, y: Span) -> Span:
-    """Of a quotient: no farther from 0 than the dividend, but for the sign."""
+    """Return the range of a quotient: no farther from 0 than the dividend, of either sign."""
     most = max(abs(x[0]), abs(x[1]))
     return -most, most
 
 
 def _power(x: Span, y: Span) -> Span:
-    """Of a power. Exponents below 0 leave nothing greater than 1."""
+    """Return the range of a power. Negative exponents result in at most 1."""
     most = _raised(max(abs(x[0]), abs(x[1])), max(0, y[1]))
     even = y[0] == y[1] and y[0] % 2 == 0
     return (0 if even or x[0] >= 0 else -max(1, most)), max(1, most)
 
 
 def _raised(most: int, exponent: int) -> int:
-    """A power that is no longer than it takes to see that 32 bits do not hold it."""
+    """Compute a power only as far as needed to see that it exceeds 32 bits."""
     return int(most ** min(exponent, 32)) if most > 1 else most
 
 
 def _product(shape: Shape | None, x: Span) -> Span:
-    """Of a product of any elements of a tensor."""
+    """Return the range of a product of any elements of a tensor."""
     count = 32 if shape is None or None in shape else math.prod(d or 0 for d in shape)
     most = max(1, _raised(max(abs(x[0]), abs(x[1])), count))
     return (0 if x[0] >= 0 else -most), most
@@ -76,7 +76,7 @@ CARRIES = MOVES | SUMS.keys()
 
 
 def span_of(t: LoweredNode, number: int, result: Term) -> Span:
-    """The range of output `number`, integers of 64 bits in the file; Inexpressible where 32 bits may not hold it."""
+    """Return the range of output `number`, 64-bit integers in the file; Inexpressible if it may exceed 32 bits."""
     terms = [t.raw(place) for place in range(len(t.node.inputs)) if t.given(place)]
     spans = [term.span or KINDS.get(term.kind, ANY) for term in terms if term.kind in ("INT64", "INT32", *KINDS)]
     if (

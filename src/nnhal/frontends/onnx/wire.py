@@ -1,6 +1,6 @@
-"""Protocol buffers by the numbers of their fields: what a message holds and where its bytes lie. Nothing is trusted.
+"""Parses protocol buffers by field numbers: the contents of a message and the places of its bytes. Nothing is trusted.
 
-A message that lies is a ValueError with the byte; a reader tells which message it was. Bytes are left where they are.
+A malformed message raises ValueError with the byte; a reader adds the name of the message. Bytes stay in place.
 """
 
 import struct
@@ -11,13 +11,13 @@ import numpy as np
 from nnhal.base.operands import Array
 
 Bytes = memoryview
-VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types; 3 and 4, groups, are in no ONNX file
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types; no ONNX file has 3 and 4, groups
 MOST_BITS = 64
 _FLOAT = struct.Struct("<f")
 
 
 def varint(data: Bytes, at: int, end: int) -> tuple[int, int]:
-    """An unsigned number of up to 64 bits, and where it ends."""
+    """Return an unsigned number of up to 64 bits, and its end."""
     value, shift = 0, 0
     while True:
         if at >= end:
@@ -33,12 +33,12 @@ def varint(data: Bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def signed(value: int) -> int:
-    """A number of 64 bits as int64 has it."""
+    """Convert a number of 64 bits to int64."""
     return value - (1 << MOST_BITS) if value >> (MOST_BITS - 1) else value
 
 
 def fields(data: Bytes, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """The fields of a message: number, wire type, then the value of a number and 0, or where bytes begin and how many."""
+    """Yield the fields of a message: number, wire type, then a number's value and 0, or start and length of bytes."""
     at = start
     while at < end:
         key, at = varint(data, at, end)
@@ -56,18 +56,20 @@ def fields(data: Bytes, start: int, end: int) -> Iterator[tuple[int, int, int, i
         else:
             raise ValueError(f"has a field of wire type {wire} at byte {at}, must be 0, 1, 2 or 5")
         if length > end - at:
-            raise ValueError(f"has a field of {length} bytes at byte {at}, where {end - at} are left")
+            raise ValueError(
+                f"has a field of {length} bytes at byte {at}, must have at most the {end - at} that are left"
+            )
         yield number, wire, at, length
         at += length
 
 
 def float_at(data: Bytes, at: int) -> float:
-    """A number of 32 bits."""
+    """Return a 32-bit float."""
     return float(_FLOAT.unpack_from(data, at)[0])
 
 
 def numbers(data: Array) -> Array:
-    """Packed varints as int64, bytes of the file in one go."""
+    """Convert packed varints to int64, all bytes of the file at once."""
     if not data.size:
         return np.zeros(0, np.int64)
     last = data < 0x80

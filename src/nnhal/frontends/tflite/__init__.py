@@ -1,13 +1,13 @@
-"""The TFLite importer: `.tflite` files as models whose weights stay where they are in one sealed copy of the file.
+"""The TFLite importer: loads `.tflite` files as models whose weights stay in one sealed copy of the file.
 
     load("model.tflite")                                  the file's own shapes
     load("model.tflite", shapes={"input": (4, 224, 224, 3)})
     load("model.tflite", signature="encode")
 
-The way of a file: `reader` makes records of it (`file`) and trusts nothing; `lowering` turns operators into NNAPI
-operations by the entries of its families (`elementwise`, `layers`, `movement` and the others), after `fold` computed
-what is known of shapes; `write` puts the result into a model. What NNAPI cannot express exactly is one UnsupportedModel
-that lists all of it.
+`reader` parses the file into records (`file`) without trusting it. `fold` computes the known parts of shapes,
+`lowering` converts operators to NNAPI operations by the entries of `elementwise`, `layers`, `movement` and the other
+families, and `write` writes the result into a model. One UnsupportedModel lists everything that NNAPI cannot express
+exactly.
 """
 
 import os
@@ -36,20 +36,26 @@ from nnhal.model.graph import Model
 from nnhal.model.validate import validate
 
 Shapes = Mapping[str, Sequence[int]] | Sequence[Sequence[int]]
-OPEN = (0, -1)  # how a dimension is said to be unknown until execution
+OPEN = (0, -1)  # the marks of a dimension that is unknown until execution
 
 
 def load(
     source: Source, *, signature: str | None = None, shapes: Shapes | None = None, values: Values | None = None
 ) -> Model:
-    """Read a file, by its path or open, or its bytes, as a model. It is copied once: what becomes of it does not matter.
+    """Load a model from a path, an open file, or bytes. The source is copied once; later changes have no effect.
 
-    signature: which entry point of several; by default the first, or subgraph 0 of a file without any.
-    shapes: shapes of inputs by name or in order, instead of the file's; 0 or -1 leaves a dimension open until execution.
-    values: inputs by name that are constants.
-    Raises BadFile naming the place where the file lies, UnsupportedModel listing all operations that NNAPI cannot express,
-    InvalidArgument for a signature or input that the file does not have, ShapeNeeded for shapes that it leaves open and that
-    have to be given.
+    Args:
+        source: The path of a file, an open binary file, or the file's bytes.
+        signature: The entry point, if there are several; by default the first, or subgraph 0 of a file without any.
+        shapes: Shapes of inputs by name or in order, instead of the file's; 0 or -1 leaves a dimension open until
+            execution.
+        values: Inputs by name that become constants.
+
+    Raises:
+        BadFile: The file is malformed; the message names the place.
+        UnsupportedModel: NNAPI cannot express some operations; the message lists all of them.
+        InvalidArgument: The file does not have the signature or an input.
+        ShapeNeeded: The file leaves shapes open that must be given.
     """
     return load_opened(*opened(source), signature=signature, shapes=shapes, values=values)
 
@@ -62,7 +68,7 @@ def load_opened(
     shapes: Shapes | None = None,
     values: Values | None = None,
 ) -> Model:
-    """As `load`, of what is `opened`."""
+    """Like `load`, for an `opened` file."""
     if is_onnx(memory.bytes()):
         raise BadFile(f"{label}: is an ONNX model, must be a .tflite file")
     file, subgraph, names, results = _entry(label, memory, signature, values)
@@ -76,8 +82,7 @@ def load_opened(
     for term, name in zip(graph.outputs, results, strict=True):
         term.value = replace(term.value, name=name)
     notes = [
-        f"{text} is open in the file and taken as {list(shape)}; {how(name, shape)} otherwise"
-        for name, shape, text in left
+        f"{text} is open in the file and taken as {list(shape)}; {how(name, shape)} it" for name, shape, text in left
     ]
     if signature is None:
         notes = _signature_note(file) + notes
@@ -98,7 +103,7 @@ def open_inputs(
     shapes: Shapes | None = None,
     values: Values | None = None,
 ) -> OpenInputs:
-    """The inputs of a file that is `opened`, for these shapes. Parameters as of `load`."""
+    """Return the inputs of an `opened` file for these shapes. For the parameters, see `load`."""
     _, subgraph, names, _ = _entry(label, memory, signature, values)
     wanted = _shapes(subgraph, names, shapes)
     return OpenInputs(
@@ -109,7 +114,7 @@ def open_inputs(
 def _entry(
     label: str, memory: Memory, signature: str | None, values: Values | None
 ) -> tuple[File, FileSubgraph, list[str], list[str]]:
-    """A file, the subgraph of an entry point, and the names of its inputs and outputs."""
+    """Return a file, the subgraph of an entry point, and the names of its inputs and outputs."""
     file = read(memory.bytes(), label)
     chosen = _signature(file, signature)
     entries = (chosen.inputs, chosen.outputs) if chosen else ((), ())
@@ -126,14 +131,14 @@ def _entry(
 def _imported(
     file: File, subgraph: FileSubgraph, names: Sequence[str], wanted: Sequence[tuple[int, ...]]
 ) -> tuple[ImportContext, ImportGraph, list[tuple[Term, Term, Array]]]:
-    """A subgraph for inputs of these shapes, and the states it keeps."""
+    """Return a subgraph for inputs of these shapes, and its states."""
     context = ImportContext(file, lower, reshaped=list(wanted) != [subgraph.tensors[i].shape for i in subgraph.inputs])
     graph = context.import_subgraph(subgraph.index, _values(context, subgraph, names, wanted), "")
     return context, graph, [] if context.problems else settle(graph)
 
 
 def _left_open(subgraph: FileSubgraph, names: Sequence[str], shapes: Shapes | None) -> Left:
-    """The inputs with dimensions that neither the file nor the caller says."""
+    """Return the inputs with dimensions that neither the file nor the caller specifies."""
     given = names if isinstance(shapes, Sequence) else shapes or ()
     left = []
     for index, name in zip(subgraph.inputs, names, strict=True):
@@ -147,7 +152,7 @@ def _left_open(subgraph: FileSubgraph, names: Sequence[str], shapes: Shapes | No
 def _look_for_the_cause(
     context: ImportContext, subgraph: FileSubgraph, names: Sequence[str], wanted: Sequence[tuple[int, ...]], left: Left
 ) -> None:
-    """Of problems with sizes that stand in for open dimensions, keep those that any size has; without any, ask for sizes."""
+    """Keep the problems that occur with any sizes of open dimensions; if there are none, ask for sizes."""
     open_names = {name for name, _, _ in left}
     shapes = [
         tuple(0 if name in open_names and n in subgraph.tensors[index].open else d for n, d in enumerate(shape))
@@ -160,13 +165,13 @@ def _look_for_the_cause(
 
 
 def signatures(source: Source) -> list[str]:
-    """The names of a file's entry points."""
+    """Return the names of a file's entry points."""
     label, memory = opened(source)
     return [s.key for s in read(memory.bytes(), label).signatures]
 
 
 def chosen(source: Source, signature: str | None = None) -> tuple[File, FileSubgraph]:
-    """What a file holds, and the subgraph of an entry point: also where NNAPI cannot take it."""
+    """Return the contents of a file, and the subgraph of an entry point, even if NNAPI cannot express it."""
     label, memory = opened(source)
     file = read(memory.bytes(), label)
     entry = _signature(file, signature)
@@ -184,15 +189,15 @@ def _signature(file: File, key: str | None) -> SignatureDef | None:
 
 
 def _signature_note(file: File) -> list[str]:
-    """That there are other entry points than the one that is taken, where there are."""
+    """Return a note if the file has other entry points than the selected one."""
     if len(file.signatures) < 2:
         return []
     keys = ", ".join(repr(short(s.key)) for s in file.signatures)
-    return [f"of the signatures {keys} the first is taken; --signature NAME, or signature=NAME, takes another"]
+    return [f"the first of the signatures {keys} is used; --signature NAME, or signature=NAME, selects another"]
 
 
 def _all_outputs(file: File, number: int, entries: Sequence[tuple[str, int]]) -> tuple[File, FileSubgraph]:
-    """The file and a subgraph of it, which gives a tensor once for each name that the signature has for it."""
+    """Return the file, and a subgraph that returns a tensor once for each name in the signature."""
     subgraph, left = file.subgraphs[number], Counter(index for _, index in entries)
     left.subtract(subgraph.outputs)
     subgraph = replace(subgraph, outputs=(*subgraph.outputs, *left.elements()))
@@ -203,7 +208,7 @@ def _all_outputs(file: File, number: int, entries: Sequence[tuple[str, int]]) ->
 def _with_constants(
     file: File, subgraph: FileSubgraph, names: list[str], values: Mapping[str, Array]
 ) -> tuple[File, FileSubgraph, list[str]]:
-    """The file, and the subgraph and the names of its inputs, with some of the inputs as constants."""
+    """Return the file, and the subgraph and the names of its inputs, with some inputs as constants."""
     none_left(values, names)
     tensors, left = list(subgraph.tensors), []
     for index, name in zip(subgraph.inputs, names, strict=True):
@@ -222,7 +227,10 @@ def _with_constants(
 
 
 def _names(subgraph: FileSubgraph, tensors: Sequence[int], entries: Sequence[tuple[str, int]]) -> list[str]:
-    """The name of each input or output: the signature's, else the tensor's. One that is listed twice has two."""
+    """Return the name of each input or output: the signature's, otherwise the tensor's.
+
+    One that is listed twice has two.
+    """
     left: dict[int, list[str]] = {}
     for name, index in reversed(entries):
         left.setdefault(index, []).append(name)
@@ -230,12 +238,12 @@ def _names(subgraph: FileSubgraph, tensors: Sequence[int], entries: Sequence[tup
 
 
 def _shapes(subgraph: FileSubgraph, names: Sequence[str], shapes: Shapes | None) -> list[tuple[int, ...]]:
-    """The shape of each input, the caller's where given."""
+    """Return the shape of each input, the caller's if given."""
     found = [subgraph.tensors[index].shape for index in subgraph.inputs]
     if shapes is None:
         return found
     for name, shape in shapes_by_name(shapes, names).items():
-        wanted = dimensions(shape, f"shapes: {name}", -1)  # which leaves it open, as 0 does
+        wanted = dimensions(shape, f"shapes: {name}", -1)  # -1 leaves it open, like 0
         rank = len(found[names.index(name)])
         if len(wanted) != rank:
             raise InvalidArgument(f"shapes: {name} has rank {len(wanted)}, must be {rank}")
@@ -246,7 +254,7 @@ def _shapes(subgraph: FileSubgraph, names: Sequence[str], shapes: Shapes | None)
 def _values(
     context: ImportContext, subgraph: FileSubgraph, names: Sequence[str], shapes: Sequence[tuple[int, ...]]
 ) -> list[Value]:
-    """What is known of the inputs."""
+    """Return the types and shapes of the inputs."""
     values = []
     for index, name, shape in zip(subgraph.inputs, names, shapes, strict=True):
         try:

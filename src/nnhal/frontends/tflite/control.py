@@ -11,7 +11,7 @@ from nnhal.frontends.tflite.task import OperatorTask, entry
 
 
 def called(t: OperatorTask, number: int, given: Sequence[Value]) -> ImportGraph:
-    """A subgraph for these inputs; Refused without a reason where its own operators were."""
+    """Import a subgraph for these inputs; refuse without a reason if its own operators were refused."""
     check_types(t, number, [t.raw(len(t.operator.inputs) - len(given) + place) for place in range(len(given))])
     graph = t.graph.context.import_subgraph(number, given, t.label)
     if graph.failed:
@@ -20,7 +20,7 @@ def called(t: OperatorTask, number: int, given: Sequence[Value]) -> ImportGraph:
 
 
 def check_types(t: OperatorTask, number: int, given: Sequence[Term]) -> None:
-    """Refuse a call of a subgraph that takes other types."""
+    """Refuse a call of a subgraph with other types."""
     if 0 <= number < len(t.graph.file.subgraphs):
         source = t.graph.file.subgraphs[number]
         takes = len(source.inputs)
@@ -31,19 +31,19 @@ def check_types(t: OperatorTask, number: int, given: Sequence[Term]) -> None:
 
 
 def reference(graph: ImportGraph) -> Term:
-    """A subgraph as an operand."""
+    """Return a subgraph as an operand."""
     return Term(Value(OperandType.SUBGRAPH, data=graph.facts), graph=graph)
 
 
 def truth(t: OperatorTask, term: Term) -> Term:
-    """A condition of shape [1]."""
+    """Return a condition of shape [1]."""
     t.require(term.value.shape == (1,), f"the condition has shape {term.value.shape}, must be one element")
     return term
 
 
 @entry("IF", inputs=(1, None), outputs=(1, None))
 def branch(t: OperatorTask) -> None:
-    """Both branches take the same operands."""
+    """Write IF; both branches have the same operands."""
     o, condition = t.options("IfOptions"), truth(t, t.x(0))
     operands = t.xs(1)
     values = [replace(term.value, data=None) for term in operands]
@@ -53,7 +53,7 @@ def branch(t: OperatorTask) -> None:
 
 @entry("WHILE", inputs=(1, None), outputs=(1, None))
 def loop(t: OperatorTask) -> None:
-    """A dimension that the body changes is unknown from the start."""
+    """Write WHILE; a dimension that the body changes is unknown from the start."""
     o, operands = t.options("WhileOptions"), t.xs()
     t.require(len(operands) == len(t.operator.outputs), "must have as many outputs as inputs")
     values = [replace(term.value, data=None) for term in operands]
@@ -71,15 +71,15 @@ def loop(t: OperatorTask) -> None:
 
 
 def common(before: Shape | None, after: Shape | None) -> Shape | None:
-    """What is known of a shape that is either."""
+    """Return the known part of a shape that may be either."""
     if before is None or after is None or len(before) != len(after):
         return None
     return tuple(m if m == n else None for m, n in zip(before, after, strict=True))
 
 
-@entry("STABLEHLO_COMPOSITE", inputs=(0, None), outputs=(1, None), becomes="what its subgraph becomes, in its place")
+@entry("STABLEHLO_COMPOSITE", inputs=(0, None), outputs=(1, None), becomes="the operations of its subgraph")
 def composite(t: OperatorTask) -> None:
-    """What has a name of its own, and is made of others: those stand in its place."""
+    """Replace a named operator by the operators of its subgraph."""
     number = t.options("StableHLOCompositeOptions")("DecompositionSubgraphIndex")
     given = [t.raw(place) for place in range(len(t.operator.inputs))]
     check_types(t, number, given)

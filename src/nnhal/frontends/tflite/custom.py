@@ -1,4 +1,4 @@
-"""Entries of custom operations that well-known files carry. Their options are bytes: a C structure, or a flexbuffer."""
+"""Entries of custom operations in well-known files. Their options are bytes: a C structure, or a flexbuffer."""
 
 import os
 import struct
@@ -24,7 +24,7 @@ PADDINGS = {1: Padding.SAME, 2: Padding.VALID}  # TfLitePadding
 DAMAGE = (struct.error, IndexError, KeyError, ValueError, TypeError, AttributeError, OverflowError, MemoryError)
 GREATEST = float(np.finfo(np.float32).max)
 MOST_BYTES, MOST_OPTIONS = 1 << 16, 64
-LEAST = np.float32(1e-37)  # stands for a score of 0, where those count too
+LEAST = np.float32(1e-37)  # replaces a score of 0, if those count too
 NEVER_NEGATIVE = frozenset(("LOGISTIC", "SOFTMAX", "RELU", "RELU6", "ABS", "EXP"))
 MOVES = frozenset(("RESHAPE", "CONCATENATION", "TRANSPOSE", "SLICE"))
 MEDIAPIPE = frozenset((
@@ -34,33 +34,33 @@ MEDIAPIPE = frozenset((
 
 
 def reason_of(operator: Operator) -> str:
-    """Why a custom operation without an entry is not taken, "" where all that is known of it is its name."""
+    """Return why a custom operation without an entry is refused; "" if only its name is known."""
     name = operator.name.removeprefix(CUSTOM)
     if name.startswith("Flex"):
         return "is computed by TensorFlow itself"
     if name in MEDIAPIPE:
-        return "is MediaPipe's own, and nnhal has no way for it yet"
-    return f"is not known, nnhal.register_custom_operator({name!r}, ...) says what it is made of"
+        return "is an operation of MediaPipe, which nnhal does not support yet"
+    return f"is unknown; nnhal.register_custom_operator({name!r}, ...) defines it"
 
 
 class CustomTask(OperatorTask):
-    """A custom operator to lower. Files say nothing of it but its name, its tensors and the bytes of its options."""
+    """A custom operator to lower. Files contain only its name, its tensors and the bytes of its options."""
 
     @property
     def custom(self) -> bytes:
-        """Its options, as the file has them."""
+        """Its options, as bytes from the file."""
         return bytes(self.operator.custom)
 
     def flexbuffer(self) -> Mapping[str, Any]:
-        """Its options as the map of a flexbuffer: numbers, truths, text, lists of these; None for anything else.
+        """Return its options from a flexbuffer's map: numbers, booleans, strings, lists of these; None for others.
 
-        Refused where they are no such map. Who made the file made them: look at each before it is used.
+        Refuses the operator if they are not such a map. They come from the file, so check each before you use it.
         """
         return flexible(self)
 
 
 def registered(operator: Operator) -> OperatorEntry | None:
-    """The entry that somebody has registered for a custom operator."""
+    """Return the registered entry of a custom operator."""
     found = None if operator.builtin else CUSTOM_OPERATORS.get(operator.name.removeprefix(CUSTOM))
     if found is None:
         return None
@@ -68,14 +68,14 @@ def registered(operator: Operator) -> OperatorEntry | None:
 
 
 def _told_whose(hook: CustomOperator) -> Callable[[OperatorTask], None]:
-    """What lowers the operator, and says whose mistake it is where that fails for no reason of the operator's."""
+    """Wrap a hook: lower the operator, and name the hook in errors that are its own fault."""
 
     def lower(t: OperatorTask) -> None:
         try:
             hook.lower(t)
-        except (Inexpressible, InvalidModel, BadFile):  # what it says of the operator, or of the file
+        except (Inexpressible, InvalidModel, BadFile):  # the hook refuses the operator, or the file
             raise
-        except Exception as error:  # of the hook's author
+        except Exception as error:  # a mistake of the hook's author
             where = f"{t.graph.file.label}: {t.label}"
             failed = DriverFailed(f"{where}: {_name(hook)} raised {told(error)}{_line(error)}")
             failed.__cause__ = error
@@ -90,7 +90,7 @@ def _told_whose(hook: CustomOperator) -> Callable[[OperatorTask], None]:
 
 
 def _wrong(t: OperatorTask, number: int) -> str:
-    """What is wrong with what was given for an output; its shape is for whoever gives it to say."""
+    """Describe the mistake in an output of the hook; the hook determines its shape."""
     if number not in t.results:
         return f"no output {number}, must give each"
     given, wanted = t.results[number].value.type, t.graph.source.tensors[t.operator.outputs[number]].type
@@ -102,19 +102,19 @@ def _wrong(t: OperatorTask, number: int) -> str:
 
 
 def _name(hook: CustomOperator) -> str:
-    return f"what is registered for it, {getattr(hook.lower, '__qualname__', type(hook.lower).__name__)},"
+    return f"its registered hook {getattr(hook.lower, '__qualname__', type(hook.lower).__name__)},"
 
 
 def _line(error: Exception) -> str:
-    """Where in the author's own code it was raised, or what was called that raised it."""
+    """Return the place in the author's code that raised the error, or called the function that did."""
     frames = [each for each in extract_tb(error.__traceback__) if is_authors(each.filename)]
     return f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
 
 
 @entry(CUSTOM + "Convolution2DTransposeBias", inputs=3)
 def transposed_convolution(t: OperatorTask) -> None:
-    """MediaPipe's: a transposed convolution with a bias, as large as its padding makes it."""
-    t.require(len(t.operator.custom) >= 12, f"has {len(t.operator.custom)} bytes of options, must have 12 at least")
+    """Write MediaPipe's transposed convolution: with a bias, and sized by its padding."""
+    t.require(len(t.operator.custom) >= 12, f"has {len(t.operator.custom)} bytes of options, must have at least 12")
     padding, stride_w, stride_h = struct.unpack_from("<3i", t.operator.custom)
     t.require(padding in PADDINGS, f"padding is {padding}, must be 1 (SAME) or 2 (VALID)")
     t.require(min(stride_w, stride_h) >= 1, f"strides are {stride_w} and {stride_h}, must be at least 1")
@@ -149,10 +149,11 @@ def transposed_convolution(t: OperatorTask) -> None:
 
 @entry(CUSTOM + "TFLite_Detection_PostProcess", inputs=3, outputs=4)
 def detections(t: OperatorTask) -> None:
-    """Boxes, classes, scores and their number, all real.
+    """Return boxes, classes, scores and their number, all as floats.
 
-    TFLite takes scores from the threshold on and boxes up to the overlap, NNAPI those above and below: the next float says
-    the same. NNAPI always has a background class, and TFLite as many rows whichever NMS it uses.
+    TFLite includes scores equal to the threshold and boxes with exactly that overlap; NNAPI requires more or less: the
+    next float has the same effect. NNAPI always has a background class, and TFLite the same number of rows for both
+    kinds of NMS.
     """
     names = ["use_regular_nms", "num_classes", "max_detections", "max_classes_per_detection", "detections_per_class"]
     names += ["nms_score_threshold", "nms_iou_threshold", *(f"{side}_scale" for side in "yxhw")]
@@ -161,11 +162,14 @@ def detections(t: OperatorTask) -> None:
     batch, _, columns = three(t, t.known(scores), "scores")
     t.require(batch == 1, f"has {batch} pictures, must have 1")
     classes, rows, each = (whole(t, o, n) for n in ("num_classes", "max_detections", "max_classes_per_detection"))
-    t.require(columns - classes in (0, 1), f"has {columns} scores a box, must have {classes} or one more: a background")
+    t.require(
+        columns - classes in (0, 1),
+        f"has {columns} scores for each box, must have {classes}, or one more for the background",
+    )
     threshold = np.float32(real(t, o, "nms_score_threshold"))
     t.require(
         threshold >= 0 or never_negative(t, scores),
-        f"nms_score_threshold = {threshold}, must be at least 0 for NNAPI where scores may be below",
+        f"nms_score_threshold is {threshold}, must be at least 0 for NNAPI if scores may be negative",
     )
     if columns == classes:
         before = t.integers([0, 0, 0, 0, 1, 0])
@@ -199,7 +203,7 @@ def detections(t: OperatorTask) -> None:
 
 
 def never_negative(t: OperatorTask, term: Term) -> bool:
-    """Whether all that a term is made of shows that no element of it is below 0."""
+    """Whether the operations that produce a term show that no element is below 0."""
     makers = {id(out): made for made in (*t.graph.operations, *t.emitted) for out in made.outputs}
     left, seen = [term], set()
     while left:
@@ -227,14 +231,14 @@ def never_negative(t: OperatorTask, term: Term) -> bool:
 
 
 def flexible(t: OperatorTask, names: Sequence[str] | None = None) -> Mapping[str, Any]:
-    """Options that are a flexbuffer's map: those that are named, or all."""
+    """Return options from a flexbuffer's map: the named ones, or all."""
     from flatbuffers import flexbuffers
 
     size = len(t.operator.custom)
-    t.require(size <= MOST_BYTES, f"has {size} bytes of options, must have {MOST_BYTES} at most")
+    t.require(size <= MOST_BYTES, f"has {size} bytes of options, must have at most {MOST_BYTES}")
     try:
         there = flexbuffers.GetRoot(t.operator.custom).AsMap
-        t.require(len(there) <= MOST_OPTIONS, f"has {len(there)} options, must have {MOST_OPTIONS} at most")
+        t.require(len(there) <= MOST_OPTIONS, f"has {len(there)} options, must have at most {MOST_OPTIONS}")
         keys = [key.AsKey for key in there.Keys]
         return {name: option(there[name]) for name in keys if names is None or name in names}
     except DAMAGE as error:
@@ -242,7 +246,7 @@ def flexible(t: OperatorTask, names: Sequence[str] | None = None) -> Mapping[str
 
 
 def option(value: Any) -> Any:
-    """What a flexbuffer holds: a number, truth, text, or a list of such; None for anything else."""
+    """Convert a flexbuffer value: a number, boolean, string, or a list of these; None for anything else."""
     if value.IsString or value.IsMap:
         return value.AsString if value.IsString else None
     several = (
@@ -260,14 +264,14 @@ def option(value: Any) -> Any:
 
 
 def number(value: Any) -> float | bool | None:
-    """A number of a flexbuffer, None for anything else."""
+    """Convert a number of a flexbuffer; None for anything else."""
     if value.IsBool:
         return bool(value.AsBool)
     return value.AsInt if value.IsInt else value.AsFloat if value.IsFloat else None
 
 
 def real(t: OperatorTask, options: Mapping[str, Any], name: str) -> float:
-    """An option that is a number."""
+    """Return an option that is a number."""
     value = options.get(name)
     if not isinstance(value, int | float) or not abs(value) <= GREATEST:
         t.refuse(f"{name} is {value!r}, must be a finite number of 32 bits")
@@ -275,7 +279,7 @@ def real(t: OperatorTask, options: Mapping[str, Any], name: str) -> float:
 
 
 def whole(t: OperatorTask, options: Mapping[str, Any], name: str) -> int:
-    """An option that is a count."""
+    """Return an option that is a count."""
     value = options.get(name)
     if not isinstance(value, int) or not 1 <= value < 1 << 24:
         t.refuse(f"{name} is {value!r}, must be an integer of at least 1")
@@ -283,6 +287,6 @@ def whole(t: OperatorTask, options: Mapping[str, Any], name: str) -> int:
 
 
 def three(t: OperatorTask, shape: tuple[int, ...], what: str) -> tuple[int, int, int]:
-    """A shape of three dimensions."""
+    """Return a shape of three dimensions."""
     t.require(len(shape) == 3, f"{what} have shape {list(shape)}, must have three dimensions")
     return shape[0], shape[1], shape[2]

@@ -1,4 +1,4 @@
-"""Entries of operators on single elements: arithmetic, comparisons, choices, activations, conversions."""
+"""Entries of elementwise operators: arithmetic, comparisons, selection, activations, conversions."""
 
 import math
 
@@ -16,20 +16,20 @@ from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8S
 
 FLOATS = (F32, F16)
 BOUNDS = {0: (None, None), 1: (0, None), 2: (-1, 1), 3: (0, 6)}  # of fused activations
-SAME_NAME = {"RELU_N1_TO_1": "RELU1"}  # the others are called what NNAPI calls them
-MOST_CLASSES = 1 << 20  # of ONE_HOT, whose numbers become a constant
-SMALL = 4096  # elements of a constant that is repeated at import rather than at execution
+SAME_NAME = {"RELU_N1_TO_1": "RELU1"}  # the others have NNAPI's names
+MOST_CLASSES = 1 << 20  # of ONE_HOT, whose class numbers become a constant
+SMALL = 4096  # elements of a constant that is repeated at import, not at execution
 
 
 @entry("ADD", "SUB", "MUL", inputs=2, real=True, single=True)
 def arithmetic(t: OperatorTask) -> None:
-    """With a fused activation."""
+    """Write arithmetic with a fused activation."""
     combined(t, t.name, t.options(f"{t.name.title()}Options")("FusedActivationFunction"))
 
 
 @entry("DIV", inputs=2, real=True, single=True, becomes="DIV; of integers corrected to round towards 0")
 def divide(t: OperatorTask) -> None:
-    """NNAPI rounds integer quotients down, TFLite towards 0."""
+    """Round integer quotients towards 0, as TFLite does; NNAPI rounds down."""
     x, y, code = t.x(0), t.x(1), t.options("DivOptions")("FusedActivationFunction")
     if x.value.type == I32:
         bounded(t, code, whole.truncated_quotient(t, x, y))
@@ -38,7 +38,7 @@ def divide(t: OperatorTask) -> None:
 
 
 def combined(t: OperatorTask, name: str, code: int) -> None:
-    """Two tensors and a fused activation, which NNAPI does not have for integers."""
+    """Combine two tensors, with a fused activation, which NNAPI lacks for integers."""
     x, y = t.x(0), t.x(1)
     if x.value.type == I32:
         bounded(t, code, t.make(name, x, y, activation=0))
@@ -47,7 +47,7 @@ def combined(t: OperatorTask, name: str, code: int) -> None:
 
 
 def bounded(t: OperatorTask, code: int, term: Term) -> None:
-    """The operator's output: integers under a fused activation."""
+    """Set the operator's output to integers with a fused activation."""
     t.require(code in BOUNDS, f"activation is {FUSED.get(code, code)}, which integers do not have")
     for name, bound in zip(("MAXIMUM", "MINIMUM"), BOUNDS[code], strict=True):
         if bound is not None:
@@ -57,7 +57,7 @@ def bounded(t: OperatorTask, code: int, term: Term) -> None:
 
 @entry("FLOOR_DIV", inputs=2, single=True, becomes="DIV, which rounds down; FLOOR behind it for floats")
 def floor_divide(t: OperatorTask) -> None:
-    """What NNAPI's DIV is for integers."""
+    """Write DIV, which rounds down for integers."""
     x, y = t.x(0), t.x(1)
     if x.value.type == I32:
         t.give("DIV", x, y, activation=0)
@@ -72,7 +72,7 @@ def floor_divide(t: OperatorTask) -> None:
     becomes="SUB, MUL and DIV: x - floor(x / y) * y, of floats with an exact product",
 )
 def floor_modulo(t: OperatorTask) -> None:
-    """x - floor(x / y) * y."""
+    """Write x - floor(x / y) * y."""
     x, y = t.x(0), t.x(1)
     if x.value.type == F32:
         t.result(0, floor_remainder(t, x, y))
@@ -83,7 +83,7 @@ def floor_modulo(t: OperatorTask) -> None:
 
 @entry("ADD_N", inputs=(1, None), single=True, becomes="ADD, from the first to the last")
 def add_many(t: OperatorTask) -> None:
-    """From the first to the last."""
+    """Add from the first to the last."""
     total, *others = t.xs()
     if not others:
         t.same(total)
@@ -95,13 +95,12 @@ def add_many(t: OperatorTask) -> None:
 
 @entry("SQUARE", real=True, single=True, becomes="MUL")
 def square(t: OperatorTask) -> None:
-    """The product with itself."""
     t.give("MUL", t.x(0), t.x(0), activation=0)
 
 
 @entry("SQUARED_DIFFERENCE", inputs=2, real=True, single=True, becomes="SUB, MUL")
 def squared_difference(t: OperatorTask) -> None:
-    """Quantised, the difference would be rounded too: that takes real values."""
+    """Require real values, because a quantised difference would be rounded too."""
     x, y = t.x(0), t.x(1)
     t.require(x.value.type not in ASYMMETRIC, "is rounded twice when it is composed")
     difference = t.make("SUB", x, y, activation=0)
@@ -112,13 +111,13 @@ def squared_difference(t: OperatorTask) -> None:
 @entry("EQUAL", "NOT_EQUAL", "LESS", "LESS_EQUAL", "GREATER", "GREATER_EQUAL", inputs=2, real=True, single=True)
 @entry("LOGICAL_AND", "LOGICAL_OR", inputs=2, single=True)
 def pair(t: OperatorTask) -> None:
-    """Two tensors that broadcast as NNAPI's do."""
+    """Combine two tensors with NNAPI's broadcasting."""
     t.give(t.name, t.x(0), t.x(1))
 
 
 @entry("POW", inputs=2, single=True, becomes="POW; of integers, products of squares")
 def power(t: OperatorTask) -> None:
-    """NNAPI's takes floats."""
+    """Write POW, which NNAPI has for floats only."""
     x, y = t.x(0), t.x(1)
     if x.value.type == I32:
         t.result(0, whole.power(t, x, y))
@@ -130,13 +129,12 @@ def power(t: OperatorTask) -> None:
 @entry("HARD_SWISH", real=True, single=True)
 @entry("LOGICAL_NOT", single=True)
 def unary(t: OperatorTask) -> None:
-    """One tensor, no options."""
     t.give(t.name, t.x(0))
 
 
 @entry("RELU", "RELU6", "RELU_N1_TO_1", real=True, single=True, becomes="RELU, RELU6, RELU1")
 def relu(t: OperatorTask) -> None:
-    """NNAPI's keep the scale; where the file has another one, a fused activation of `x + 0` says the same."""
+    """Write RELU, which keeps the scale in NNAPI; for another scale, fuse the activation into `x + 0`."""
     name, x, value = SAME_NAME.get(t.name, t.name), t.x(0), t.out()
     if x.value.type in ASYMMETRIC and (x.value.scale, x.value.zero_point) != (value.scale, value.zero_point):
         zero = constant(x.value, np.array([stored(x.value)], x.value.dtype))
@@ -147,7 +145,7 @@ def relu(t: OperatorTask) -> None:
 
 @entry("RELU_0_TO_1", real=True, single=True, becomes="RELU1, RELU")
 def relu_to_one(t: OperatorTask) -> None:
-    """At least 0, at most 1."""
+    """Write RELU_0_TO_1: at least 0, at most 1."""
     x = t.x(0)
     t.require(x.value.type not in ASYMMETRIC, "is rounded twice when it is composed")
     t.give("RELU", t.make("RELU1", x))
@@ -155,25 +153,25 @@ def relu_to_one(t: OperatorTask) -> None:
 
 @entry("CEIL", single=True, becomes="NEG, FLOOR, NEG")
 def ceil(t: OperatorTask) -> None:
-    """-floor(-x)."""
+    """Write -floor(-x)."""
     t.give("NEG", t.make("FLOOR", t.make("NEG", t.x(0))))
 
 
 @entry("ELU", real=True, single=True)
 def elu(t: OperatorTask) -> None:
-    """TFLite's alpha is 1."""
+    """Write ELU; TFLite's alpha is 1."""
     t.give("ELU", t.x(0), 1.0)
 
 
 @entry("PRELU", inputs=2, real=True, single=True)
 def prelu(t: OperatorTask) -> None:
-    """Alpha broadcasts."""
+    """Write PRELU; alpha broadcasts."""
     t.give("PRELU", t.x(0), t.real(t.x(1)) if t.x(0).value.type == F32 else t.x(1))
 
 
 @entry("LEAKY_RELU", real=True, single=True, becomes="PRELU with a constant")
 def leaky_relu(t: OperatorTask) -> None:
-    """PRELU with a constant: a quantised one holds alpha exactly, as one step of its own scale."""
+    """Write PRELU with a constant: a quantised one holds alpha exactly, as one quantisation step."""
     x, alpha = t.x(0), t.options("LeakyReluOptions")("Alpha")
     t.require(math.isfinite(alpha), f"alpha is {alpha}, must be finite")
     if x.value.type in ASYMMETRIC:
@@ -192,7 +190,7 @@ def leaky_relu(t: OperatorTask) -> None:
     "CAST", single=True, becomes="CAST; of booleans NOT_EQUAL and SELECT; of integers to UINT8 their last byte, by DIV"
 )
 def cast(t: OperatorTask) -> None:
-    """Stored values in another type. What NNAPI's does not take is said by comparing, choosing, or a scale of 1."""
+    """Convert stored values. Conversions that NNAPI lacks use comparison, selection, or a scale of 1."""
     x, value = t.x(0), t.declared()
     kind, to = x.value.type, value.type
     plain = (x.value.scale, x.value.zero_point) == (PLAIN_SCALE, 0)
@@ -211,13 +209,14 @@ def cast(t: OperatorTask) -> None:
 
 @entry("DEQUANTIZE", single=True)
 def dequantise(t: OperatorTask) -> None:
-    """float16 is converted: NNAPI calls that CAST. Constants of a form that NNAPI lacks, such as zero points per channel,
-    are made real at import.
+    """Convert float16 to float32, which is CAST in NNAPI.
+
+    Constants of a type that NNAPI lacks, such as zero points per channel, become real at import.
     """
     raw, tensor = t.raw(0), t.graph.source.tensors[t.operator.inputs[0]]
     if raw.value.type == UNTYPED and raw.data is not None and tensor.quant is not None and t.declared().type == F32:
         sizes = [1] * raw.data.ndim
-        if len(tensor.quant.scales) > 1:  # else no axis has a meaning
+        if len(tensor.quant.scales) > 1:  # otherwise the axis has no meaning
             sizes[tensor.quant.axis] = -1
         scales, zeros = (np.reshape(n, sizes) for n in (tensor.quant.scales, tensor.quant.zero_points))
         t.known_result((scales * (raw.data.astype(np.float64) - zeros)).astype(np.float32))
@@ -228,14 +227,14 @@ def dequantise(t: OperatorTask) -> None:
 
 @entry("DENSIFY")
 def densify(t: OperatorTask) -> None:
-    """Sparse constants are expanded where they are read."""
-    t.require(t.raw(0).data is not None, "of a tensor that is computed at execution is not in NNAPI")
+    """Return the constant, which was expanded when it was read."""
+    t.require(t.raw(0).data is not None, "of a tensor that is computed at execution has no operation in NNAPI")
     t.same(t.x(0))
 
 
 @entry("QUANTIZE", single=True)
 def quantise(t: OperatorTask) -> None:
-    """NNAPI quantises real values only, so that one scale becomes another by way of them."""
+    """Change the scale through real values, because NNAPI quantises only those."""
     t.give("QUANTIZE", t.real(t.x(0)))
 
 
@@ -244,12 +243,12 @@ def quantise(t: OperatorTask) -> None:
 
 @entry("SELECT", "SELECT_V2", inputs=3, becomes="SELECT; of booleans LOGICAL_AND, LOGICAL_OR")
 def select(t: OperatorTask) -> None:
-    """NNAPI's takes equal shapes, so that smaller tensors are repeated first."""
+    """Select elements; NNAPI's SELECT requires equal shapes, so smaller tensors are repeated first."""
     terms = [t.x(place) for place in range(3)]
     shapes = [term.value.shape for term in terms]
     if len(set(shapes)) > 1:
         sizes = [t.known(term) for term in terms]
-        if t.name == "SELECT" and len(sizes[0]) == 1 < len(sizes[1]):  # chooses among the first dimension's parts
+        if t.name == "SELECT" and len(sizes[0]) == 1 < len(sizes[1]):  # selects slices of the first dimension
             sizes[0] = (*sizes[0], *[1] * (len(sizes[1]) - 1))
             terms[0] = t.reshaped(terms[0], sizes[0])
         shape = t.together(*sizes)
@@ -264,17 +263,16 @@ def select(t: OperatorTask) -> None:
 
 @entry("BROADCAST_TO", inputs=2, becomes="TILE, or GATHER")
 def broadcast_to(t: OperatorTask) -> None:
-    """Repeats along dimensions of 1."""
+    """Repeat along dimensions of 1."""
     x, shape = t.x(0), t.ints(1, "shape")
     sizes = (1,) * (len(shape) - len(t.known(x))) + t.known(x)
     fits = len(sizes) == len(shape) and all(s in (1, w) for s, w in zip(sizes, shape, strict=True))
-    t.require(fits, f"shape = {shape}, must be one that {list(sizes)} broadcasts to")
+    t.require(fits, f"shape is {shape}, must be one that {list(sizes)} broadcasts to")
     t.give("TILE", t.reshaped(x, sizes), t.integers([w // s if s else 1 for w, s in zip(shape, sizes, strict=True)]))
 
 
 @entry("FILL", inputs=2, becomes="FILL, or the value repeated")
 def fill(t: OperatorTask) -> None:
-    """Of one value."""
     kind, value = t.out().type, t.x(1)
     if t.raw(1).data is not None and kind in (*FLOATS, I32):
         t.give("FILL", t.index(0, "dims"), number(t.number(1, "value"), OperandType(kind)))
@@ -284,7 +282,7 @@ def fill(t: OperatorTask) -> None:
 
 @entry("ZEROS_LIKE", becomes="a constant, or FILL")
 def zeros_like(t: OperatorTask) -> None:
-    """A constant where it is small."""
+    """Return a constant if it is small."""
     x = t.x(0)
     shape, value = t.known(x), t.out()
     if math.prod(shape) <= SMALL:
@@ -298,10 +296,10 @@ def zeros_like(t: OperatorTask) -> None:
 
 @entry("ONE_HOT", inputs=4, becomes="EQUAL with 0, 1, .. depth - 1, then SELECT")
 def one_hot(t: OperatorTask) -> None:
-    """SELECT(index == 0, 1, .. depth - 1; on; off)."""
+    """Write SELECT(index == 0, 1, .. depth - 1; on; off)."""
     indices, depth = t.index(0, "indices"), t.integer(1, "depth")
     on, off, value = t.x(2), t.x(3), t.out()
-    t.require(0 < depth <= MOST_CLASSES, f"depth = {depth}, must be 1 to {MOST_CLASSES}")
+    t.require(0 < depth <= MOST_CLASSES, f"depth is {depth}, must be 1 to {MOST_CLASSES}")
     rank = t.rank(indices)
     axis = t.axis(t.options("OneHotOptions")("Axis"), rank + 1)
     shape = t.known(indices)[:rank]

@@ -1,4 +1,4 @@
-"""What a `.tflite` file holds, as plain records; `reader` makes them."""
+"""The contents of a `.tflite` file as plain records; `reader` makes them."""
 
 from typing import Any, NamedTuple, Protocol
 
@@ -8,7 +8,7 @@ from nnhal.frontends.common.budget import Budget
 from nnhal.frontends.common.terms import Blob
 from nnhal.frontends.tflite.sparse import Sparsity
 
-OMITTED = -1  # the index of an input that is left out
+OMITTED = -1  # the index of an omitted input
 DTYPES = {
     "FLOAT32": "<f4", "FLOAT16": "<f2", "FLOAT64": "<f8", "BOOL": "?", "INT8": "i1", "UINT8": "u1", "INT16": "<i2",
     "UINT16": "<u2", "INT32": "<i4", "UINT32": "<u4", "INT64": "<i8", "UINT64": "<u8",
@@ -16,7 +16,7 @@ DTYPES = {
 
 
 class TensorQuant(NamedTuple):
-    """Quantisation of a tensor: one scale and zero point, or one for each index along dimension `axis`."""
+    """The quantisation of a tensor: one scale and zero point, or one for each index along dimension `axis`."""
 
     scales: tuple[float, ...]
     zero_points: tuple[int, ...]
@@ -24,9 +24,9 @@ class TensorQuant(NamedTuple):
 
 
 class FileTensor(NamedTuple):
-    """A tensor of the file. open: its dimensions that the file leaves to the caller (-1 in its signature).
+    """A tensor of the file. open: the dimensions that the file leaves to the caller (-1 in its signature).
 
-    values: of an input that the caller fixed.
+    values: of an input that the caller made a constant.
     """
 
     name: str
@@ -41,16 +41,17 @@ class FileTensor(NamedTuple):
 
 
 class Options(Protocol):
-    """The options of one operator, read where they are asked for."""
+    """The options of one operator, read on demand."""
 
     def read(self, kind: str) -> Any:
-        """The fields of `kind`, such as Conv2DOptions, by their names: `options.read("PackOptions")("Axis")`."""
+        """Return the fields of `kind`, such as Conv2DOptions, by their names: `options.read("PackOptions")("Axis")`."""
 
 
 class Operator(Record, frozen=True):
-    """An operator of the file. name: as the schema has it, or `custom operation X`; builtin: whether it is the schema's.
+    """An operator of the file. name: from the schema, or `custom operation X`; builtin: whether it is in the schema.
 
-    custom: the options of a custom operation. intermediates: tensors that only give quantisations of what lies within it.
+    custom: the options of a custom operation. intermediates: tensors that only hold quantisations of its internal
+    values.
     """
 
     index: int
@@ -83,9 +84,9 @@ class SignatureDef(NamedTuple):
 
 
 class File(NamedTuple):
-    """A whole file. label: for messages. data: its bytes. budget: what import may still spend on it.
+    """The complete file. label: for messages. data: its bytes. budget: the remaining cost of its import.
 
-    metadata: what it says about itself, a flatbuffer.
+    metadata: the file's description of itself, a flatbuffer.
     """
 
     label: str
@@ -96,5 +97,5 @@ class File(NamedTuple):
     metadata: Blob | None = None
 
     def bytes_of(self, blob: Blob) -> Array:
-        """Bytes of the file where they lie."""
+        """Return bytes of the file, in place."""
         return self.data[blob.offset : blob.offset + blob.length]

@@ -1,13 +1,13 @@
-"""Tables of a flatbuffer by the numbers of their fields, as the published schemas have them.
+"""Tables of a flatbuffer by the numbers of their fields in the published schemas.
 
-Nothing is trusted: what lies outside the bytes is a ValueError or struct.error, which a reader tells with its place.
+Nothing is trusted: an offset outside the bytes raises ValueError or struct.error, to which a reader adds the place.
 """
 
 import struct
 from typing import Any
 
 Bytes = memoryview | bytes
-MOST_FIELDS = 24  # what any reader here asks for; a table may claim to have 32,765
+MOST_FIELDS = 24  # the most fields that a reader uses; a table may claim to have 32,765
 WORD = 4  # bytes of an offset, and of the length before a vector
 _OFFSET, _SIGNED, _SHORT = struct.Struct("<I"), struct.Struct("<i"), struct.Struct("<H")
 _FIELDS = tuple(struct.Struct(f"<{count}H") for count in range(MOST_FIELDS + 1))
@@ -15,7 +15,7 @@ _NUMBERS = {form: struct.Struct(f"<{form}") for form in "?bBiIqQf"}
 
 
 class FlatTable:
-    """One table. A field that it lacks has its default; a vector that it lacks is empty."""
+    """One table. A missing field has its default; a missing vector is empty."""
 
     __slots__ = ("_data", "_fields", "at")
 
@@ -28,29 +28,29 @@ class FlatTable:
         self._fields: tuple[int, ...] = _FIELDS[min(max(count, 0), MOST_FIELDS)].unpack_from(data, fields + WORD)
 
     def place(self, field: int) -> int:
-        """Where a field lies, 0 where the table has none."""
+        """Return the place of a field, 0 if the table lacks it."""
         fields = self._fields
         offset = fields[field] if field < len(fields) else 0
         return self.at + offset if offset else 0
 
     def number(self, field: int, form: str = "i", default: Any = 0) -> Any:
-        """A number in a form of `struct`."""
+        """Return a number in a `struct` format."""
         fields = self._fields
         offset = fields[field] if field < len(fields) else 0
         return _NUMBERS[form].unpack_from(self._data, self.at + offset)[0] if offset else default
 
     def target(self, field: int) -> int:
-        """Where that lies which a field refers to, 0 for nothing."""
+        """Return the place that a field refers to, 0 for nothing."""
         at = self.place(field)
         return target(self._data, at) if at else 0
 
     def child(self, field: int) -> "FlatTable | None":
-        """A table in a table."""
+        """Return a nested table."""
         at = self.target(field)
         return FlatTable(self._data, at) if at else None
 
     def vector(self, field: int) -> tuple[int, int]:
-        """Where the first element of a vector, or the first byte of a text, lies, and how many there are."""
+        """Return the place of a vector's first element or a string's first byte, and the length."""
         fields = self._fields
         offset = fields[field] if field < len(fields) else 0
         if not offset:
@@ -61,10 +61,10 @@ class FlatTable:
 
 
 def target(data: Bytes, at: int) -> int:
-    """Where that lies which the offset at `at` refers to."""
+    """Return the place that the offset at `at` refers to."""
     return at + int(_OFFSET.unpack_from(data, at)[0])
 
 
 def length(data: Bytes, at: int) -> int:
-    """How many elements a vector has that lies at `at`."""
+    """Return the length of the vector at `at`."""
     return int(_OFFSET.unpack_from(data, at)[0])

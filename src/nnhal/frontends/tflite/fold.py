@@ -1,7 +1,7 @@
-"""Arithmetic on shapes: operators whose inputs are all known are computed at import, so that shapes become constants.
+"""Computes operators whose inputs are all known at import, so that shapes become constants.
 
-Functions take the operator's options and its inputs as arrays, and return an array, or a list of them. Arrays of objects
-hold None for what is known only at execution: they may be moved, not computed with.
+Functions receive the operator's options and its inputs as arrays, and return an array or a list of them. Arrays of
+objects hold None for values known only at execution: they may be moved, but not computed with.
 """
 
 import math
@@ -16,13 +16,13 @@ from nnhal.frontends.common.budget import Budget, Cost
 from nnhal.frontends.tflite.file import DTYPES, Options
 
 Fold = Callable[..., Any]
-MOST = 4096  # elements of a result, or results of an operator: a function looks at them before it makes them
+MOST = 4096  # elements of a result, or results of an operator: a function checks this before it makes them
 KINDS = frozenset(("INT32", "INT64", "BOOL", "FLOAT32"))
 FAILURES = (ValueError, IndexError, TypeError, OverflowError, ZeroDivisionError, MemoryError)
 
 
 class Unfoldable(Exception):
-    """This call has to be left to execution."""
+    """This call must be left to execution."""
 
 
 def must(condition: Any) -> None:
@@ -34,7 +34,7 @@ def must(condition: Any) -> None:
 def fold(
     name: str, options: Options, arrays: Sequence[Array], kinds: Sequence[str], budget: Budget
 ) -> list[Array] | None:
-    """The outputs of an operator, of the types `kinds`; None where it is not one that is computed at import."""
+    """Return the outputs of an operator, of the types `kinds`; None if it is not computed at import."""
     function, partly = (MOVES[name], True) if name in MOVES else (SUMS.get(name), False)
     if function is None or not set(kinds) <= KINDS or sum(a.size for a in arrays) > MOST:
         return None
@@ -55,7 +55,7 @@ def fold(
 
 
 def _stored(result: Array, kind: str) -> Array:
-    """A result in the type of its output; one that does not hold the value is left to execution."""
+    """Convert a result to the type of its output; leave it to execution if the value does not fit."""
     must(result.size <= MOST)
     if result.dtype == object:
         if any(n is None for n in result.reshape(-1)):
@@ -70,13 +70,13 @@ def _stored(result: Array, kind: str) -> Array:
 
 
 def axis_of(axis: Array) -> int:
-    """An axis that is an input."""
+    """Return an axis that is an input."""
     must(axis.size == 1)
     return int(axis.item())
 
 
 def numbers(x: Array) -> list[int]:
-    """Integers that are all known."""
+    """Return integers that are all known."""
     return [int(n) for n in x.reshape(-1)]
 
 
@@ -112,7 +112,7 @@ def _gather(o: Options, x: Array, indices: Array) -> Any:
 
 
 def rows(x: Array, count: int) -> Array:
-    """The first `count` dimensions as one."""
+    """Merge the first `count` dimensions."""
     return x.reshape(-1, *x.shape[count:])
 
 
@@ -274,7 +274,7 @@ MOVES: dict[str, Fold] = {
 
 
 def plain(function: Callable[..., Any], options: str = "") -> Fold:
-    """A function of the arrays alone; options: those that may fuse an activation."""
+    """Wrap a function of the arrays alone. options: those that may fuse an activation."""
 
     def folded(o: Options, *xs: Array) -> Any:
         must(not options or o.read(options)("FusedActivationFunction") == 0)
@@ -285,7 +285,7 @@ def plain(function: Callable[..., Any], options: str = "") -> Fold:
 
 
 def _quotient(x: Array, y: Array) -> Any:
-    """Of integers, towards 0."""
+    """Divide integers, rounding towards 0."""
     if x.dtype.kind == "f":
         return x / y
     must((y != 0).all())
@@ -304,13 +304,13 @@ def _modulo(x: Array, y: Array) -> Any:
 
 
 def _select(o: Options, condition: Array, x: Array, y: Array) -> Any:
-    """A row of conditions has one for each row of the others."""
+    """Select; a vector of conditions has one for each row of the others."""
     rows_of = condition.ndim == 1 and x.ndim > 1
     return plain(np.where)(o, condition.reshape(-1, *[1] * (x.ndim - 1)) if rows_of else condition, x, y)
 
 
 def _cast(x: Array, kind: str) -> Any:
-    """Integers towards 0; truth is what is not 0."""
+    """Cast: floats to integers towards 0, numbers to whether they are not 0."""
     if kind in ("FLOAT32", "BOOL"):
         return x.astype(DTYPES[kind])
     must(x.dtype.kind != "f" or (np.isfinite(x).all() and np.abs(x).max(initial=0) < 2**31))
@@ -318,7 +318,7 @@ def _cast(x: Array, kind: str) -> Any:
 
 
 def reduced(function: Callable[..., Any]) -> Fold:
-    """Over axes."""
+    """Wrap a reduction over axes."""
 
     def folded(o: Options, x: Array, axes: Array) -> Any:
         keep, over = bool(o.read("ReducerOptions")("KeepDims")), {axis % x.ndim for axis in numbers(axes)}
@@ -345,7 +345,7 @@ def _broadcast_args(_: Options, x: Array, y: Array) -> Any:
 
 
 def exact(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Of integers with room for the result, which is left to execution where 32 or 64 bits do not hold it."""
+    """Wrap a function of integers; leave it to execution if the result exceeds 32 or 64 bits."""
 
     def folded(*xs: Array) -> Any:
         if all(x.dtype.kind == "f" for x in xs):
@@ -378,7 +378,7 @@ SUMS: dict[str, Fold] = {
     "LOGICAL_NOT": plain(np.logical_not),
     "SELECT": _select,
     "SELECT_V2": plain(np.where),
-    "CAST": lambda *_: None,  # of the type that the output has: see `fold`
+    "CAST": lambda *_: None,  # to the type of the output, see `fold`
     "SUM": reduced(np.sum),
     "REDUCE_PROD": reduced(np.prod),
     "REDUCE_MAX": reduced(np.max),

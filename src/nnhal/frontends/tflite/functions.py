@@ -1,4 +1,4 @@
-"""Functions of one real number that NNAPI has no operation for, made of those that it has."""
+"""Functions of one real number without an NNAPI operation, composed from existing ones."""
 
 import math
 
@@ -13,7 +13,7 @@ MOST_BITS = 16  # of FAKE_QUANT
 
 
 def real(t: OperatorTask, place: int = 0) -> Term:
-    """An input of floats; a quantised one asks for the attempt on real values."""
+    """Return an input of floats; a quantised one requires the attempt on real values."""
     x = t.x(place)
     t.require(x.value.type not in ASYMMETRIC, "is rounded twice when it is composed")
     return x
@@ -21,31 +21,30 @@ def real(t: OperatorTask, place: int = 0) -> Term:
 
 @entry("COS", real=True, single=True, becomes="1 - 2 SIN(x / 2)²")
 def cosine(t: OperatorTask) -> None:
-    """Without a sum that would round a large argument."""
+    """Write the cosine without a sum that would round a large argument."""
     t.result(0, cosine_of(t, real(t)))
 
 
 @entry("SIGN", single=True, becomes="GREATER, LESS, SELECT, ABS")
 def sign(t: OperatorTask) -> None:
-    """1, -1, and the size of what is neither above nor below 0: 0 or NaN."""
+    """Write 1 or -1; for 0 and NaN, their absolute value."""
     t.result(0, sign_of(t, real(t)))
 
 
 @entry("ROUND", single=True, becomes="FLOOR and SELECT, halves to even")
 def round_(t: OperatorTask) -> None:
-    """Up where more than a half is left, or exactly a half above an odd number."""
+    """Round halves to even: up if more than half is left, or exactly half above an odd number."""
     t.result(0, rounded(t, real(t)))
 
 
 @entry("GELU", real=True, single=True, becomes="exact: EXP and a polynomial for erf; approximate: TANH")
 def gelu(t: OperatorTask) -> None:
-    """Of both kinds."""
     t.result(0, gelu_of(t, real(t), bool(t.options("GeluOptions")("Approximate"))))
 
 
 @entry("ATAN2", inputs=2, single=True, becomes="DIV and a polynomial, in the eighth of the circle, then SELECT")
 def angle(t: OperatorTask) -> None:
-    """Of equal shapes."""
+    """Write atan2 of equal shapes."""
     y, x, r = real(t, 0), real(t, 1), Reals(t)
     height, width = t.make("ABS", y), t.make("ABS", x)
     long = r("MAXIMUM", r("MAXIMUM", height, width), TINY)
@@ -56,9 +55,9 @@ def angle(t: OperatorTask) -> None:
     t.result(0, r.choose(r.negative(y), t.make("NEG", left), left))
 
 
-@entry("FAKE_QUANT", single=True, becomes="MAXIMUM, MINIMUM, then FLOOR of steps")
+@entry("FAKE_QUANT", single=True, becomes="MAXIMUM, MINIMUM, then FLOOR of quantisation steps")
 def fake_quantise(t: OperatorTask) -> None:
-    """Clipped to a range that has 0 as a step, and rounded to a step of it."""
+    """Clamp to a range in which 0 is a quantisation step, and round to a step."""
     o, x, r = t.options("FakeQuantOptions"), real(t), Reals(t)
     low, high, bits = o("Min"), o("Max"), o("NumBits")
     t.require(low <= 0 <= high and low < high and 2 <= bits <= MOST_BITS, f"has range {low} to {high} in {bits} bits")

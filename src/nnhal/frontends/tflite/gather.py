@@ -1,4 +1,4 @@
-"""Entries of operators that gather by indices which may be computed: rows counted through."""
+"""Entries of operators that gather by indices, which may be computed, through flat row numbers."""
 
 import math
 
@@ -15,11 +15,11 @@ from nnhal.ops.schema import B8, I32
 
 @entry("GATHER", inputs=2, becomes="GATHER; with batches, of their rows behind one another")
 def gather(t: OperatorTask) -> None:
-    """One index takes a dimension away."""
+    """Gather along an axis; a scalar index removes the dimension."""
     x, o, indices = t.x(0), t.options("GatherOptions"), t.index(1, "indices")
     axis, batches = t.axis(o("Axis"), t.rank(x)), o("BatchDims")
     batches += t.rank(indices) if batches < 0 else 0
-    t.require(batches >= 0, f"batch_dims = {o('BatchDims')}, must be at least -{t.rank(indices)}")
+    t.require(batches >= 0, f"batch_dims is {o('BatchDims')}, must be at least -{t.rank(indices)}")
     if batches:
         t.result(0, batched(t, x, indices, axis, batches))
         return
@@ -33,11 +33,11 @@ def gather(t: OperatorTask) -> None:
 
 @entry("GATHER_ND", inputs=2, becomes="GATHER of rows counted through")
 def gather_nd(t: OperatorTask) -> None:
-    """Indices of the first dimensions are one index of all rows."""
+    """Gather rows by index vectors, converted to row numbers."""
     x, indices = t.x(0), t.index(1, "indices")
     shape, places = t.known(x), t.known(indices)
     depth = places[-1]
-    t.require(0 < depth <= t.rank(x), f"has indices of {depth} dimensions, must be 1 to {t.rank(x)}")
+    t.require(0 < depth <= t.rank(x), f"has indices of {depth} dimensions, must have 1 to {t.rank(x)}")
     flat = row_numbers(t, indices, shape[:depth]) if depth > 1 else t.reshaped(indices, (math.prod(places[:-1]),))
     bare_x = t.ones(x) if x.value.type == B8 else x
     rows = t.reshaped(bare_x, (math.prod(shape[:depth]), math.prod(shape[depth:])))
@@ -47,7 +47,7 @@ def gather_nd(t: OperatorTask) -> None:
 
 @entry("REVERSE_SEQUENCE", inputs=2, becomes="GATHER of steps counted through")
 def reverse_sequence(t: OperatorTask) -> None:
-    """The first steps of each batch in the other order: step i of n is n - 1 - i. Of a negative number none is moved."""
+    """Reverse the first elements of each batch: element i of n becomes n - 1 - i. A negative length moves none."""
     o, x, lengths = t.options("ReverseSequenceOptions"), t.x(0), t.index(1, "lengths")
     shape = t.known(x)
     batch, steps = t.axis(o("BatchDim"), len(shape)), t.axis(o("SeqDim"), len(shape))
@@ -72,5 +72,5 @@ def reverse_sequence(t: OperatorTask) -> None:
 @entry("STABLEHLO_PAD", inputs=2, becomes="GATHER and SELECT")
 @entry("DILATE", inputs=3, becomes="GATHER and SELECT")
 def by_places(t: OperatorTask) -> None:
-    """A move with constant places."""
+    """Move elements by constant indices."""
     lower_by_places(t)

@@ -1,4 +1,4 @@
-"""A subgraph on its way into a model: what is known of each of its tensors, and the NNAPI operations made so far."""
+"""A subgraph during import: the known facts of each of its tensors, and the NNAPI operations made so far."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -32,7 +32,7 @@ QUANTISED = {"INT8": Q8S, "UINT8": Q8, "INT16": Q16S}
 
 
 class ImportContext(Struct, eq=False):
-    """What the subgraphs of one import share. reshaped: the caller changed input shapes, so the file's are out of date."""
+    """The shared state of the subgraphs of an import. reshaped: whether the caller changed input shapes."""
 
     file: File
     lower: "Callable[[ImportGraph], None]"
@@ -45,7 +45,7 @@ class ImportContext(Struct, eq=False):
     def import_subgraph(
         self, number: int, given: Sequence[Value], where: str, *, starts: bool = False
     ) -> "ImportGraph":
-        """A subgraph for inputs as given; each kind of call is imported once. starts: it gives variables their values."""
+        """Import a subgraph for these inputs, once for each kind of call. starts: whether it initialises variables."""
         source = self._source(number, len(given), where)
         key = number, starts, tuple((v.type, v.shape, v.scale, v.zero_point, v.channel) for v in given)
         lists = sum(len(operator.inputs) for operator in source.operators) + len(source.outputs)
@@ -62,7 +62,7 @@ class ImportContext(Struct, eq=False):
         return self._done[key]
 
     def expand(self, number: int, given: "Sequence[Term]", outer: "ImportGraph", where: str) -> "ImportGraph":
-        """A subgraph for these very terms, whose operations are to stand in another one."""
+        """Import a subgraph for these exact terms, to be written inline into another one."""
         source = self._source(number, len(given), where)
         self.file.budget.spend(Cost.ELEMENTS, sum(len(operator.inputs) for operator in source.operators), where)
         self._open.append(number)
@@ -73,7 +73,7 @@ class ImportContext(Struct, eq=False):
         return graph
 
     def _source(self, number: int, count: int, where: str) -> FileSubgraph:
-        """A subgraph that may be called with so many inputs."""
+        """Return a subgraph that may be called with that many inputs."""
         limit = len(self.file.subgraphs)
         if not 0 <= number < limit:
             raise BadFile(f"{self.file.label}: {where}: refers to subgraph {number}, must be 0 to {limit - 1}")
@@ -118,22 +118,22 @@ class ImportGraph(WrittenGraph):
         self.forms: list[EdgeForm] = []  # of the outputs
 
     def place(self, index: int) -> str:
-        """An operator's number for people."""
+        """Return an operator's number for people."""
         return f"#{index}" + (f" of subgraph {self.source.index}" if self.source.index else "")
 
     def problem(self, name: str, reason: str, place: str = "") -> None:
-        """Note something that cannot be expressed."""
+        """Record something that cannot be expressed."""
         self.failed = True
         self.context.problems.setdefault((name, reason), []).append(place)
 
     def term(self, index: int) -> Term:
-        """The term of a tensor that was written, is an input, or is constant."""
+        """Return the term of a tensor that was written, is an input, or is constant."""
         if index not in self.terms:
             self.terms[index] = self._constant(index)
         return self.terms[index]
 
     def declared(self, index: int) -> Value:
-        """Type and quantisation of a tensor as the file has them, the shape left open; Refused for what NNAPI lacks."""
+        """Return a tensor's type and quantisation in the file, with an open shape; refuse types that NNAPI lacks."""
         value = self._declared.get(index)
         if value is None:
             value = self._declared[index] = typed(self.source.tensors[index])
@@ -170,13 +170,13 @@ class ImportGraph(WrittenGraph):
         return constant(value, data, tensor.type, blob)
 
     def variable(self, key: Any, name: str) -> Variable:
-        """A variable of the model, by a key of its own."""
+        """Return a variable of the model, by its key."""
         if self.inner:
-            raise Inexpressible("states within IF and WHILE are not carried from run to run in NNAPI")
+            raise Inexpressible("states within IF and WHILE do not persist between executions in NNAPI")
         return self.context.variables.setdefault(key, Variable(name))
 
     def emit_copy(self, term: Term) -> Term:
-        """A copy of a term, where a model may not have it as an output itself."""
+        """Return a copy of a term, if a model may not have it as an output itself."""
         self.file.budget.spend(Cost.OPERATIONS, 1)
         copied = replace(term.value, data=None)
         bound = bind(OPS["CAST"], [term.value], [copied], "CAST")
@@ -185,14 +185,14 @@ class ImportGraph(WrittenGraph):
         return result
 
     def finish(self) -> None:
-        """Fix the outputs: what is an input, what lay in a variable, constant or named twice becomes a copy."""
+        """Set the outputs: inputs, initial variable values, constants and repeated terms become copies."""
         taken = {id(term) for term in (*self.inputs, *(each.input for each in self.context.variables.values()))}
         for index in self.source.outputs:
             term, tensor = self.term(index), self.source.tensors[index]
             if term.doubtful:
                 continue
             if tensor.variable and term.value.data is None and not self._has(term):
-                self.problem(f"output {tensor.name!r}", "is a variable tensor that nothing wrote, must be written")
+                self.problem(f"output {tensor.name!r}", "is a variable tensor that no operator writes, must be written")
                 continue
             if term.value.type == UNTYPED or term.partly:
                 why = "is a shape known only at execution" if term.partly else f"is {tensor.type}"
@@ -210,7 +210,7 @@ class ImportGraph(WrittenGraph):
         )
 
     def own(self, term: Term, taken: set[int]) -> Term:
-        """The term, or a copy of it where it is not this graph's own to give away."""
+        """Return the term, or a copy if it cannot be an output of this graph."""
         if id(term) in taken or term.value.data is not None:
             try:
                 term = self.emit_copy(term)
@@ -221,7 +221,7 @@ class ImportGraph(WrittenGraph):
 
 
 def typed(tensor: FileTensor) -> Value:
-    """A tensor's type and quantisation for NNAPI, and its name; Refused where it has none."""
+    """Return a tensor's type, quantisation and name for NNAPI; refuse types that NNAPI lacks."""
     name = tensor.name
     if tensor.type in PLAIN:
         return Value(PLAIN[tensor.type], None, name=name)

@@ -1,4 +1,4 @@
-"""int32 arithmetic that NNAPI has no operation for, made of its ADD, SUB, MUL and DIV, which rounds down."""
+"""int32 arithmetic without an NNAPI operation, composed from ADD, SUB, MUL and DIV, which rounds down."""
 
 import math
 
@@ -15,16 +15,16 @@ from nnhal.ops.schema import B8, F32, I32, Q8, Q8S
 
 
 def widened(t: OperatorTask, place: int) -> Term:
-    """An input as int32; int8 by way of floats, as NNAPI's CAST does not take it."""
+    """Return an input as int32; int8 through floats, because NNAPI's CAST rejects it."""
     x = t.x(place)
     if x.value.type == Q8S:
-        t.require((x.value.scale, x.value.zero_point) == (PLAIN_SCALE, 0), "of int8 takes a scale of 1")
+        t.require((x.value.scale, x.value.zero_point) == (PLAIN_SCALE, 0), "of int8 requires a scale of 1")
         return t.make("CAST", t.real(x), like=Value(I32))
     return t.make("CAST", x, like=Value(I32)) if x.value.type == Q8 else x
 
 
 def narrowed(t: OperatorTask, term: Term) -> None:
-    """The operator's output, of int32 or of what that fits into."""
+    """Set the operator's output, of int32 or of a type that the values fit."""
     if t.out().type == I32:
         t.result(0, term)
     elif t.out().type == Q8S:
@@ -35,7 +35,7 @@ def narrowed(t: OperatorTask, term: Term) -> None:
 
 @entry("RIGHT_SHIFT", inputs=2, single=True, becomes="DIV by powers of 2, which rounds down")
 def shift(t: OperatorTask) -> None:
-    """Arithmetic; by 31 at most."""
+    """Shift arithmetically, by at most 31 bits."""
     x, y = widened(t, 0), widened(t, 1)
     y = t.make("MINIMUM", t.make("MAXIMUM", y, t.scalar(0, y)), t.scalar(TOP + 1, y))
     steps = [2 ** min(n, TOP) for n in range(TOP + 2)]
@@ -47,7 +47,7 @@ def shift(t: OperatorTask) -> None:
 
 @entry("BITWISE_XOR", inputs=2, single=True, becomes="NOT_EQUAL of booleans; of integers the bits, by DIV")
 def exclusive_or(t: OperatorTask) -> None:
-    """Bit by bit: which of both are odd, then halves of both."""
+    """Combine bits one by one: compare which of both are odd, then halve both."""
     if t.x(0).value.type == B8:
         t.give("NOT_EQUAL", t.x(0), t.x(1))
         return
@@ -66,7 +66,10 @@ def exclusive_or(t: OperatorTask) -> None:
 
 @entry("STABLEHLO_SHIFT_LEFT", inputs=2, single=True, becomes="MUL by powers of 2")
 def shift_left(t: OperatorTask) -> None:
-    """Bits beyond the 32nd are lost, as MUL loses them; from 32 places on LiteRT's result is what the processor makes it."""
+    """Shift left.
+
+    Bits beyond the 32nd are lost, as in MUL; from 32 places on, LiteRT's result depends on the processor.
+    """
     x, y = t.x(0), t.x(1)
     t.require(x.value.type == y.value.type == I32, f"of {x.kind} has no operation on bits in NNAPI, must be INT32")
     y = t.make("MINIMUM", t.make("MAXIMUM", y, t.scalar(0, y)), t.scalar(TOP + 2, y))
@@ -76,7 +79,7 @@ def shift_left(t: OperatorTask) -> None:
 
 @entry("BROADCAST_ARGS", inputs=2, becomes="GATHER, EQUAL, SELECT")
 def broadcast_args(t: OperatorTask) -> None:
-    """The shape that two shapes broadcast to: from the back, the other's dimension where one is 1."""
+    """Return the shape that two shapes broadcast to: from the back, the other's dimension if one is 1."""
     shapes = [t.index(place, "a shape") for place in (0, 1)]
     most = max(math.prod(t.known(shape)) for shape in shapes)
     t.check_count(most)
@@ -90,7 +93,7 @@ def broadcast_args(t: OperatorTask) -> None:
 
 @entry("BUCKETIZE", becomes="GREATER_EQUAL with each boundary, SELECT, REDUCE_SUM, CAST")
 def bucketize(t: OperatorTask) -> None:
-    """How many boundaries are not greater."""
+    """Count the boundaries that are not greater."""
     x, found = t.x(0), t.options("BucketizeOptions").numbers("Boundaries") or ()
     shape, bounds = t.known(x), np.asarray(found, np.float32)
     if x.value.type == I32:

@@ -15,29 +15,33 @@ from nnhal.frontends.tflite.task import OperatorTask, entry
 from nnhal.ops.schema import F32, I32, Q8PC
 
 SCHEMES = {0: Padding.SAME, 1: Padding.VALID}
-BIAS_SLACK = 0.02  # of an output step: how far TFLite lets the scale of a bias be from that of the products
-MOST_UNITS = 1 << 20  # whose bias is written as zeros where the file has none
+# The difference that TFLite allows between the scales of a bias and of the products, in output quantisation steps
+BIAS_SLACK = 0.02
+MOST_UNITS = 1 << 20  # with a bias of zeros if the file has none
 LSH_TYPES = {1: 3, 2: 2}  # sparse with offsets, and dense; NNAPI's 1 has no offsets
 
 
 def scheme(t: OperatorTask, o: Fields) -> Padding:
-    """The padding scheme of a layer."""
+    """Return the padding scheme of a layer."""
     code = o("Padding")
     t.require(code in SCHEMES, f"padding is {code}, must be 0 (SAME) or 1 (VALID)")
     return SCHEMES[code]
 
 
 def weights_of(t: OperatorTask, place: int, x: Term) -> Term:
-    """Weights for an input: integers beside a float input (dynamic-range quantisation) are made real, since what such a
-    file asks for is the layer on real values; TFLite's own kernels approximate it.
+    """Return weights for an input. Integers beside a float input (dynamic-range quantisation) become real.
+
+    Such a file requests the layer on real values; TFLite's own kernels approximate it.
     """
     weights = t.x(place)
     return t.real(weights) if x.value.type == F32 else weights
 
 
 def bias_of(t: OperatorTask, place: int, x: Term, weights: Term, units: int) -> Term:
-    """The bias, zeros where the file has none; an int32 one with the scale that NNAPI asks for."""
-    t.require(units <= MOST_UNITS or t.given(place), f"has {units} units and no bias, must be {MOST_UNITS} at most")
+    """Return the bias, zeros if the file has none; an int32 one with the scale that NNAPI requires."""
+    t.require(
+        units <= MOST_UNITS or t.given(place), f"has {units} units without a bias, must have at most {MOST_UNITS}"
+    )
     if x.value.type not in ASYMMETRIC:
         given = t.maybe(place)
         bias = constant(x.value, np.zeros(units, x.value.dtype)) if given is None else t.real(given)
@@ -54,7 +58,7 @@ def bias_of(t: OperatorTask, place: int, x: Term, weights: Term, units: int) -> 
         t.require(
             distance <= BIAS_SLACK, f"the bias has scale {quant.scales[0]:g}, must be {scale:g}, that of the products"
         )
-    if bias.value.data is None:  # TFLite keeps no scale with what it computes in int32
+    if bias.value.data is None:  # TFLite stores no scale for computed int32 values
         bias.value = replace(bias.value, scale=scale)
         return t.reshaped(bias, (units,))
     shape = (units,) if bias.value.data.size == units else bias.value.data.shape
@@ -65,7 +69,7 @@ def bias_of(t: OperatorTask, place: int, x: Term, weights: Term, units: int) -> 
 
 @entry("CONV_2D", inputs=(2, 3))
 def convolution(t: OperatorTask) -> None:
-    """TFLite sees groups by the depth of the filter."""
+    """Convolve; the depth of the filter implies groups."""
     o, x = t.options("Conv2DOptions"), t.x(0)
     w = weights_of(t, 1, x)
     units, _, _, depth = four(t, t.known(w), "filter")
@@ -84,7 +88,7 @@ def convolution(t: OperatorTask) -> None:
 
 @entry("DEPTHWISE_CONV_2D", inputs=(2, 3))
 def depthwise(t: OperatorTask) -> None:
-    """The multiplier follows from the shapes, as in TFLite's kernels."""
+    """Convolve depthwise; the multiplier follows from the shapes, as in TFLite's kernels."""
     o, x = t.options("DepthwiseConv2DOptions"), t.x(0)
     w = weights_of(t, 1, x)
     units, depth = four(t, t.known(w), "filter")[3], t.shape(x)[-1]
@@ -95,20 +99,20 @@ def depthwise(t: OperatorTask) -> None:
 
 
 def dilation(o: Fields) -> dict[str, int | bool]:
-    """Dilation as named arguments, none where there is none."""
+    """Return dilation as named arguments, none if it is 1."""
     width, height = o("DilationWFactor"), o("DilationHFactor")
     return {} if (width, height) == (1, 1) else {"dilation_w": width, "dilation_h": height}
 
 
 def four(t: OperatorTask, shape: tuple[int, ...], what: str) -> tuple[int, int, int, int]:
-    """A shape of four dimensions."""
+    """Return a shape of four dimensions."""
     t.require(len(shape) == 4, f"{what} has shape {list(shape)}, must have four dimensions")
     return shape[0], shape[1], shape[2], shape[3]
 
 
 @entry("TRANSPOSE_CONV", inputs=(3, 4))
 def transposed_convolution(t: OperatorTask) -> None:
-    """NNAPI has the shape after the bias."""
+    """Convolve transposed; NNAPI has the shape after the bias."""
     o, x = t.options("TransposeConvOptions"), t.x(2)
     w = weights_of(t, 1, x)
     units = four(t, t.known(w), "filter")[0]
@@ -119,10 +123,10 @@ def transposed_convolution(t: OperatorTask) -> None:
 
 @entry("FULLY_CONNECTED", inputs=(2, 3), outputs=(1, 2))
 def fully_connected(t: OperatorTask) -> None:
-    """The input is rows of `input_size` elements, whatever its rank."""
+    """Multiply rows of `input_size` elements by the weights, for inputs of any rank."""
     o, x = t.options("FullyConnectedOptions"), t.x(0)
     t.require(
-        o("WeightsFormat") == 0 and len(t.operator.outputs) == 1, "weights are shuffled, which NNAPI does not have"
+        o("WeightsFormat") == 0 and len(t.operator.outputs) == 1, "weights are shuffled, which NNAPI does not support"
     )
     w = weights_of(t, 1, x)
     shape = t.known(w)
@@ -143,14 +147,14 @@ def fully_connected(t: OperatorTask) -> None:
 
 
 def rows_of(t: OperatorTask, x: Term, bias: Term, w: Term, code: int) -> Term:
-    """A fully connected layer whose result is used by another operation; with scales per channel, as a convolution."""
-    t.require(code < 4, "with this activation NNAPI fuses nothing")
+    """Write a fully connected layer for another operation; with scales per channel, as a convolution."""
+    t.require(code < 4, "has an activation that NNAPI does not fuse")
     if w.value.type != Q8PC:
         return t.make("FULLY_CONNECTED", x, w, bias, like=t.out(), activation=code)
     channel = w.value.channel
     units, size = t.known(w)
     if channel is None or channel.axis != 0 or w.value.data is None:
-        t.refuse("scales are not one for each unit")
+        t.refuse("has scales along another dimension than the units")
     filter = viewed(w, (units, 1, 1, size))
     filter.value = replace(filter.value, channel=ChannelQuant(channel.scales, 0))
     shape = t.shape(x)
@@ -161,12 +165,12 @@ def rows_of(t: OperatorTask, x: Term, bias: Term, w: Term, code: int) -> Term:
 
 @entry("BATCH_MATMUL", inputs=2)
 def batch_matmul(t: OperatorTask) -> None:
-    """NNAPI's has equal batches, so matrices are repeated; one for all of them is a product of all rows with it."""
+    """Multiply matrices; NNAPI requires equal batches, so they are repeated. A single matrix multiplies all rows."""
     o, x = t.options("BatchMatMulOptions"), t.x(0)
     adjoint = {"adj_x": o("AdjX"), "adj_y": o("AdjY")}
     y = weights_of(t, 1, x)
     left, right = t.shape(x), t.shape(y)
-    t.require(min(len(left), len(right)) > 1, f"of ranks {len(left)} and {len(right)}, must be matrices at least")
+    t.require(min(len(left), len(right)) > 1, f"has ranks {len(left)} and {len(right)}, must have a matrix")
     if left[:-2] == right[:-2] and len(left) <= 4:
         t.give("BATCH_MATMUL", x, y, **adjoint)
         return
@@ -193,7 +197,7 @@ def batch_matmul(t: OperatorTask) -> None:
 
 @entry("AVERAGE_POOL_2D", "MAX_POOL_2D", "L2_POOL_2D", real=True)
 def pool(t: OperatorTask) -> None:
-    """Padding does not count in TFLite's means either."""
+    """Pool; padding does not count in TFLite's means either."""
     o = t.options("Pool2DOptions")
     how = {"scheme": scheme(t, o), "stride_w": o("StrideW"), "stride_h": o("StrideH")}
     window = {"filter_w": o("FilterWidth"), "filter_h": o("FilterHeight")}
@@ -202,19 +206,17 @@ def pool(t: OperatorTask) -> None:
 
 @entry("SOFTMAX", real=True)
 def softmax(t: OperatorTask) -> None:
-    """Along the last dimension."""
     t.flattened("SOFTMAX", t.x(0), t.options("SoftmaxOptions")("Beta"))
 
 
 @entry("LOG_SOFTMAX", real=True)
 def log_softmax(t: OperatorTask) -> None:
-    """Along the last dimension, without beta."""
+    """Write LOG_SOFTMAX along the last dimension, without beta."""
     t.give("LOG_SOFTMAX", t.x(0), 1.0, -1)
 
 
 @entry("L2_NORMALIZATION", real=True)
 def l2_normalisation(t: OperatorTask) -> None:
-    """Along the last dimension."""
     code = t.options("L2NormOptions")("FusedActivationFunction")
     if code:
         t.activated(code, t.make("L2_NORMALIZATION", t.x(0), like=t.out()))
@@ -224,7 +226,6 @@ def l2_normalisation(t: OperatorTask) -> None:
 
 @entry("LOCAL_RESPONSE_NORMALIZATION")
 def local_response(t: OperatorTask) -> None:
-    """Along the last dimension."""
     o = t.options("LocalResponseNormalizationOptions")
     t.give(t.name, t.x(0), o("Radius"), o("Bias"), o("Alpha"), o("Beta"))
 
@@ -234,11 +235,11 @@ def local_response(t: OperatorTask) -> None:
 
 @entry("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", inputs=2, real=True)
 def resize(t: OperatorTask) -> None:
-    """To a size that is constant."""
+    """Resize to a constant size."""
     bilinear = t.name == "RESIZE_BILINEAR"
     o = t.options("ResizeBilinearOptions" if bilinear else "ResizeNearestNeighborOptions")
     size = t.ints(1, "size")
-    t.require(len(size) == 2, f"size = {size}, must be height and width")
+    t.require(len(size) == 2, f"size is {size}, must be height and width")
     grid = {"align_corners": o("AlignCorners"), "half_pixel_centers": o("HalfPixelCenters")}
     more = {name: True for name, there in grid.items() if there} | ({} if bilinear else {"nchw": False})
     t.give(t.name, t.x(0), out_w=size[1], out_h=size[0], **more)
@@ -246,14 +247,14 @@ def resize(t: OperatorTask) -> None:
 
 @entry("EMBEDDING_LOOKUP", inputs=2)
 def embedding(t: OperatorTask) -> None:
-    """Rows by number."""
+    """Look up rows by number."""
     values = t.real(t.x(1)) if t.out().type == F32 else t.x(1)
     t.give(t.name, t.index(0, "lookups"), values)
 
 
 @entry("HASHTABLE_LOOKUP", inputs=3, outputs=2)
 def hashtable(t: OperatorTask) -> None:
-    """Rows by key; hits are bytes that stand for themselves."""
+    """Look up rows by key; hits are bytes with a scale of 1."""
     values, hits = t.run(t.name, t.index(0, "lookups"), t.index(1, "keys"), t.x(2), outs=[t.out(0), t.out(1)])
     t.result(0, values)
     t.result(1, hits)
@@ -261,7 +262,7 @@ def hashtable(t: OperatorTask) -> None:
 
 @entry("LSH_PROJECTION", inputs=(2, 3))
 def lsh(t: OperatorTask) -> None:
-    """NNAPI's sparse projection has offsets since 1.2, as TFLite's."""
+    """Write LSH_PROJECTION; NNAPI's sparse projection has offsets since 1.2, as TFLite's."""
     code = t.options("LSHProjectionOptions")("Type")
     t.require(code in LSH_TYPES, f"type is {code}, must be 1 (SPARSE) or 2 (DENSE)")
     t.give(t.name, t.x(0), t.x(1), t.maybe(2), LSH_TYPES[code])

@@ -1,15 +1,18 @@
-"""Lists of tensors that a loop fills, as converters write them: recognised, and written as one operator."""
+"""Recognises lists of tensors that a loop fills, as converters write them, and rewrites each update as one operator."""
 
 from typing import NamedTuple
 
 from nnhal.base.records import replace
 from nnhal.frontends.tflite.file import File, FileSubgraph, FileTensor, Operator
 
-LIFTS = frozenset(("RESHAPE", "EXPAND_DIMS"))  # which make a list of one number of it
+LIFTS = frozenset(("RESHAPE", "EXPAND_DIMS"))  # which make a list of one number from it
 
 
 class Update(NamedTuple):
-    """A row of a list that is replaced. place: the row's number before zeros or minus ones, of which `zeros` makes zeros."""
+    """The replacement of a row in a list.
+
+    place: the row's number before zeros or minus ones; `zeros` makes zeros of those.
+    """
 
     whole: int
     row: int
@@ -19,14 +22,14 @@ class Update(NamedTuple):
 
 
 class ListReader:
-    """What a subgraph's operators make of lists."""
+    """Reads the list operations of a subgraph."""
 
     def __init__(self, source: FileSubgraph, file: File) -> None:
         self._source, self._file = source, file
         self._made = {index: operator for operator in source.operators for index in operator.outputs}
 
     def update(self, joined: Operator) -> Update | None:
-        """The replacement of a row that a CONCATENATION is: list[:n], the row, list[n + 1:] along the first dimension."""
+        """Return the row replacement of a CONCATENATION: list[:n], the row, list[n + 1:] along axis 0."""
         if joined.name != "CONCATENATION" or len(joined.inputs) != 3:
             return None
         before, after = (self._made.get(joined.inputs[place]) for place in (0, 2))
@@ -57,7 +60,7 @@ class ListReader:
         return found
 
     def _number(self, index: int, others: int, rank: int) -> int | None:
-        """The tensor whose number stands first in a list of `rank` numbers, the others of which are all alike."""
+        """Return the tensor whose number is first in a list of `rank` numbers; the others must be equal."""
         joined = self._made.get(index)
         if joined is None or joined.name != "CONCATENATION" or len(joined.inputs) != 2:
             return None
@@ -67,7 +70,7 @@ class ListReader:
         return lifted.inputs[0] if self._constant(joined.inputs[1]) == [others] * (rank - 1) else None
 
     def _next(self, index: int, number: int) -> bool:
-        """Whether a tensor is a number and 1."""
+        """Whether a tensor is a number plus 1."""
         total = self._made.get(index)
         if total is None or total.name != "ADD" or number not in total.inputs:
             return False
@@ -76,9 +79,9 @@ class ListReader:
 
 
 def with_updates(source: FileSubgraph, file: File) -> FileSubgraph:
-    """A subgraph in which each replacement of a row is a DYNAMIC_UPDATE_SLICE.
+    """Rewrite each replacement of a row as a DYNAMIC_UPDATE_SLICE.
 
-    The parts of a list before and behind a row have sizes that are known at execution only, the list has not.
+    The sizes of the slices of a list before and after a row are known only at execution; that of the list is known.
     """
     reader = ListReader(source, file)
     found = {operator.index: update for operator in source.operators if (update := reader.update(operator))}

@@ -1,4 +1,4 @@
-"""From a file's subgraph to NNAPI operations, operator by operator: what is known is computed, the rest has an entry."""
+"""Converts a file's subgraph to NNAPI operations: computes known values, and lowers the other operators."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -36,7 +36,7 @@ from nnhal.ops.schema import Q16S
 
 
 def lower(graph: ImportGraph) -> None:
-    """Lower every operator of a subgraph; what cannot be is noted in its context."""
+    """Lower every operator of a subgraph; record those that cannot be lowered in its context."""
     for operator in graph.source.operators:
         if not _folded(graph, operator):
             _lower(graph, operator)
@@ -86,7 +86,10 @@ Task = Callable[[], OperatorTask]
 def _ways(
     graph: ImportGraph, operator: Operator, entry: OperatorEntry
 ) -> Iterator[tuple[Task, Callable[[OperatorTask], None]]]:
-    """How an operator may be lowered, the first that succeeds counts. The reason of the first is the one that is told."""
+    """Yield the ways to lower an operator.
+
+    The first successful one counts; on failure, the first reason is reported.
+    """
     if operator.name in (*MOVES, "CAST") and _complex(graph, operator):
         yield partial(OperatorTask, graph, operator), lower_in_parts
         return
@@ -105,7 +108,7 @@ def _ways(
 
 
 def _attempt(task: Task, lowered: Callable[[OperatorTask], None]) -> str | None:
-    """Lower one operator; the reason why it cannot be, "" where that is another operator's, None for success."""
+    """Lower one operator. Returns None for success, otherwise the reason; "" if that is another operator's."""
     try:
         made = task()
         lowered(made)
@@ -144,7 +147,7 @@ def _check_counts(graph: ImportGraph, operator: Operator, entry: OperatorEntry) 
 
 
 def _give_up(graph: ImportGraph, operator: Operator, reason: str, *, report: bool) -> None:
-    """Note a refused operator; its outputs get what the file says of them, so that the rest can be looked at."""
+    """Record a refused operator; its outputs get the file's types, so that the rest can be checked."""
     graph.failed = True
     if report:
         graph.problem(operator.name, reason, graph.place(operator.index))

@@ -1,7 +1,7 @@
-"""Reads what a `.tflite` file says about itself: a flatbuffer in one of its buffers, and a zip file behind it.
+"""Reads the metadata of a `.tflite` file: a flatbuffer in one of its buffers, and a zip file behind it.
 
-Places of fields are those of the published schema, `metadata_schema.fbs`. Nothing is trusted, and nothing here keeps a model
-from being loaded: what cannot be read is said in `Metadata.problem`.
+Fields have the numbers of the published schema, `metadata_schema.fbs`. Nothing is trusted, and nothing here prevents
+loading a model: `Metadata.problem` reports unreadable metadata.
 """
 
 import math
@@ -25,12 +25,12 @@ NAME, DESCRIPTION = 0, 1  # fields of most tables
 
 
 def metadata_of(file: File, subgraph: int) -> Metadata | None:
-    """What is said of a subgraph of the file, None where nothing is."""
+    """Return the metadata of a subgraph of the file, None if there is none."""
     if file.metadata is None:
         return None
     data = file.bytes_of(file.metadata)
     if len(data) > MOST_BYTES:
-        return Metadata(problem=f"metadata has {len(data)} bytes, must have {MOST_BYTES} at most")
+        return Metadata(problem=f"metadata has {len(data)} bytes, must have at most {MOST_BYTES}")
     try:
         return _Reader(data.tobytes()).metadata(subgraph, Behind(file.data, file.label))
     except (struct.error, IndexError, ValueError, OverflowError, BadFile) as error:
@@ -38,7 +38,7 @@ def metadata_of(file: File, subgraph: int) -> Metadata | None:
 
 
 class _Reader:
-    """Reads the tables of a flatbuffer. All that is read together is bounded."""
+    """Reads the tables of a flatbuffer, up to a total limit."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.records, self.text = data, MOST_RECORDS, MOST_TEXT
@@ -64,7 +64,7 @@ class _Reader:
         return "".join(c for c in raw if c.isprintable() or c == "\n")
 
     def places(self, table: FlatTable, field: int) -> list[int]:
-        """Places of what a vector of references refers to."""
+        """Return the places that a vector of references refers to."""
         start, count = table.vector(field)
         self.spend(1 + count)
         return [target(self.data, start + WORD * n) for n in range(count)]
@@ -79,13 +79,13 @@ class _Reader:
         start, count = table.vector(field)
         self.spend(1 + count // 16)
         if count > MOST_NUMBERS:
-            raise ValueError(f"has {count} numbers in a row, must have {MOST_NUMBERS} at most")
+            raise ValueError(f"has {count} numbers in a row, must have at most {MOST_NUMBERS}")
         return struct.unpack_from(f"<{count}f", self.data, start) if count else ()
 
     # ------------------------------------------------------------------------------------------------------ the schema
 
     def metadata(self, subgraph: int, contents: Mapping[str, bytes]) -> Metadata:
-        """The whole, with what is said of one subgraph."""
+        """Return the metadata, with those of one subgraph."""
         root = FlatTable(self.data, target(self.data, 0))
         graphs, files = self.tables(root, 3), self.files(root, 6)
         inputs: tuple[TensorMetadata, ...] = ()
@@ -106,7 +106,7 @@ class _Reader:
         )
 
     def tensor(self, table: FlatTable) -> TensorMetadata:
-        """One input or output; a normalisation that is none is left out."""
+        """Return one input or output, without an invalid normalisation."""
         content, stats = table.child(3), table.child(5)
         kind = CONTENTS.get(content.number(0, "B"), "") if content else ""
         image = content.child(1) if content and kind == "image" else None

@@ -19,20 +19,20 @@ from nnhal.ops.schema import B8, I32
 
 @entry("RESHAPE", inputs=(1, 2))
 def reshape(t: OperatorTask) -> None:
-    """To a shape that is an input, or an option; one dimension may be left open (-1), or be known only at execution."""
+    """Reshape to an input or an option. One dimension may be open (-1), or be known only at execution."""
     x = t.x(0)
     if t.given(1) and t.raw(1).data is None:
         t.give("RESHAPE", x, t.index(1, "shape"))
         return
     wanted = t.partly(1, "shape") if t.given(1) else list(t.options("ReshapeOptions").numbers("NewShape") or ())
     if wanted == [0] and not t.graph.source.tensors[t.operator.outputs[0]].shape:
-        wanted = []  # how old files say that the result is a scalar
+        wanted = []  # a scalar in old files
     t.reshaped(x, [None if n == -1 else n for n in wanted] or [1], out=True)
 
 
 @entry("SQUEEZE")
 def squeeze(t: OperatorTask) -> None:
-    """All dimensions of 1, or those named."""
+    """Remove the named dimensions of 1, or all."""
     x = t.x(0)
     shape = t.shape(x)[: t.rank(x)]
     named = t.options("SqueezeOptions").numbers("SqueezeDims") or ()
@@ -50,7 +50,7 @@ def squeeze(t: OperatorTask) -> None:
 
 @entry("EXPAND_DIMS", inputs=2)
 def expand_dims(t: OperatorTask) -> None:
-    """A new dimension of 1."""
+    """Insert a dimension of 1."""
     x, axis = t.x(0), t.integer(1, "axis")
     if x.scalar:
         t.reshaped(x, [1], out=True)
@@ -60,7 +60,7 @@ def expand_dims(t: OperatorTask) -> None:
 
 @entry("SHAPE")
 def shape_of(t: OperatorTask) -> None:
-    """Known at import, as far as the shape is."""
+    """Return the shape, known at import as far as possible."""
     x = t.raw(0)
     shape = t.shape(x)[: t.rank(x)]
     t.known_result(np.array(shape, object if None in shape else np.int64))
@@ -68,20 +68,20 @@ def shape_of(t: OperatorTask) -> None:
 
 @entry("RANK")
 def rank_of(t: OperatorTask) -> None:
-    """Known at import."""
+    """Return the rank, known at import."""
     t.known_result(np.array(t.rank(t.raw(0))))
 
 
 @entry("TRANSPOSE", inputs=2)
 def transpose(t: OperatorTask) -> None:
-    """Of more than four dimensions, those that stay together become one."""
+    """Permute the dimensions; above four, adjacent ones that stay adjacent are merged."""
     x = t.x(0)
     if t.rank(x) <= MOST_DIMENSIONS:
         t.give("TRANSPOSE", x, t.index(1, "permutation"))
         return
     shape, order = t.known(x), t.ints(1, "permutation")
     t.require(
-        sorted(order) == list(range(len(shape))), f"permutation = {order}, must be one of {len(shape)} dimensions"
+        sorted(order) == list(range(len(shape))), f"permutation is {order}, must be one of {len(shape)} dimensions"
     )
     t.result(0, transposed(t, x, order))
 
@@ -91,7 +91,7 @@ def transpose(t: OperatorTask) -> None:
 
 @entry("CONCATENATION", inputs=(1, None))
 def concatenate(t: OperatorTask) -> None:
-    """Quantised inputs may have scales of their own."""
+    """Concatenate; quantised inputs may have different scales."""
     o, terms = t.options("ConcatenationOptions"), t.xs()
     axis, code = o("Axis"), o("FusedActivationFunction")
     axis = t.axis(axis, t.rank(terms[0]))
@@ -104,7 +104,7 @@ def concatenate(t: OperatorTask) -> None:
 
 
 def joined_flat(t: OperatorTask, terms: Sequence[Term], axis: int) -> None:
-    """Of more than four dimensions: those before and those behind the axis become one each."""
+    """Concatenate more than four dimensions: those before and those after the axis are merged."""
     shapes = [t.known(term) for term in terms]
     first = shapes[0]
     rest = {(*shape[:axis], *shape[axis + 1 :]) for shape in shapes}
@@ -117,7 +117,7 @@ def joined_flat(t: OperatorTask, terms: Sequence[Term], axis: int) -> None:
 
 @entry("PACK", inputs=(1, None))
 def pack(t: OperatorTask) -> None:
-    """Along a new dimension."""
+    """Concatenate along a new dimension."""
     terms = t.xs()
     rank = t.rank(terms[0])
     axis = t.axis(t.options("PackOptions")("Axis"), rank + 1)
@@ -129,11 +129,13 @@ def pack(t: OperatorTask) -> None:
 
 @entry("UNPACK", outputs=(1, None))
 def unpack(t: OperatorTask) -> None:
-    """Parts of size 1, without that dimension."""
+    """Split into slices of size 1, without that dimension."""
     x = t.x(0)
     shape, count = t.shape(x), len(t.operator.outputs)
     axis = t.axis(t.options("UnpackOptions")("Axis"), t.rank(x))
-    t.require(shape[axis] in (count, None), f"dimension {axis} = {shape[axis]}, must be {count}, the number of outputs")
+    t.require(
+        shape[axis] in (count, None), f"dimension {axis} is {shape[axis]}, must be {count}, the number of outputs"
+    )
     left = (*shape[:axis], *shape[axis + 1 :])
     parts = [x] if count == 1 else t.run("SPLIT", x, axis, count, outs=[bare(x)] * count)
     for number, part in enumerate(parts):
@@ -147,14 +149,14 @@ def unpack(t: OperatorTask) -> None:
 
 @entry("SPLIT", inputs=2, outputs=(1, None))
 def split(t: OperatorTask) -> None:
-    """Into equal parts; TFLite has the axis first."""
+    """Split into equal slices; the axis comes first in TFLite."""
     x, count = t.x(1), len(t.operator.outputs)
     t.give("SPLIT", x, t.axis(t.integer(0, "axis"), t.rank(x)), count)
 
 
 @entry("SPLIT_V", inputs=3, outputs=(1, None))
 def split_sizes(t: OperatorTask) -> None:
-    """Into parts of given sizes, one of which may be what is left."""
+    """Split into slices of given sizes, one of which may be the rest."""
     x, sizes = t.x(0), t.ints(1, "size_splits")
     axis, count = t.axis(t.integer(2, "axis"), t.rank(x)), len(t.operator.outputs)
     t.require(len(sizes) == count, f"has {len(sizes)} sizes, must have {count}, one for each output")
@@ -178,12 +180,12 @@ def split_sizes(t: OperatorTask) -> None:
 
 @entry("SLICE", inputs=3)
 def slice_(t: OperatorTask) -> None:
-    """-1 as size is the rest."""
+    """Slice; a size of -1 is the rest."""
     t.give("SLICE", t.x(0), t.index(1, "begin"), t.index(2, "size"))
 
 
 class Range(NamedTuple):
-    """What a strided slice takes of one dimension. all_before, all_behind: begin or end is ignored."""
+    """The range of one dimension in a strided slice. all_before, all_behind: whether begin or end is ignored."""
 
     begin: int = 0
     end: int = 0
@@ -195,7 +197,7 @@ class Range(NamedTuple):
 
 @entry("STRIDED_SLICE", inputs=4)
 def strided_slice(t: OperatorTask) -> None:
-    """NNAPI has no ellipsis and no new axes: an ellipsis is written out, new axes follow."""
+    """Slice with strides; an ellipsis is expanded and new axes are inserted later, because NNAPI has neither."""
     x, o = t.x(0), t.options("StridedSliceOptions")
     if any(t.raw(place).data is None for place in (1, 2, 3)):
         plain = not (o("EllipsisMask") or o("NewAxisMask") or o("Offset"))
@@ -207,7 +209,7 @@ def strided_slice(t: OperatorTask) -> None:
         if masks[2]:
             begin, end = one_element(t, x, begin, end, masks[0], masks[2])
             masks = [masks[0] & ~masks[2], masks[1] & ~masks[2], masks[2]]
-        if masks[2] == (1 << t.rank(x)) - 1:  # one element, though begin and end do not say so before they are computed
+        if masks[2] == (1 << t.rank(x)) - 1:  # one element, though begin and end are not known before execution
             part = t.make("STRIDED_SLICE", x, begin, end, strides, *masks, like=t.out())
             t.reshaped(part, [1], out=True)
         else:
@@ -229,7 +231,7 @@ def strided_slice(t: OperatorTask) -> None:
 
 
 def one_element(t: OperatorTask, x: Term, begin: Term, end: Term, all_before: int, shrinks: int) -> tuple[Term, Term]:
-    """Begin and end computed at execution, of dimensions that shrink: one element, whatever end says."""
+    """Return begin and end of dimensions that shrink, computed at execution: one element, regardless of end."""
     sizes = t.shape(x)
     bits = [shrinks >> i & 1 for i in range(len(sizes))]
     rooms = [0 if d is None or not bit else d for d, bit in zip(sizes, bits, strict=True)]
@@ -246,10 +248,10 @@ def one_element(t: OperatorTask, x: Term, begin: Term, end: Term, all_before: in
 
 
 def written_out(t: OperatorTask, o: Fields, rank: int) -> tuple[list[Range], list[int]]:
-    """A range for each dimension of the input, and the places of new axes in the result."""
+    """Return a range for each dimension of the input, and the places of new axes in the result."""
     rows = [t.ints(place, what) for place, what in ((1, "begin"), (2, "end"), (3, "strides"))]
     count = len(rows[0])
-    t.require(all(len(row) == count for row in rows), f"begin, end and strides are {rows}, must be of one length")
+    t.require(all(len(row) == count for row in rows), f"begin, end and strides are {rows}, must have the same length")
     begin_mask, end_mask, shrink_mask = o("BeginMask"), o("EndMask"), o("ShrinkAxisMask")
     ellipsis, new = o("EllipsisMask"), o("NewAxisMask")
     ranges: list[Range] = []
@@ -265,7 +267,7 @@ def written_out(t: OperatorTask, o: Fields, rank: int) -> tuple[list[Range], lis
         else:
             last = begin + end if o("Offset") else end
             all_before, all_behind, shrinks = (bool(mask >> i & 1) for mask in (begin_mask, end_mask, shrink_mask))
-            if shrinks:  # takes one element, whatever end says
+            if shrinks:  # selects one element, regardless of end
                 first = 0 if all_before else begin
                 ranges.append(Range(first, first + 1, 1, all_before=False, all_behind=first == -1, shrinks=True))
             else:
@@ -275,13 +277,12 @@ def written_out(t: OperatorTask, o: Fields, rank: int) -> tuple[list[Range], lis
 
 @entry("TILE", inputs=2)
 def tile(t: OperatorTask) -> None:
-    """Repeats."""
     t.give("TILE", t.x(0), t.index(1, "multiples"))
 
 
 @entry("REVERSE_V2", inputs=2)
 def reverse(t: OperatorTask) -> None:
-    """One dimension after the other."""
+    """Reverse one dimension after the other."""
     x, axes = t.x(0), t.ints(1, "axis")
     axes = [t.axis(axis, t.rank(x)) for axis in axes]
     for axis in axes[:-1]:
@@ -294,22 +295,22 @@ def reverse(t: OperatorTask) -> None:
 
 @entry("PAD", inputs=2)
 def pad(t: OperatorTask) -> None:
-    """With real 0."""
+    """Pad with real 0."""
     t.give("PAD", t.x(0), t.index(1, "paddings"))
 
 
 @entry("PADV2", inputs=3)
 def pad_value(t: OperatorTask) -> None:
-    """With a constant, which has the quantisation of the input."""
+    """Pad with a constant that has the quantisation of the input."""
     x, value = t.x(0), t.x(2)
     scales = [(v.scale, v.zero_point) for v in (x.value, value.value)]
-    t.require(scales[0] == scales[1], "the value has a scale of its own, must have that of the input")
+    t.require(scales[0] == scales[1], "the value has another scale than the input, must have the same")
     t.give("PAD_V2", x, t.index(1, "paddings"), t.number(2, "value"))
 
 
 @entry("MIRROR_PAD", inputs=2)
 def mirror_pad(t: OperatorTask) -> None:
-    """TFLite's modes are NNAPI's."""
+    """Pad by mirroring; TFLite's modes are NNAPI's."""
     t.give("MIRROR_PAD", t.x(0), t.index(1, "paddings"), t.options("MirrorPadOptions")("Mode"))
 
 
@@ -318,25 +319,24 @@ def mirror_pad(t: OperatorTask) -> None:
 
 @entry("SPACE_TO_DEPTH", "DEPTH_TO_SPACE")
 def blocks(t: OperatorTask) -> None:
-    """Squares of pixels."""
     kind = "SpaceToDepthOptions" if t.name == "SPACE_TO_DEPTH" else "DepthToSpaceOptions"
     t.give(t.name, t.x(0), t.options(kind)("BlockSize"))
 
 
 @entry("SPACE_TO_BATCH_ND", inputs=3)
 def space_to_batch(t: OperatorTask) -> None:
-    """NNAPI has four dimensions."""
+    """Move blocks to batches; NNAPI requires four dimensions."""
     t.give(t.name, t.x(0), t.index(1, "block_shape"), t.index(2, "paddings"))
 
 
 @entry("BATCH_TO_SPACE_ND", inputs=3)
 def batch_to_space(t: OperatorTask) -> None:
-    """NNAPI does not crop: that is a slice of the result."""
+    """Move batches to blocks, and slice the result, because NNAPI does not crop."""
     x, block, crops = t.x(0), t.index(1, "block_shape"), t.ints(2, "crops")
     if not any(crops):
         t.give(t.name, x, block)
         return
-    t.require(len(crops) == 4 and min(crops) >= 0, f"crops = {crops}, must be two for height and two for width")
+    t.require(len(crops) == 4 and min(crops) >= 0, f"crops is {crops}, must be two for height and two for width")
     whole = t.make(t.name, x, block)
     sizes = t.shape(whole)
     t.require(None not in sizes[1:3], "height or width is known only at execution, must be known for crops")
@@ -346,6 +346,6 @@ def batch_to_space(t: OperatorTask) -> None:
 
 
 def bare(term: Term) -> Value:
-    """Type and quantisation of a term, for another of them."""
+    """Return the type and quantisation of a term, for another one."""
     value = term.value
     return Value(value.type, None, value.scale, value.zero_point)

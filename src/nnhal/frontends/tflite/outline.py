@@ -1,4 +1,4 @@
-"""The outline of a file that NNAPI cannot take whole: every operator, and of those that cannot be expressed why."""
+"""The outline of a file that NNAPI cannot express completely: every operator, with the reasons of the refused ones."""
 
 import os
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ OPEN = "a shape that the file leaves open must be given (--shape)"
 
 
 def refused_outline(source: Source, error: UnsupportedModel | ShapeNeeded, signature: str | None = None) -> Outline:
-    """What `load` refused with this error, operator by operator."""
+    """Return the outline of a file that `load` refused with this error, operator by operator."""
     file, subgraph = chosen(source, signature)
     asked = isinstance(error, ShapeNeeded)
     reasons = _by_place(error) if isinstance(error, UnsupportedModel) else {}
@@ -58,7 +58,7 @@ def _tensor(tensor: FileTensor) -> ShownTensor:
 
 
 def _attributes(operator: Operator) -> str:
-    """Stride, padding and activation of the layers that have them."""
+    """Return stride, padding and activation of layers that have them."""
     if operator.name not in LAYERS:
         return ""
     fields = operator.options.read(LAYERS[operator.name])

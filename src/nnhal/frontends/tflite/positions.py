@@ -1,7 +1,7 @@
-"""Moves whose places are constant, where NNAPI's own operation does not take the type or the rank: GATHER of elements.
+"""Moves by constant indices, if NNAPI's operation lacks the type or rank: a GATHER of elements.
 
-`fold` knows what each operator does with an array. Given an array of numbers instead of the elements, it gives the place
-that each element of the result comes from. Booleans travel as numbers.
+`fold` knows each operator's effect on an array. Applied to element numbers, it gives the source of each element of the
+result. Booleans are converted to numbers.
 """
 
 import math
@@ -22,7 +22,7 @@ from nnhal.ops.schema import B8, I32
 
 
 def lower_by_places(t: OperatorTask) -> None:
-    """Lower an operator of `fold.MOVES` or `FILLED` as places of elements."""
+    """Lower an operator of `fold.MOVES` or `FILLED` as source indices of elements."""
     first, last = (1, 2) if t.name == "SPLIT" else (0, len(t.operator.inputs) if t.name in JOINS else 1)
     terms = [t.x(place) for place in range(first, last)]
     starts, numbered = 0, []
@@ -46,13 +46,13 @@ def lower_by_places(t: OperatorTask) -> None:
 
 
 def fill_of(t: OperatorTask, x: Term) -> Any:
-    """The stored value of what is filled in."""
+    """Return the stored value of filled elements."""
     if t.name not in VALUED:
         return stored(x.value)
     place = len(t.operator.inputs) - 1
     value = t.x(place).value
     same = (value.scale, value.zero_point) == (x.value.scale, x.value.zero_point)
-    t.require(same, "the value has a scale of its own, must have that of the input")
+    t.require(same, "the value has another scale than the input, must have the same")
     return t.number(place, "value")
 
 
@@ -92,7 +92,7 @@ def _dilated(_: Options, x: Array, dilations: Array) -> Any:
 
 
 def spread(x: Array, steps: Sequence[int]) -> Array:
-    """Elements `steps` apart in each dimension, filled between."""
+    """Place elements `steps` apart in each dimension, with fill between."""
     must(len(steps) == x.ndim and min(steps, default=1) >= 1 and x.size)
     sizes = [(size - 1) * step + 1 for size, step in zip(x.shape, steps, strict=True)]
     must(math.prod(sizes) <= MOST_PLACES)
@@ -108,7 +108,7 @@ def _edged(o: Options, x: Array) -> Any:
 
 
 def edged(x: Array, widths: Sequence[tuple[int, int]]) -> Array:
-    """More elements before and behind, or fewer where that is negative."""
+    """Add elements before and after, or remove them for negative numbers."""
     must(len(widths) == x.ndim)
     x = _padded(x, [[max(n, 0) for n in pair] for pair in widths])
     cuts = [slice(max(-low, 0), size - max(-high, 0)) for size, (low, high) in zip(x.shape, widths, strict=True)]
@@ -123,26 +123,26 @@ FILLED: dict[str, Callable[..., Any]] = {
     "DILATE": _dilated,
     "STABLEHLO_PAD": _edged,
 }
-VALUED = ("PADV2", "DILATE", "STABLEHLO_PAD")  # whose last input is what is filled in
-INDEXED = ("GATHER", "GATHER_ND")  # whose arguments are as many as what they give
+VALUED = ("PADV2", "DILATE", "STABLEHLO_PAD")  # their last input is the fill value
+INDEXED = ("GATHER", "GATHER_ND")  # their arguments are as large as their outputs
 JOINS = ("PACK", "CONCATENATION", "MATRIX_SET_DIAG")
 
 
 class NumbersTask(OperatorTask):
-    """A move that sees booleans as int32 0 and 1."""
+    """A move that treats booleans as int32 0 and 1."""
 
     def x(self, place: int) -> Term:
-        """Input `place`, as numbers."""
+        """Return input `place`, as numbers."""
         term = super().x(place)
         return self.ones(term) if term.value.type == B8 else term
 
     def out(self, number: int = 0) -> Value:
-        """The type of output `number` before it is a boolean again."""
+        """Return the type of output `number` before it becomes boolean again."""
         value = super().out(number)
         return Value(I32, None) if value.type == B8 else value
 
     def result(self, number: int, term: Term) -> None:
-        """Output `number`, as a boolean again."""
+        """Set output `number`, converted to boolean again."""
         truth = self.declared(number).type == B8 and term.value.type == I32
         super().result(number, self.truths(term) if truth else term)
 
@@ -151,7 +151,7 @@ class NumbersTask(OperatorTask):
 
 
 class FlatTask(OperatorTask):
-    """An operator on single elements that sees its inputs with as few dimensions as broadcasting takes."""
+    """An elementwise operator whose inputs have as few dimensions as broadcasting requires."""
 
     def __init__(self, graph: ImportGraph, operator: Operator, *, reals: bool = False) -> None:
         super().__init__(graph, operator, reals=reals)
@@ -167,10 +167,10 @@ class FlatTask(OperatorTask):
         return [self.reshaped(x, shape) for x, shape in zip(terms, shapes, strict=True)]
 
     def raw(self, place: int) -> Term:
-        """Input `place`, with fewer dimensions."""
+        """Return input `place`, with fewer dimensions."""
         return self._flat[place]
 
     def result(self, number: int, term: Term) -> None:
-        """Output `number`, with the dimensions it has."""
+        """Set output `number`, with its original dimensions."""
         super().result(number, term)
         self.results[number] = self.reshaped(self.results[number], self.whole or (1,))

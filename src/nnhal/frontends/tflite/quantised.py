@@ -1,4 +1,4 @@
-"""Recurrent operators whose activations have 8 bits, with the integers of LiteRT's own kernels."""
+"""Recurrent operators with 8-bit activations, which use the integers of LiteRT's kernels."""
 
 from collections.abc import Mapping, Sequence
 
@@ -18,11 +18,11 @@ GATES = 4
 STATE, CELL, NORMS = 18, 19, 20  # places of inputs
 MATRICES, PEEPHOLES, BIASES, PROJECTION = range(1, 9), range(9, 12), range(12, 16), (16, 17)
 LIMITS = np.iinfo(np.int16)
-HIDDEN = 4  # of the intermediates, behind those of the gates
+HIDDEN = 4  # of the intermediates, after those of the gates
 
 
 class QuantisedCell:
-    """A cell of INT8 with a state of INT16: NNAPI's QUANTIZED_LSTM is one step of it."""
+    """A cell of INT8 with a state of INT16: NNAPI's QUANTIZED_LSTM computes one time step of it."""
 
     def __init__(self, t: OperatorTask, o: Fields) -> None:
         self.t = t
@@ -50,26 +50,26 @@ class QuantisedCell:
         t.require(
             units == width or not any(t.given(place) for place in PEEPHOLES),
             f"of INT8 has peepholes and a projection from {units} to {width}, for which LiteRT multiplies other elements "
-            "than the cell's own",
+            "than the cell's",
         )
         middle = hidden.zero_points[0]
-        if t.given(PROJECTION[0]):  # LiteRT takes it off before it saturates what is projected, and adds it again
+        if t.given(PROJECTION[0]):  # LiteRT subtracts it before it saturates the projection, and adds it again
             middle = -middle
-            t.require(middle < 128, f"of INT8 has zero point {-middle} before its projection, must be -127 at least")
+            t.require(middle < 128, f"of INT8 has zero point {-middle} before its projection, must be at least -127")
         self._behind = [*norms, *clips, *gates, middle, hidden.scales[0]]
 
     def step(self, x: Term, states: Sequence[Term]) -> list[Term]:
-        """The output's state, the cell's, and the output."""
+        """Return the output's state, the cell's, and the output."""
         outs = [Value(s.value.type, None, s.value.scale, s.value.zero_point) for s in (*states, states[0])]
         return self.t.run("QUANTIZED_LSTM", x, *self._before, *states, *self._behind, outs=outs)
 
     def _quant(self, quant: TensorQuant | None, what: str) -> TensorQuant:
         if quant is None:
-            self.t.refuse(f"of INT8 does not say the scale of {what}")
+            self.t.refuse(f"of INT8 has no scale for {what}")
         return quant
 
     def _fixed(self, place: int, kind: int) -> Term | None:
-        """A constant as an operand of a type that has no zero point."""
+        """Return a constant as an operand of a type without zero point."""
         t = self.t
         if not t.given(place):
             return None
@@ -77,19 +77,19 @@ class QuantisedCell:
         data = t.data(place, f"input {place}")
         t.require(not term.value.zero_point, f"input {place} has zero point {term.value.zero_point}, must be 0")
         value = Value(kind, None, 0.0 if kind == I32 else term.value.scale)
-        t.require(data.dtype == value.dtype, f"input {place} is {term.kind}, which is not what goes with INT8")
+        t.require(data.dtype == value.dtype, f"input {place} is {term.kind}, which does not fit INT8")
         return constant(value, data, blob=term.blob)
 
 
 def quantised_step(t: OperatorTask, o: Fields) -> None:
-    """One step of an LSTM."""
+    """Write one time step of an LSTM."""
     last, cell, output = QuantisedCell(t, o).step(t.x(0), [read_tensor(t, place) for place in (STATE, CELL)])
     keep(t, {STATE: last, CELL: cell})
     t.result(0, output)
 
 
 def quantised_sequence(t: OperatorTask, o: Fields) -> None:
-    """A sequence of them, step by step."""
+    """Write a sequence, one time step after the other."""
     x, cell = t.x(0), QuantisedCell(t, o)
     sizes = t.known(x)
     t.require(len(sizes) == 3, f"has an input of shape {list(sizes)}, must have three dimensions")
@@ -108,13 +108,16 @@ def quantised_sequence(t: OperatorTask, o: Fields) -> None:
 
 
 def keep(t: OperatorTask, states: Mapping[int, Term]) -> None:
-    """What variable tensors have from now on."""
+    """Set the next values of variable tensors."""
     for place, term in states.items():
         write_tensor(t, place, term)
 
 
 def quantised_svdf(t: OperatorTask, o: Fields) -> None:
-    """The state's integers are kept as floats: NNAPI has no arithmetic on 16 bits. LiteRT applies no activation here."""
+    """Write an SVDF whose state is held as floats: NNAPI has no arithmetic on 16 bits.
+
+    LiteRT applies no activation here.
+    """
     x, weights, r = t.x(0), t.raw(2), Reals(t)
     kind = t.graph.declared(t.operator.inputs[4])
     both = weights.value.type, kind.type
@@ -125,7 +128,7 @@ def quantised_svdf(t: OperatorTask, o: Fields) -> None:
     batch, rank, step = t.known(x)[0], o("Rank"), float(np.float32(kind.scale) * np.float32(weights.value.scale))
     times = t.data(2, "weights in time").astype(np.float32) * np.float32(step)
     filters, memory = t.known(weights)
-    t.require(rank >= 1 and not filters % rank, f"has {filters} filters, must be a multiple of rank = {rank}")
+    t.require(rank >= 1 and not filters % rank, f"has {filters} filters, must have a multiple of the rank {rank}")
     t.require(t.known(state) == (batch, filters * memory), f"must have a state of shape {[batch, filters * memory]}")
 
     none = constant(Value(F32), np.zeros(filters, np.float32))

@@ -1,8 +1,8 @@
-"""Reads a `.tflite` file into records. Nothing in it is trusted: what lies is a BadFile that names the place.
+"""Reads a `.tflite` file into records without trusting it: BadFile names the malformed place.
 
-Every count is checked against the size of the file before it is used, and all records together against it too, so that
-vectors which share their bytes cannot make a small file large. Numbers of fields are those of the published schema; names,
-and the fields of the many options of operators, are in `base.tflite_schema`.
+Every count is checked against the size of the file before it is used. So is the total of all records: vectors that
+share their bytes cannot make a small file large. Fields have the numbers of the published schema; names, and the fields
+of operators' options, are in `base.tflite_schema`.
 """
 
 import math
@@ -48,14 +48,14 @@ class OperatorOptions:
         self._reader, self._place, self._kind, self._at = reader, place, kind, at
 
     def read(self, kind: str) -> "Fields":
-        """The fields of `kind`, such as Conv2DOptions; the schema's defaults where the operator has no options."""
+        """Return the fields of `kind`, such as Conv2DOptions; the schema's defaults if the operator has no options."""
         if self._kind not in ("NONE", kind):
             raise BadFile(f"{self._reader.label}: {self._place}: has {self._kind}, must be {kind}")
         return Fields(self._reader, f"{self._place} {kind}", kind, self._at if self._kind == kind else 0)
 
 
 class Fields:
-    """A table of options at a place in the file, 0 for one that has all fields' defaults."""
+    """A table of options at a place in the file, 0 for all defaults."""
 
     def __init__(self, reader: "Reader", place: str, kind: str, at: int) -> None:
         self._reader, self._place, self._fields, self._table = reader, place, fields_of(kind), None
@@ -66,7 +66,7 @@ class Fields:
                 reader.damaged(error, place)
 
     def __call__(self, name: str) -> Any:
-        """A number by its schema name: `fields("StrideW")`."""
+        """Return a number by its schema name: `fields("StrideW")`."""
         number, form, default = self._fields[name]
         if self._table is None:
             return default
@@ -76,14 +76,14 @@ class Fields:
             self._reader.damaged(error, self._place)
 
     def text(self, name: str) -> str:
-        """A string by its schema name."""
+        """Return a string by its schema name."""
         if self._table is None:
             return ""
         with self._reader.at(self._place):
             return self._reader.text(self._table, self._fields[name][0])
 
     def numbers(self, name: str) -> tuple[Any, ...] | None:
-        """A vector of numbers, None where the file has none."""
+        """Return a vector of numbers, None if the file has none."""
         number, form, _ = self._fields[name]
         if self._table is None or not self._table.place(number):
             return None
@@ -101,12 +101,12 @@ def _layout(form: str, count: int) -> struct.Struct:
 
 
 def _named(names: Sequence[str], number: int, what: str) -> str:
-    """A member of an enum, or for people what it would be."""
+    """Return a member of an enum, or a description of an unknown one."""
     return names[number] if 0 <= number < len(names) else f"{what} {number}"
 
 
 def read(data: Array, label: str) -> File:
-    """The records of a file's bytes; BadFile names what is wrong and where."""
+    """Return the records of a file's bytes; BadFile names the fault and its place."""
     return Reader(data, label).file()
 
 
@@ -123,7 +123,7 @@ class Reader:
 
     @contextmanager
     def at(self, place: str) -> Iterator[None]:
-        """Whatever the parser trips over within is a BadFile at this place."""
+        """Convert any error of the parser within to BadFile at this place."""
         before, self.place = self.place, place
         try:
             yield
@@ -132,14 +132,14 @@ class Reader:
         self.place = before
 
     def damaged(self, error: Exception, place: str) -> NoReturn:
-        """Raise BadFile for what was tripped over at a place."""
+        """Raise BadFile for an error of the parser at a place."""
         if isinstance(error, BadFile):
             raise error
         self.place = place
         self.bad(f"cannot be read: {error}; its parts must lie within the file's {self.size} bytes")
 
     def bad(self, what: str) -> NoReturn:
-        """Raise BadFile for the present place."""
+        """Raise BadFile for the current place."""
         raise BadFile(": ".join(part for part in (self.label, self.place, what) if part))
 
     def must(self, condition: Any, what: str) -> None:
@@ -148,27 +148,27 @@ class Reader:
             self.bad(what)
 
     def spend(self, count: int, what: str) -> None:
-        """Refuse `count` more bytes of records when the file is too small for all of them."""
+        """Refuse `count` more bytes of records if the file is too small for them."""
         if count > self.size:
-            self.bad(f"{what} would take {count} bytes, must be at most the file's {self.size}")
+            self.bad(f"{what} would need {count} bytes, must need at most the file's {self.size}")
         self.budget.spend(Cost.RECORDS, count, self.place)
 
     def tables(self, table: FlatTable, field: int, what: str) -> Iterator[FlatTable]:
-        """The tables of a vector. what: their name for messages."""
+        """Yield the tables of a vector. what: their name for messages."""
         start, count = table.vector(field)
         self.spend(count * WORD, f"{count} {what}")
         self.budget.spend(Cost.TABLES, count, self.place)
         return (FlatTable(self.view, target(self.view, start + n * WORD)) for n in range(count))
 
     def vector(self, table: FlatTable, field: int, form: str, what: str) -> Array:
-        """A vector of numbers in a form of `struct`, empty where the file has none."""
+        """Return a vector of numbers in a `struct` format, empty if the file has none."""
         start, count = table.vector(field)
         dtype = np.dtype(f"<{form}")
         self.spend(count * dtype.itemsize, what)
         return np.frombuffer(self.view, dtype, count, start) if count else np.zeros(0, dtype)
 
     def numbers(self, table: FlatTable, field: int, form: str, what: str) -> tuple[Any, ...]:
-        """A short vector of numbers."""
+        """Return a short vector of numbers."""
         start, count = table.vector(field)
         if not count:
             return ()
@@ -177,7 +177,7 @@ class Reader:
         return layout.unpack_from(self.view, start)
 
     def text(self, table: FlatTable, field: int) -> str:
-        """A string, "" for none."""
+        """Return a string, "" for none."""
         start, length = table.vector(field)
         if not length:
             return ""
@@ -188,7 +188,7 @@ class Reader:
     # ------------------------------------------------------------------------------------------------------- records
 
     def file(self) -> File:
-        """The whole file."""
+        """Read the complete file."""
         self.must(self.size >= 8, f"has {self.size} bytes, must have at least 8")
         start, identifier = struct.unpack_from("<I4s", self.view)
         self.must(identifier == IDENTIFIER, f"identifier is {identifier!r}, must be {IDENTIFIER!r}")
@@ -220,7 +220,7 @@ class Reader:
         return name, True
 
     def _blob(self, buffer: FlatTable, index: int) -> Blob | None:
-        """Where the bytes of a buffer lie: in its vector, or anywhere in the file for files of over 2 GiB."""
+        """Return the place of a buffer's bytes: its vector, or any place in the file for files above 2 GiB."""
         self.place = f"buffer {index}"
         start, length = buffer.vector(0)
         if not length and (offset := buffer.number(1, "Q")) > 1:
@@ -279,7 +279,7 @@ class Reader:
         blob, sparse = (
             blobs[number] if blobs else None,
             tensor.child(6),
-        )  # buffer 0 is no data, also where there is none
+        )  # buffer 0 means no data, even if there are no buffers
         if blob and not sparse and kind in DTYPES and blob.length != size:
             self.bad(f"has {blob.length} bytes in buffer {number}, must have {size}")
         table = tensor.child(4)
@@ -302,7 +302,7 @@ class Reader:
         if not (min(scales) >= 0 and math.isfinite(math.fsum(scales))):
             wrong = next((s for s in scales if not (math.isfinite(s) and s >= 0)), None)
             self.must(wrong is None, f"has scale {wrong}, must be a finite number greater than 0")
-        if kind == "INT32":  # of a bias: follows from those of input and weights
+        if kind == "INT32":  # for a bias, it follows from those of input and weights
             return TensorQuant(scales, (0,) * len(scales), 0)
         if 0 in scales:
             self.bad("has scale 0, must be a finite number greater than 0")
@@ -329,7 +329,7 @@ class Reader:
         return Sparsity(order, blocks, tuple(levels))
 
     def _sparse_vector(self, level: FlatTable, field: int, what: str) -> Array:
-        """One of three types of vectors; its type stands in `field`, a table with it in the next."""
+        """Return one of three types of vectors; its type is in `field`, its table in the next."""
         kind, table = level.number(field, "B"), level.child(field + 1)
         if not kind or table is None:
             return np.zeros(0, np.int64)
@@ -345,7 +345,7 @@ class Reader:
             self._indices(operator, 2, "output", count),
         )
         known, table = _named(OPTIONS, kind, "options of type"), operator.target(4)
-        if not kind and (kind := operator.number(11, "B")):  # of newer operators
+        if not kind and (kind := operator.number(11, "B")):  # for newer operators
             known, table = _named(OPTIONS_2, kind, "options of type"), operator.target(12)
         options = OperatorOptions(self, f"{self.place} ({name})", known, table)
         custom = b"" if builtin else self.vector(operator, 5, "B", "custom options").tobytes()
@@ -353,7 +353,7 @@ class Reader:
         return Operator(index, name, builtin, inputs, outputs, options, custom, inner)
 
     def _check_order(self, graph: FileSubgraph, place: str) -> None:
-        """Every tensor has one writer, and stands written before it is read, but for room that custom operations work in."""
+        """Check that each tensor has one writer, before its readers, except work buffers of custom operations."""
         ready = [t.blob is not None or t.variable or 0 in t.shape for t in graph.tensors]
         given = {i for i, t in enumerate(graph.tensors) if t.blob is not None} | set(graph.inputs)
         written: set[int] = set()
@@ -366,9 +366,9 @@ class Reader:
                     self.bad(f"reads tensor {index} as input {number}, must be written by an operator before it")
             for index in operator.outputs:
                 if index in given:
-                    self.bad(f"writes tensor {index}, must be no input or constant")
+                    self.bad(f"writes tensor {index}, must not be an input or constant")
                 if index in written:
-                    self.bad(f"writes tensor {index}, must be written by no operator before it")
+                    self.bad(f"writes tensor {index}, must not be written by an operator before it")
                 ready[index] = True
                 written.add(index)
         self.place = place
@@ -382,7 +382,7 @@ class Reader:
         graphs: Sequence[FileSubgraph],
         edges: Sequence[tuple[frozenset[int], frozenset[int]]],
     ) -> SignatureDef:
-        """An entry point. edges: the inputs and outputs of each subgraph."""
+        """Read an entry point. edges: the inputs and outputs of each subgraph."""
         with self.at(f"signature {index}"):
             number = table.number(4, "I")
             self.must(number < len(graphs), f"subgraph is {number}, must be 0 to {len(graphs) - 1}")

@@ -1,4 +1,4 @@
-"""Entries of recurrent operators: TFLite keeps their states in variable tensors, NNAPI has them as inputs and outputs."""
+"""Entries of recurrent operators: their states are variable tensors in TFLite, inputs and outputs in NNAPI."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,24 +18,24 @@ WEIGHTS = 17  # of an LSTM cell: 8 matrices, 3 peepholes, 4 biases, projection w
 NORMS = 4
 BASIC_GATES = ("input", "cell", "forget", "output")  # the order of rows in the basic kernel
 GATES = ("input", "forget", "cell", "output")  # NNAPI's order
-KINDS = {0: "NONE", 1: "RELU", 2: "RELU_N1_TO_1", 3: "RELU6", 4: "TANH"}  # whose codes are NNAPI's too
+KINDS = {0: "NONE", 1: "RELU", 2: "RELU_N1_TO_1", 3: "RELU6", 4: "TANH"}  # their codes are NNAPI's too
 
 
 def activation(t: OperatorTask, o: Fields) -> int:
-    """The activation of a cell."""
+    """Return the activation of a cell."""
     code = int(o("FusedActivationFunction"))
     t.require(code in KINDS, f"activation is {code}, must be one of {', '.join(map(str, KINDS))}")
     return code
 
 
 def weights(t: OperatorTask, start: int, count: int) -> list[Term | None]:
-    """Weights, made real where they are integers beside real inputs."""
+    """Return weights; integers beside real inputs become real."""
     found = [t.maybe(place) for place in range(start, start + count)]
     return [None if term is None else t.real(term) for term in found]
 
 
 def floating(t: OperatorTask) -> Term:
-    """The input, of floats: NNAPI's quantised LSTMs are other operations than TFLite's."""
+    """Return the input, of floats: NNAPI's quantised LSTMs differ from TFLite's."""
     x = t.x(0)
     t.require(x.value.type == F32, f"of {x.kind} has no operation in NNAPI, must be FLOAT32")
     return x
@@ -44,8 +44,9 @@ def floating(t: OperatorTask) -> Term:
 def stepped(
     t: OperatorTask, name: str, given: Sequence[Any], places: Sequence[int], outs: Sequence[int | None]
 ) -> None:
-    """Write an operation; `places` are the inputs that are states, `outs` the order of its outputs: the number of an
-    output of the operator, or None for the next state.
+    """Write an operation. `places` are the inputs that are states.
+
+    `outs` is the order of its outputs: the number of an output of the operator, or None for the next state.
     """
     keys = iter(places)
     values, targets = [], []
@@ -61,7 +62,7 @@ def stepped(
 
 
 def bare(term: Term) -> Value:
-    """A state's type, with the shape that the operation infers."""
+    """Return a state's type, with the shape that the operation infers."""
     return replace(term.value, shape=None, data=None, name="")
 
 
@@ -69,7 +70,7 @@ def bare(term: Term) -> Value:
 
 
 def lstm_arguments(t: OperatorTask, o: Fields, *, time_major: bool | None) -> list[Any]:
-    """The arguments of both LSTM operations."""
+    """Return the arguments of both LSTM operations."""
     x = floating(t)
     states = [read_tensor(t, place) for place in (18, 19)]
     norms = weights(t, 20, NORMS) if len(t.operator.inputs) > 20 else [None] * NORMS
@@ -86,7 +87,7 @@ def lstm_arguments(t: OperatorTask, o: Fields, *, time_major: bool | None) -> li
     "QUANTIZED_16BIT_LSTM",
 )
 def lstm(t: OperatorTask) -> None:
-    """One step."""
+    """Write one time step."""
     o = t.options("LSTMOptions")
     if o("KernelType") == 1:
         basic_lstm(t)
@@ -110,11 +111,11 @@ def lstm(t: OperatorTask) -> None:
 
 
 def basic_lstm(t: OperatorTask) -> None:
-    """The kernel of five inputs: one matrix for the input and the last output, its rows in the order of BASIC_GATES."""
+    """Write the kernel of five inputs: one matrix for the input and the last output, rows ordered as BASIC_GATES."""
     t.require(len(t.operator.inputs) == 5, f"of the basic kernel has {len(t.operator.inputs)} inputs, must have 5")
     count = len(t.operator.outputs)
     t.require(count == 4, f"of the basic kernel has {count} outputs, must have 4")
-    t.require(not (t.reads(2) or t.reads(3)), "gives away its scratch tensors, which NNAPI's operations do not have")
+    t.require(not (t.reads(2) or t.reads(3)), "has readers of its scratch tensors, which NNAPI's operations lack")
     x = t.x(0)
     last, cell = (state_or_input(t, place) for place in (1, 4))
     output, kept = float_cell(t, x, last, cell) if x.value.type == F32 else quantised_cell(t, x, last, cell)
@@ -127,13 +128,13 @@ def basic_lstm(t: OperatorTask) -> None:
 
 
 def state_or_input(t: OperatorTask, place: int) -> Term:
-    """What lies in a variable tensor, or is given."""
+    """Return the value of a variable tensor, or an input."""
     variable = t.graph.source.tensors[t.operator.inputs[place]].variable
     return read_tensor(t, place) if variable else t.x(place)
 
 
 def float_cell(t: OperatorTask, x: Term, last: Term, cell: Term) -> tuple[Term, Term]:
-    """The output and the cell's state."""
+    """Return the output and the cell's state."""
     joined = t.make("CONCATENATION", x, last, 1)
     sums = t.make("FULLY_CONNECTED", joined, t.real(t.x(2)), t.x(3), like=x, activation=0)
     parts = dict(zip(BASIC_GATES, t.run("SPLIT", sums, 1, 4, outs=[bare(x)] * 4), strict=True))
@@ -144,13 +145,13 @@ def float_cell(t: OperatorTask, x: Term, last: Term, cell: Term) -> tuple[Term, 
 
 
 def quantised_cell(t: OperatorTask, x: Term, last: Term, cell: Term) -> tuple[Term, Term]:
-    """The same with 8 bits, and 16 for the cell's state: NNAPI's has a matrix for each gate."""
+    """Return both with 8 bits, and 16 for the cell's state: NNAPI has a matrix for each gate."""
     t.require(x.value.type == Q8, f"of {x.kind} is not in TFLite, must be UINT8 or FLOAT32")
     w, b = t.x(2), t.x(3)
     whole, biases = t.data(2, "weights"), t.data(3, "biases")
     units = len(whole) // 4
     rows = {name: slice(n * units, (n + 1) * units) for n, name in enumerate(BASIC_GATES)}
-    sides = slice(units, None), slice(None, units)  # as NNAPI joins them: in the other order than input and state
+    sides = slice(units, None), slice(None, units)  # NNAPI joins them in the other order than input and state
     scale = float(np.float32(x.value.scale) * np.float32(w.value.scale))
     matrices = [constant(w.value, np.ascontiguousarray(whole[rows[n], side])) for side in sides for n in GATES]
     offsets = [constant(replace(b.value, scale=scale), np.ascontiguousarray(biases[rows[n]])) for n in GATES]
@@ -162,12 +163,11 @@ def quantised_cell(t: OperatorTask, x: Term, last: Term, cell: Term) -> tuple[Te
 @entry(
     "UNIDIRECTIONAL_SEQUENCE_LSTM",
     inputs=(20, 24),
-    becomes="UNIDIRECTIONAL_SEQUENCE_LSTM; of INT8 a QUANTIZED_LSTM for each step",
+    becomes="UNIDIRECTIONAL_SEQUENCE_LSTM; of INT8 a QUANTIZED_LSTM for each time step",
 )
 def sequence_lstm(t: OperatorTask) -> None:
-    """A sequence."""
     o = t.options("UnidirectionalSequenceLSTMOptions")
-    t.require(not o("DiagonalRecurrentTensors"), "has diagonal recurrent weights, which NNAPI does not have")
+    t.require(not o("DiagonalRecurrentTensors"), "has diagonal recurrent weights, which NNAPI does not support")
     if t.x(0).value.type == Q8S:
         quantised_sequence(t, o)
         return
@@ -176,7 +176,7 @@ def sequence_lstm(t: OperatorTask) -> None:
 
 @entry("BIDIRECTIONAL_SEQUENCE_LSTM", inputs=48, outputs=(1, 2))
 def two_way_lstm(t: OperatorTask) -> None:
-    """NNAPI has settings behind the weights, and no layer normalisation is left to state."""
+    """Write a sequence in both directions; NNAPI has settings after the weights, without layer normalisation."""
     o, places = t.options("BidirectionalSequenceLSTMOptions"), (35, 36, 37, 38)
     given = [floating(t), *weights(t, 1, 2 * WEIGHTS), *(read_tensor(t, place) for place in places), *weights(t, 39, 9)]
     merged = bool(o("MergeOutputs"))
@@ -190,14 +190,13 @@ def two_way_lstm(t: OperatorTask) -> None:
 
 @entry("RNN", inputs=5)
 def rnn(t: OperatorTask) -> None:
-    """One step; NNAPI gives the state first."""
+    """Write one time step; NNAPI returns the state first."""
     given = [floating(t), *weights(t, 1, 3), read_tensor(t, 4), activation(t, t.options("RNNOptions"))]
     stepped(t, t.name, given, (4,), (None, 0))
 
 
 @entry("UNIDIRECTIONAL_SEQUENCE_RNN", inputs=5)
 def sequence_rnn(t: OperatorTask) -> None:
-    """A sequence."""
     o = t.options("SequenceRNNOptions")
     given = [floating(t), *weights(t, 1, 3), read_tensor(t, 4), activation(t, o), bool(o("TimeMajor"))]
     stepped(t, t.name, given, (4,), (0, None))
@@ -205,7 +204,6 @@ def sequence_rnn(t: OperatorTask) -> None:
 
 @entry("BIDIRECTIONAL_SEQUENCE_RNN", inputs=12, outputs=(1, 2))
 def two_way_rnn(t: OperatorTask) -> None:
-    """A sequence in both directions."""
     o = t.options("BidirectionalSequenceRNNOptions")
     merged = bool(o("MergeOutputs"))
     cells = [*weights(t, 1, 3), read_tensor(t, 4), *weights(t, 5, 3), read_tensor(t, 8)]
@@ -214,10 +212,10 @@ def two_way_rnn(t: OperatorTask) -> None:
 
 
 @entry(
-    "SVDF", inputs=5, becomes="SVDF; of INT8 FULLY_CONNECTED, MUL, REDUCE_SUM of real values, the state in its steps"
+    "SVDF", inputs=5, becomes="SVDF; of INT8 FULLY_CONNECTED, MUL, REDUCE_SUM of real values, the state at its scale"
 )
 def svdf(t: OperatorTask) -> None:
-    """The state starts at zero in both, so that it does not matter where each keeps its newest entry."""
+    """Write SVDF; both states start at zero, so the place of the newest entry does not matter."""
     o = t.options("SVDFOptions")
     if t.x(0).value.type == Q8S:
         quantised_svdf(t, o)

@@ -1,4 +1,4 @@
-"""Entries of reductions over axes, and of what is summed up along one."""
+"""Entries of reductions over axes, and of cumulative sums."""
 
 import math
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ from nnhal.frontends.tflite.positions import edged, spread
 from nnhal.frontends.tflite.task import OperatorTask, entry
 from nnhal.ops.schema import B8, F32, I32
 
-NAMES = {"SUM": "REDUCE_SUM"}  # the others are called what NNAPI calls them
+NAMES = {"SUM": "REDUCE_SUM"}  # the others have NNAPI's names
 PAIRWISE = {"SUM": "ADD", "MEAN": "ADD", "REDUCE_PROD": "MUL", "REDUCE_MAX": "MAXIMUM", "REDUCE_MIN": "MINIMUM"}
-MOST_AVERAGED = 46_340  # rests, each below their number, whose sum 32 bits hold
+MOST_AVERAGED = 46_340  # remainders, each below their number, whose sum fits 32 bits
 
 
 @entry(
@@ -35,7 +35,7 @@ MOST_AVERAGED = 46_340  # rests, each below their number, whose sum 32 bits hold
 )
 @entry("REDUCE_ANY", "REDUCE_ALL", inputs=2)
 def reduce(t: OperatorTask) -> None:
-    """Over some axes."""
+    """Reduce over some axes."""
     x, keep = t.x(0), bool(t.options("ReducerOptions")("KeepDims"))
     axes = t.ints(1, "axes") if t.raw(1).data is not None else None
     if axes == [] or t.rank(x) == 0:
@@ -52,7 +52,7 @@ def reduce(t: OperatorTask) -> None:
 
 
 def over_groups(t: OperatorTask, x: Term, axes: set[int]) -> Term:
-    """A reduction of any rank: neighbouring dimensions that are both reduced, or both left, are one."""
+    """Reduce a tensor of any rank: adjacent dimensions that are both reduced, or both kept, are merged."""
     shape = t.known(x)
     t.require(0 not in shape, "has no elements")
     t.require(x.value.type not in ASYMMETRIC, "of more than four dimensions would be rounded twice")
@@ -62,10 +62,13 @@ def over_groups(t: OperatorTask, x: Term, axes: set[int]) -> Term:
 
 
 def integer_mean(t: OperatorTask, x: Term, axes: set[int]) -> Term:
-    """Rounded towards 0, though a sum of all may not fit into 32 bits: quotients and rests are summed up apart."""
+    """Average integers, rounded towards 0.
+
+    The sum may exceed 32 bits, so quotients and remainders are summed separately.
+    """
     shape = t.known(x)
     count = math.prod(shape[i] for i in axes)
-    t.require(count <= MOST_AVERAGED, f"averages {count} integers, must be {MOST_AVERAGED} at most")
+    t.require(count <= MOST_AVERAGED, f"averages {count} integers, must average at most {MOST_AVERAGED}")
     flat = t.reshaped(x, (math.prod(shape),))
     rest, size = modulo(t, flat, count), t.scalar(count, x)
     quotients, rests = (grouped(t, each, shape, axes) for each in (plain(t, "DIV", flat, size), rest))
@@ -74,7 +77,7 @@ def integer_mean(t: OperatorTask, x: Term, axes: set[int]) -> Term:
 
 
 def grouped(t: OperatorTask, x: Term, shape: Sequence[int], axes: set[int]) -> Term:
-    """The reduction of a term of `shape`, with a 1 for each run of reduced dimensions."""
+    """Reduce a term of `shape`; each run of reduced dimensions becomes 1."""
     groups = [(gone, [shape[i] for i in run]) for gone, run in groupby(range(len(shape)), key=lambda i: i in axes)]
     sizes, gone = [math.prod(run) for _, run in groups], [g for g, _ in groups]
     for place in reversed([i for i, g in enumerate(gone) if g]):
@@ -85,7 +88,7 @@ def grouped(t: OperatorTask, x: Term, shape: Sequence[int], axes: set[int]) -> T
 
 
 def along(t: OperatorTask, x: Term) -> Term:
-    """The second of three dimensions reduced to 1."""
+    """Reduce the second of three dimensions to 1."""
     if x.value.type == I32:
         t.require(t.name in PAIRWISE, "of INT32 is not in TFLite")
         return halved(t, PAIRWISE[t.name], x)
@@ -93,7 +96,7 @@ def along(t: OperatorTask, x: Term) -> Term:
 
 
 def halved(t: OperatorTask, name: str, x: Term) -> Term:
-    """int32: the two halves of the second of three dimensions combined until one is left."""
+    """Reduce int32: combine the halves of the second of three dimensions until one is left."""
     more: dict[str, Any] = {"activation": 0} if name in ("ADD", "MUL") else {}
     left: list[Term] = []
     outer, size, inner = t.known(x)
@@ -109,13 +112,13 @@ def halved(t: OperatorTask, name: str, x: Term) -> Term:
 
 
 def part(t: OperatorTask, x: Term, start: int, size: int, inner: int, outer: int) -> Term:
-    """A slice along the second of three dimensions."""
+    """Slice along the second of three dimensions."""
     return t.make("SLICE", x, t.integers([0, start, 0]), t.integers([outer, size, inner]))
 
 
 @entry("CUMSUM", inputs=2, becomes="ADD of the tensor moved by 1, 2, 4, .. places")
 def cumulative(t: OperatorTask) -> None:
-    """Sums over 1, 2, 4, .. elements: each step adds the sums that end where the ones so far begin."""
+    """Sum over 1, 2, 4, .. elements: each iteration adds the sums that end where the current ones begin."""
     o, x = t.options("CumsumOptions"), t.x(0)
     t.require(x.value.type not in ASYMMETRIC, f"of {x.kind} is not in TFLite")
     shape, axis = t.known(x), t.axis(t.integer(1, "axis"), t.rank(x))
@@ -132,7 +135,7 @@ def cumulative(t: OperatorTask) -> None:
 
 
 def shifted(t: OperatorTask, x: Term, step: int, *, back: bool) -> Term:
-    """The second of three dimensions moved on (back) by some places; zeros come in."""
+    """Move the second of three dimensions forward (back) by some places, and fill with zeros."""
     outer, size, inner = t.known(x)
     t.check_count(outer * size * inner)
     rows = np.arange(size) + (step if back else -step)
@@ -159,7 +162,7 @@ BOTH = PAIRWISE | {"REDUCE_ALL": "LOGICAL_AND", "REDUCE_ANY": "LOGICAL_OR"}
 
 @entry("REDUCE_WINDOW", inputs=5, becomes="GATHER of windows, then REDUCE_SUM, REDUCE_PROD, REDUCE_MAX, REDUCE_MIN")
 def reduce_window(t: OperatorTask) -> None:
-    """Every window within the tensor."""
+    """Reduce every window within the tensor."""
     kind = FUNCTIONS.get(t.options("ReduceWindowOptions")("ReduceFunction"))
     shape, steps, apart = (
         t.ints(place, what) for place, what in ((2, "window_shape"), (3, "strides"), (4, "dilations"))
@@ -168,9 +171,9 @@ def reduce_window(t: OperatorTask) -> None:
     over_windows(t, x, kind, windows(t, numbered(t, x), shape, steps, apart))
 
 
-@entry("STABLEHLO_REDUCE_WINDOW", inputs=2, becomes="as REDUCE_WINDOW, with what is filled in")
+@entry("STABLEHLO_REDUCE_WINDOW", inputs=2, becomes="as REDUCE_WINDOW, with padding")
 def reduce_padded_window(t: OperatorTask) -> None:
-    """Padding has the first value; what is reduced with is a subgraph of one operator."""
+    """Reduce padded windows; padding has the initial value, and the function is a subgraph of one operator."""
     o, x = t.options("StablehloReduceWindowOptions"), t.x(0)
     number, graphs = o("BodySubgraphIndex"), t.graph.file.subgraphs
     t.require(0 <= number < len(graphs), f"refers to subgraph {number}, must be 0 to {len(graphs) - 1}")
@@ -190,7 +193,7 @@ def reduce_padded_window(t: OperatorTask) -> None:
 
 
 def numbered(t: OperatorTask, x: Term) -> Array:
-    """The place of each element."""
+    """Return the number of each element."""
     t.check_count(math.prod(t.known(x)))
     return np.arange(math.prod(t.known(x))).reshape(t.known(x)[: t.rank(x)])
 
@@ -198,7 +201,7 @@ def numbered(t: OperatorTask, x: Term) -> Array:
 def windows(
     t: OperatorTask, whole: Array, shape: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
 ) -> Array:
-    """The places that each window sees, in one dimension more."""
+    """Return the element numbers in each window, with one more dimension."""
     lists = shape, strides, dilations
     fits = all(len(each) == whole.ndim and min(each, default=1) > 0 for each in lists)
     t.require(fits, f"window, strides and dilations are {lists}, must be {whole.ndim} positive numbers each")
@@ -211,11 +214,11 @@ def windows(
 
 
 def over_windows(t: OperatorTask, x: Term, kind: str | None, places: Array) -> None:
-    """The output: windows reduced, together with the first value, input 1."""
+    """Set the output to reduced windows, combined with the initial value, input 1."""
     if kind is None:
         t.refuse("reduces with a function that NNAPI has no reduction for")
-    t.require(x.value.type in (F32, I32, B8), f"of {x.kind} takes sums of stored integers, which NNAPI does not have")
-    t.require((x.value.type == B8) == (kind not in PAIRWISE), f"of {x.kind} has another reduction than its type")
+    t.require(x.value.type in (F32, I32, B8), f"of {x.kind} sums stored integers, which NNAPI does not support")
+    t.require((x.value.type == B8) == (kind not in PAIRWISE), f"of {x.kind} has a reduction of another type")
     first = t.x(1)
     fill = t.number(1, "init_value") if (places == NOWHERE).any() else 0
     found = t.reshaped(moved(t, [x], places, fill), (places[..., 0].size, places.shape[-1], 1))
@@ -234,7 +237,7 @@ def over_windows(t: OperatorTask, x: Term, kind: str | None, places: Array) -> N
 
 @entry("ARG_MAX", "ARG_MIN", inputs=2, becomes="ARGMAX, ARGMIN")
 def arg_extreme(t: OperatorTask) -> None:
-    """64-bit positions fit into 32 bits."""
+    """Return the index, whose 64-bit value fits 32 bits."""
     x = t.x(0)
     axis = t.axis(t.integer(1, "axis"), t.rank(x))
     x = t.ones(x) if x.value.type == B8 else x
@@ -244,7 +247,10 @@ def arg_extreme(t: OperatorTask) -> None:
 
 @entry("TOPK_V2", inputs=2, outputs=2, becomes="TOPK_V2 of the row reversed, whose order among equals is the other one")
 def topk(t: OperatorTask) -> None:
-    """Among equals TFLite has the lower index first, NNAPI the higher: where indices count, it sees the row reversed."""
+    """Return the top elements.
+
+    Among equals, TFLite returns the lower index first, NNAPI the higher, so NNAPI gets the reversed row.
+    """
     x, k = t.x(0), t.integer(1, "k")
     if not t.reads(1):
         t.give("TOPK_V2", x, k)

@@ -1,4 +1,4 @@
-"""Entries of operators that write to places, or combine what belongs together, as choices for each place."""
+"""Entries of operators that write to indices, or combine elements with the same index, as selections for each place."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from nnhal.frontends.tflite.reduction import halved
 from nnhal.frontends.tflite.task import OperatorTask, entry
 from nnhal.ops.schema import B8, F32, I32
 
-MOST_CHOICES = 1 << 24  # elements of all that may go to each place
+MOST_CHOICES = 1 << 24  # elements of all candidates for each place
 COMBINED = {
     "SUM": ("ADD", "REDUCE_SUM"),
     "PROD": ("MUL", "REDUCE_PROD"),
@@ -25,7 +25,7 @@ COMBINED = {
 
 
 def neutral(kind: str, type: OperandType) -> float | int:
-    """What changes nothing; what a segment without elements gets."""
+    """Return the neutral value, which a segment without elements gets."""
     if kind in ("MAX", "MIN"):
         return (
             float(np.finfo(np.float32).min) * (1 if kind == "MAX" else -1)
@@ -36,10 +36,10 @@ def neutral(kind: str, type: OperandType) -> float | int:
 
 
 def combined(t: OperatorTask, kind: str, rows: Term, ids: Term, count: int) -> Term:
-    """Rows [n, inner] that have the same number of 0 to count - 1, combined to [count, inner]."""
+    """Combine the rows [n, inner] with the same number of 0 to count - 1 into [count, inner]."""
     t.require(
         rows.value.type in (F32, I32),
-        f"of {type_name(rows.value.type)} takes sums, which NNAPI has for float32 and int32",
+        f"of {type_name(rows.value.type)} uses sums, which NNAPI supports for float32 and int32",
     )
     n, inner = t.known(rows)
     t.require(n and inner and count > 0, f"combines {n} rows of {inner} elements to {count}, must have some of each")
@@ -69,12 +69,12 @@ def combined(t: OperatorTask, kind: str, rows: Term, ids: Term, count: int) -> T
 
 
 def too_many(size: int) -> str:
-    """What is said of too large a choice."""
-    return f"takes {size} elements to choose from, must be {MOST_CHOICES} at most"
+    """Return the message for too large a selection."""
+    return f"needs {size} elements to select from, must need at most {MOST_CHOICES}"
 
 
 def segments(t: OperatorTask, kind: str, ids: Term, count: int) -> None:
-    """The first dimension combined by numbers."""
+    """Combine the first dimension by segment numbers."""
     x = t.x(0)
     shape = t.known(x)
     t.require(t.known(ids) == shape[: len(t.known(ids))], "segment_ids must have the shape of the first dimensions")
@@ -85,9 +85,9 @@ def segments(t: OperatorTask, kind: str, ids: Term, count: int) -> None:
 
 @entry("SEGMENT_SUM", inputs=2, becomes="GATHER, SELECT, REDUCE_SUM; of int32 ADD")
 def segment_sum(t: OperatorTask) -> None:
-    """There are as many segments as the last number says."""
+    """Sum segments; the last number determines their count."""
     ids = t.ints(1, "segment_ids")
-    t.require(ids and min(ids) >= 0, f"segment_ids = {ids}, must not be negative")
+    t.require(ids and min(ids) >= 0, f"segment_ids is {ids}, must not be negative")
     segments(t, "SUM", t.index(1, "segment_ids"), max(ids) + 1)
 
 
@@ -100,9 +100,9 @@ def segment_sum(t: OperatorTask) -> None:
     becomes="EQUAL or GATHER, SELECT, then REDUCE_SUM, REDUCE_PROD, REDUCE_MAX, REDUCE_MIN",
 )
 def unsorted_segments(t: OperatorTask) -> None:
-    """Any order; numbers below 0 belong to none."""
+    """Combine segments in any order; negative numbers belong to no segment."""
     ids, count = t.index(1, "segment_ids"), t.integer(2, "num_segments")
-    t.require(count > 0, f"num_segments = {count}, must be 1 at least")
+    t.require(count > 0, f"num_segments is {count}, must be at least 1")
     looked_up = inside(t, none_below(t, ids), count)
     ids = t.make("MINIMUM", ids, looked_up) if ids.data is None else ids
     segments(t, t.name.rpartition("_")[2], ids, count)
@@ -110,15 +110,15 @@ def unsorted_segments(t: OperatorTask) -> None:
 
 @entry("SCATTER_ND", inputs=3, becomes="EQUAL or GATHER, SELECT, REDUCE_SUM")
 def scatter_nd(t: OperatorTask) -> None:
-    """What goes to the same place is summed up."""
+    """Write updates to indices, and sum those of the same place."""
     indices, updates, shape = t.index(0, "indices"), t.x(1), t.ints(2, "shape")
     depth = t.known(indices)[-1]
-    t.require(0 < depth <= len(shape), f"has indices of {depth} dimensions, must be 1 to {len(shape)}")
+    t.require(0 < depth <= len(shape), f"has indices of {depth} dimensions, must have 1 to {len(shape)}")
     t.result(0, t.reshaped(scattered(t, indices, updates, shape), shape))
 
 
 def scattered(t: OperatorTask, indices: Term, updates: Term, shape: Sequence[int]) -> Term:
-    """Updates summed up at the rows that indices [.., depth] say: [rows, inner]."""
+    """Sum updates at the rows of indices [.., depth]: [rows, inner]."""
     depth = t.known(indices)[-1]
     count, inner = math.prod(shape[:depth]), math.prod(shape[depth:])
     ids = row_numbers(t, indices, shape[:depth])
@@ -128,7 +128,7 @@ def scattered(t: OperatorTask, indices: Term, updates: Term, shape: Sequence[int
 
 @entry("SPARSE_TO_DENSE", inputs=4, becomes="EQUAL or GATHER, SELECT, REDUCE_SUM")
 def sparse_to_dense(t: OperatorTask) -> None:
-    """The values at their places, a default elsewhere; no place is given twice."""
+    """Write values to their places, with a default elsewhere; no place is repeated."""
     indices, shape, values, default = t.index(0, "indices"), t.ints(1, "output_shape"), t.x(2), t.x(3)
     rank, sizes = len(shape), t.known(indices)
     table = t.reshaped(indices, (math.prod(sizes) // rank, rank))
@@ -144,7 +144,7 @@ def sparse_to_dense(t: OperatorTask) -> None:
 
 @entry("DYNAMIC_UPDATE_SLICE", inputs=3, becomes="GATHER along each dimension, SELECT")
 def update_slice(t: OperatorTask) -> None:
-    """A part of a tensor replaced; where it begins is kept so that it fits."""
+    """Replace a range of a tensor; its start is clamped so that it fits."""
     x, part, starts = t.x(0), t.x(1), t.index(2, "start_indices")
     truth = x.value.type == B8
     if truth:
@@ -174,13 +174,13 @@ def update_slice(t: OperatorTask) -> None:
 
 
 def clamped(t: OperatorTask, term: Term, most: int) -> Term:
-    """Numbers kept from 0 to a limit."""
+    """Clamp numbers to 0 and a limit."""
     return t.make("MINIMUM", t.make("MAXIMUM", term, t.scalar(0, term)), t.scalar(most, term))
 
 
 @entry("EMBEDDING_LOOKUP_SPARSE", inputs=5, becomes="GATHER, MUL, SELECT, REDUCE_SUM; DIV by the sum of weights")
 def sparse_embeddings(t: OperatorTask) -> None:
-    """Rows of a table, each with a weight, summed up by the row of a sparse tensor that they stand in."""
+    """Sum weighted rows of a table by the row of a sparse tensor that contains them."""
     ids, indices, shape = t.index(0, "ids"), t.data(1, "indices"), t.ints(2, "dense_shape")
     weights, table, kind = t.x(3), t.x(4), t.options("EmbeddingLookupSparseOptions")("Combiner")
     t.require(kind in (0, 1, 2), f"combiner is {kind}, must be 0 (SUM), 1 (MEAN) or 2 (SQRTN)")
@@ -189,14 +189,14 @@ def sparse_embeddings(t: OperatorTask) -> None:
     lead, rest, count = shape[:-1], t.known(table)[1:], math.prod(shape[:-1])
     t.require(0 < count <= MOST_CHOICES, too_many(count))
     fits = indices.ndim == 2 and len(shape) == indices.shape[1] and indices.dtype.kind == "i" and min(shape) > 0
-    t.require(fits, f"indices have shape {list(indices.shape)}, must have {len(shape)} numbers a row")
+    t.require(fits, f"indices have shape {list(indices.shape)}, must have {len(shape)} numbers in each row")
     inside = ((indices >= 0) & (indices < np.array(shape))).all()
     t.require(inside, f"indices reach outside of {shape}")
     places = np.ravel_multi_index(tuple(indices[:, :-1].T), tuple(lead)).astype(np.int32)
-    t.require(len(places) and (np.diff(places) >= 0).all(), "indices are not in order, in which LiteRT takes them")
+    t.require(len(places) and (np.diff(places) >= 0).all(), "indices are not sorted, must be sorted as LiteRT requires")
     inner, n = math.prod(rest), len(places)
     sizes = [math.prod(t.known(each)) for each in (ids, weights)]
-    t.require(sizes == [n, n], f"has {sizes[0]} ids and {sizes[1]} weights, must be {n} as of the indices")
+    t.require(sizes == [n, n], f"has {sizes[0]} ids and {sizes[1]} weights, must have {n}, like the indices")
     rows = t.make("GATHER", t.reshaped(table, (t.known(table)[0], inner)), 0, t.reshaped(ids, (n,)))
     share = t.reshaped(weights, (n, 1))
     numbers = constant(Value(I32), places)

@@ -1,8 +1,8 @@
-"""Sparse constants: levels of a tree whose leaves are the stored values, as the TFLite schema describes them (after TACO).
+"""Sparse constants: trees whose leaves are the stored values, as in the TFLite schema (after TACO).
 
 Every dimension is one level; a dimension of blocks is two, the block's place and the place within it. A dense level has
-a child for each index. A sparse one lists the children of each node: node p has those from segments[p] to segments[p + 1],
-whose indices are in `indices`.
+a child for each index. A sparse level lists the children of each node: node p has those from segments[p] to segments[p
++ 1], whose indices are in `indices`.
 """
 
 import math
@@ -25,7 +25,11 @@ class SparseLevel(NamedTuple):
 
 
 class Sparsity(NamedTuple):
-    """order: dimension of each level, those from the rank on being places in blocks. blocks: dimension of each block."""
+    """The structure of a sparse tensor.
+
+    order: the dimension of each level; those from the rank on are places in blocks. blocks: the dimension of each
+    block.
+    """
 
     order: tuple[int, ...]
     blocks: tuple[int, ...]
@@ -33,7 +37,7 @@ class Sparsity(NamedTuple):
 
 
 def densify(sparsity: Sparsity, shape: tuple[int, ...], values: Array, budget: Budget, tensor: str) -> Array:
-    """The whole tensor, zeros where nothing is stored. `tensor` is its place in the file, for messages."""
+    """Return the complete tensor, with zeros for missing values. `tensor` is its place in the file, for messages."""
     place = f"{budget.label}: {tensor}"
     _check(sparsity, shape, place)
     budget.spend(Cost.MEMORY, math.prod(shape) * values.itemsize, tensor)
@@ -73,7 +77,7 @@ def _check(sparsity: Sparsity, shape: tuple[int, ...], place: str) -> None:
 
 
 def _leaves(sparsity: Sparsity, stored: int, place: str) -> Array:
-    """The path to each stored value: an array [values, levels] of indices."""
+    """Return the path to each stored value: an array [values, levels] of indices."""
     most = max(stored, *(len(level.segments) for level in sparsity.levels), 1)
     paths = np.zeros((1, 0), np.int64)
     for number, level in enumerate(sparsity.levels):

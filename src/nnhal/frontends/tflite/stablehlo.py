@@ -1,4 +1,4 @@
-"""Entries of StableHLO's operators: on single elements, which NNAPI has by other names, and by places that are computed."""
+"""Entries of StableHLO's operators: elementwise ones with other names in NNAPI, and moves by computed indices."""
 
 import math
 from collections.abc import Sequence
@@ -22,29 +22,27 @@ TRUTH = {"AND": "LOGICAL_AND", "OR": "LOGICAL_OR"}
 PREFIX = "STABLEHLO_"
 
 
-@entry(*(PREFIX + name for name in ONE), single=True, becomes="the operation of that meaning")
+@entry(*(PREFIX + name for name in ONE), single=True, becomes="the operation with the same meaning")
 def unary(t: OperatorTask) -> None:
-    """One tensor."""
     t.give(ONE[t.name.removeprefix(PREFIX)], t.x(0))
 
 
-@entry(*(PREFIX + name for name in TWO), inputs=2, single=True, becomes="the operation of that meaning")
+@entry(*(PREFIX + name for name in TWO), inputs=2, single=True, becomes="the operation with the same meaning")
 def binary(t: OperatorTask) -> None:
-    """Two tensors of equal shapes."""
     name = TWO[t.name.removeprefix(PREFIX)]
     t.give(name, t.x(0), t.x(1), **({"activation": 0} if name in ("ADD", "SUB", "MUL") else {}))
 
 
 @entry(*(PREFIX + name for name in TRUTH), inputs=2, single=True, becomes="LOGICAL_AND, LOGICAL_OR")
 def logic(t: OperatorTask) -> None:
-    """Truth values; of integers they work on bits."""
+    """Combine booleans; the integer versions work on bits."""
     t.require(t.x(0).value.type == B8, "of integers works on bits, which NNAPI has no operation for")
     t.give(TRUTH[t.name.removeprefix(PREFIX)], t.x(0), t.x(1))
 
 
 @entry("STABLEHLO_DIVIDE", inputs=2, single=True, becomes="DIV; of integers corrected to round towards 0")
 def divide(t: OperatorTask) -> None:
-    """Integers round towards 0."""
+    """Divide; integers round towards 0."""
     x, y = t.x(0), t.x(1)
     if x.value.type == I32:
         t.result(0, truncated_quotient(t, x, y))
@@ -59,10 +57,10 @@ entry("STABLEHLO_COSINE", single=True, becomes="1 - 2 SIN(x / 2)²")(cosine)
 
 
 def starts_of(t: OperatorTask, place: int, depth: int, vectors: int) -> tuple[Term, tuple[int, ...]]:
-    """Vectors of indices [count, depth], which stand along dimension `vectors` of an input; and the other dimensions."""
+    """Return index vectors [count, depth], along dimension `vectors` of an input, and the other dimensions."""
     indices = t.index(place, "indices")
     shape = t.known(indices)[: t.rank(indices)]
-    t.require(0 <= vectors <= len(shape), f"index_vector_dim = {vectors}, must be 0 to {len(shape)}")
+    t.require(0 <= vectors <= len(shape), f"index_vector_dim is {vectors}, must be 0 to {len(shape)}")
     if vectors == len(shape):
         indices, shape = t.reshaped(indices, (*shape, 1)), (*shape, 1)
     others = [n for n in range(len(shape)) if n != vectors]
@@ -74,7 +72,7 @@ def starts_of(t: OperatorTask, place: int, depth: int, vectors: int) -> tuple[Te
 def elements_from(
     t: OperatorTask, starts: Term, axes: Sequence[int], shape: Sequence[int], part: Sequence[int]
 ) -> Term:
-    """Numbers [count, elements] of the elements of parts that start where vectors of indices of some axes say."""
+    """Return the element numbers [count, elements] of slices that start at index vectors of some axes."""
     whole = np.arange(math.prod(shape)).reshape(shape)
     offsets = whole[tuple(slice(0, n) for n in part)].reshape(1, -1).astype(np.int32)
     count = t.known(starts)[0]
@@ -92,13 +90,13 @@ def elements_from(
 
 @entry("STABLEHLO_GATHER", inputs=2, becomes="GATHER of elements counted through")
 def gather(t: OperatorTask) -> None:
-    """A part of the tensor for each vector of indices, moved so far that it fits."""
+    """Gather a slice of the tensor for each index vector, moved as far as needed to fit."""
     o, x = t.options("StablehloGatherOptions"), t.x(0)
     shape = t.known(x)[: t.rank(x)]
     names = ("SliceSizes", "StartIndexMap", "OffsetDims", "CollapsedSliceDims")
     part, axes, offsets, collapsed = (o.numbers(name) or () for name in names)
     fits = len(part) == len(shape) and all(0 < n <= size for n, size in zip(part, shape, strict=False))
-    t.require(fits, f"slice_sizes = {list(part)}, must be 1 to those of {list(shape)}")
+    t.require(fits, f"slice_sizes is {list(part)}, must be 1 to those of {list(shape)}")
     t.require(axes and set(axes) | set(collapsed) <= set(range(len(shape))), "names dimensions that are not there")
     starts, batches = starts_of(t, 1, len(axes), o("IndexVectorDim"))
     most = np.array([shape[axis] - part[axis] for axis in axes], np.int32).reshape(1, -1)
@@ -107,7 +105,10 @@ def gather(t: OperatorTask) -> None:
     found = t.make("GATHER", t.reshaped(x, (math.prod(shape),)), 0, places)
     kept = [n for axis, n in enumerate(part) if axis not in collapsed]
     rank = len(batches) + len(kept)
-    t.require(len(offsets) == len(kept) and set(offsets) <= set(range(rank)), f"offset_dims = {list(offsets)}")
+    t.require(
+        len(offsets) == len(kept) and set(offsets) <= set(range(rank)),
+        f"offset_dims is {list(offsets)}, which does not fit",
+    )
     ahead, behind = iter(range(len(batches))), iter(range(len(batches), rank))
     order = [next(behind) if n in offsets else next(ahead) for n in range(rank)]
     t.result(0, axis_moved(t, t.reshaped(found, (*batches, *kept) or (1,)), order))
@@ -118,7 +119,7 @@ UPDATES = {"STABLEHLO_ADD": "SUM", "STABLEHLO_MULTIPLY": "PROD", "STABLEHLO_MAXI
 
 @entry("STABLEHLO_SCATTER", inputs=3, becomes="EQUAL or GATHER, SELECT, REDUCE_SUM, then ADD, MUL, MAXIMUM or MINIMUM")
 def scatter(t: OperatorTask) -> None:
-    """Single elements or whole rows of a tensor combined with updates; what lies outside is left out."""
+    """Combine single elements or complete rows of a tensor with updates; indices outside are ignored."""
     o, x, updates = t.options("StablehloScatterOptions"), t.x(0), t.x(2)
     shape, sizes = t.known(x)[: t.rank(x)], t.known(updates)[: t.rank(updates)]
     names = ("UpdateWindowDims", "InsertedWindowDims", "ScatterDimsToOperandDims")
@@ -136,7 +137,7 @@ def scatter(t: OperatorTask) -> None:
     body = [operator.name for operator in graphs[number].operators]
     kind = UPDATES.get(body[0]) if len(body) == 1 else None
     if kind is None:
-        t.refuse(f"combines with {', '.join(body) or 'the update alone'}, of which the order counts")
+        t.refuse(f"combines with {', '.join(body) or 'the update alone'}, whose order matters")
     others = [n for n in range(len(sizes)) if n not in windows]
     t.require(tuple(sizes[n] for n in others) == batches, "updates must have the dimensions of the indices")
     most = np.array([[shape[axis] - 1 for axis in axes]], np.int32)

@@ -1,4 +1,4 @@
-"""Entries of what a model keeps from run to run: resource variables; and variable tensors, for recurrent operators."""
+"""Entries of persistent values: resource variables, and variable tensors of recurrent operators."""
 
 import math
 
@@ -12,17 +12,17 @@ from nnhal.frontends.tflite.graph import ImportGraph
 from nnhal.frontends.tflite.task import OperatorTask, entry
 from nnhal.ops.schema import Q8S
 
-MOST_STATE = 1 << 30  # bytes of a state, which is kept as an array
+MOST_STATE = 1 << 30  # bytes of a state, which is stored as an array
 
 # ---------------------------------------------------------------------------------------------------- variable tensors
 
 
 def variable_of(t: OperatorTask, place: int) -> Variable:
-    """The variable of a variable tensor."""
+    """Return the variable of a variable tensor."""
     t.require(t.given(place), f"input {place} is omitted, must be a state")
     index = t.operator.inputs[place]
     tensor = t.graph.source.tensors[index]
-    t.require(tensor.variable, f"input {place}, {tensor.name!r}, must be a variable tensor, which a state lies in")
+    t.require(tensor.variable, f"input {place}, {tensor.name!r}, must be a variable tensor, which holds a state")
     variable = t.graph.variable(("tensor", t.graph.source.index, index), tensor.name)
     if variable.value is None:
         variable.value = replace(t.graph.declared(index), shape=tensor.shape)
@@ -30,18 +30,18 @@ def variable_of(t: OperatorTask, place: int) -> Variable:
 
 
 def read_tensor(t: OperatorTask, place: int) -> Term:
-    """The present value of a variable tensor."""
+    """Return the current value of a variable tensor."""
     return read(variable_of(t, place))
 
 
 def write_tensor(t: OperatorTask, place: int, term: Term) -> None:
-    """A variable tensor has this value from now on."""
+    """Set the value of a variable tensor from now on."""
     variable = variable_of(t, place)
     t.later.append(lambda: setattr(variable, "current", term))
 
 
 def read(variable: Variable) -> Term:
-    """What a variable stands for now: before it was written, a state input."""
+    """Return a variable's current term: before its first assignment, a state input."""
     if variable.current is None:
         if variable.value is None:
             raise Inexpressible(f"variable {variable.name!r} has no type")
@@ -54,15 +54,15 @@ def read(variable: Variable) -> Term:
 
 @entry("CALL_ONCE", inputs=(0, None), outputs=0)
 def call_once(t: OperatorTask) -> None:
-    """A subgraph that gives variables their first values."""
+    """Run a subgraph that initialises variables."""
     number = t.options("CallOnceOptions")("InitSubgraphIndex")
-    t.require(not t.graph.inner, "within a subgraph is not run once")
+    t.require(not t.graph.inner, "is inside a subgraph, which may run several times")
     t.graph.context.import_subgraph(number, (), t.label, starts=True)
 
 
 @entry("VAR_HANDLE", inputs=(0, None))
 def handle(t: OperatorTask) -> None:
-    """A name for a variable."""
+    """Name a variable."""
     o = t.options("VarHandleOptions")
     key = o.text("Container"), o.text("SharedName")
     variable = t.graph.variable(key, "/".join(part for part in key if part))
@@ -70,16 +70,16 @@ def handle(t: OperatorTask) -> None:
 
 
 def named(t: OperatorTask) -> Variable:
-    """The variable that input 0 names."""
+    """Return the variable that input 0 names."""
     variable = t.raw(0).variable
     if variable is None:
-        t.refuse("input 0 is no handle of a variable")
+        t.refuse("input 0 is not a handle of a variable")
     return variable
 
 
 @entry("READ_VARIABLE")
 def read_variable(t: OperatorTask) -> None:
-    """The present value."""
+    """Return the current value."""
     variable, value = named(t), t.declared()
     if variable.value is None:
         tensor = t.graph.source.tensors[t.operator.outputs[0]]
@@ -93,7 +93,7 @@ def read_variable(t: OperatorTask) -> None:
 
 @entry("ASSIGN_VARIABLE", inputs=2, outputs=0)
 def assign_variable(t: OperatorTask) -> None:
-    """A new value; in an initialising subgraph the first one, which has to be constant."""
+    """Assign a value; in an initialising subgraph the initial one, which must be constant."""
     variable, term = named(t), t.x(1)
     if t.graph.starts:
         variable.initial = t.data(1, f"the first value of {variable.name!r}")
@@ -115,9 +115,9 @@ def assign_variable(t: OperatorTask) -> None:
 
 
 def settle(graph: ImportGraph) -> list[tuple[Term, Term, Array]]:
-    """Of every variable that is read and then written: what it is read from, what it becomes, its first value.
+    """Return the first and last terms and initial values of variables that are read before they are written.
 
-    One that is never written is constant, one that is never read before it is written needs no state.
+    A variable that is never written is constant; one that is written before it is read needs no state.
     """
     states = []
     variables = graph.context.variables.values()
@@ -138,7 +138,7 @@ def settle(graph: ImportGraph) -> list[tuple[Term, Term, Array]]:
         first = variable.initial
         if first is None:
             graph.file.budget.spend(Cost.MEMORY, math.prod(shape) * value.dtype.itemsize, f"variable {variable.name!r}")
-            empty = value.zero_point if value.type == Q8S else 0  # as LiteRT: of UINT8 it is not a real zero
+            empty = value.zero_point if value.type == Q8S else 0  # as in LiteRT: for UINT8, this is not real 0
             first = np.full(shape, empty, value.dtype) if empty else np.zeros(shape, value.dtype)
         first = np.ascontiguousarray(first, value.dtype).reshape(shape)
         if last is source:

@@ -1,4 +1,4 @@
-"""Entries of NON_MAX_SUPPRESSION: the best box is chosen, what overlaps with it suppressed, as often as there are rows."""
+"""Entries of NON_MAX_SUPPRESSION: select the best box and suppress overlapping ones, as often as there are rows."""
 
 import numpy as np
 
@@ -8,15 +8,15 @@ from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.tflite.task import OperatorTask, entry
 from nnhal.ops.schema import F32, I32
 
-LOWEST = float(np.finfo(np.float32).min)  # of what is out: no score that a threshold lets through
-MOST_BOXES = 1 << 24  # whose numbers are exact as floats
+LOWEST = float(np.finfo(np.float32).min)  # of suppressed boxes: below every threshold
+MOST_BOXES = 1 << 24  # their numbers are exact as floats
 MADE_OF = "ARGMAX, GATHER, arithmetic and SELECT for each row of the output"
 
 
 @entry("NON_MAX_SUPPRESSION_V4", inputs=5, outputs=2, becomes=MADE_OF)
 @entry("NON_MAX_SUPPRESSION_V5", inputs=6, outputs=3, becomes=MADE_OF)
 def suppress(t: OperatorTask) -> None:
-    """V5 lowers the scores of what overlaps a little, and gives the scores as well."""
+    """Select boxes. V5 lowers the scores of slightly overlapping boxes, and also returns the scores."""
     boxes, scores, rows = t.x(0), t.x(1), t.integer(2, "max_output_size")
     overlap, least = t.number(3, "iou_threshold"), t.number(4, "score_threshold")
     soft = t.name.endswith("V5")
@@ -24,8 +24,8 @@ def suppress(t: OperatorTask) -> None:
     count = t.known(scores)[0]
     t.require(boxes.value.type == scores.value.type == F32, "of other types than FLOAT32 is not in TFLite")
     t.require(t.known(boxes) == (count, 4) and count and rows > 0, "must have boxes, a score for each, and rows")
-    t.require(count <= MOST_BOXES, f"has {count} boxes, must be {MOST_BOXES} at most")
-    t.require(least > LOWEST, f"score_threshold = {least}, must be greater than {LOWEST}")
+    t.require(count <= MOST_BOXES, f"has {count} boxes, must have at most {MOST_BOXES}")
+    t.require(least > LOWEST, f"score_threshold is {least}, must be greater than {LOWEST}")
     r = Reals(t)
     sides = Sides(r, t.make("TRANSPOSE", boxes, t.integers([1, 0])))
     out = constant(Value(F32), np.full((1, count), LOWEST, np.float32))
@@ -33,19 +33,19 @@ def suppress(t: OperatorTask) -> None:
     able = r.test("GREATER", left, least)
     left = r.choose(able, left, out)
     hits = t.make("SELECT", able, *(t.filled((1, count), n, F32) for n in (1, 0)), like=left)
-    most = t.make("REDUCE_SUM", hits, t.integers([1]), True)  # LiteRT chooses no more often than there are boxes
+    most = t.make("REDUCE_SUM", hits, t.integers([1]), True)  # LiteRT selects no more often than there are boxes
     places, values, total = [], [], None
     for row in range(rows):
         (best,) = t.run("ARGMAX", left, 1, outs=[Value(I32, None)])
         top, place = t.make("GATHER", left, 1, best), t.reshaped(best, (1, 1))
         found = t.make("LOGICAL_AND", r.test("GREATER", top, least), r.test("GREATER", most, row))
         chosen = t.make("SELECT", found, place, t.filled((1, 1), 0, I32), like=place)
-        places.append(t.make("CAST", chosen, like=Value(F32)))  # as CONCATENATION takes no integers
+        places.append(t.make("CAST", chosen, like=Value(F32)))  # because CONCATENATION rejects integers
         values.append(r.choose(found, top, t.filled((1, 1), 0, F32)))
         one = t.ones(found)
         total = one if total is None else t.make("ADD", total, one, activation=0)
         shared = sides.shared(best)
-        gone = r.test("GREATER_EQUAL", shared, overlap)  # the box itself too, unless it has no area, as in LiteRT
+        gone = r.test("GREATER_EQUAL", shared, overlap)  # also the box itself, unless it has no area, as in LiteRT
         if sigma > 0:
             left = r("MUL", left, t.make("EXP", r("MUL", r("MUL", shared, shared), -0.5 / sigma)))
             gone = t.make("LOGICAL_OR", gone, t.make("LOGICAL_NOT", r.test("GREATER", left, least)))
@@ -60,7 +60,7 @@ def suppress(t: OperatorTask) -> None:
 
 
 class Sides:
-    """Boxes by their sides, each a row of numbers: any two opposite corners say a box."""
+    """Boxes by their sides, each a row of numbers: any two opposite corners define a box."""
 
     def __init__(self, r: Reals, boxes: Term) -> None:
         self.r, rows = r, r.t.run("SPLIT", boxes, 0, 4, outs=[Value(F32, None)] * 4)
@@ -69,7 +69,7 @@ class Sides:
         self.area = r("MUL", height, width)
 
     def shared(self, best: Term) -> Term:
-        """The share of their union that all boxes have in common with one."""
+        """Return the intersection of all boxes with one, divided by their union."""
         r, lengths = self.r, []
         for low, high in self.ends:
             reach = r("SUB", r("MINIMUM", high, self._of(high, best)), r("MAXIMUM", low, self._of(low, best)))

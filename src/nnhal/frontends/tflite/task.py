@@ -1,4 +1,4 @@
-"""What an entry of the table works with: one operator's tensors and options, and NNAPI operations to write."""
+"""The interface of an entry to its operator: tensors, options, and methods that write NNAPI operations."""
 
 import math
 from collections.abc import Callable
@@ -16,19 +16,18 @@ from nnhal.frontends.tflite.reader import Fields
 from nnhal.frontends.tflite.wide import CARRIES, span_of
 from nnhal.ops.schema import F32, I32
 
-SHAPES = {"FILL": 0, "RESHAPE": 1, "BROADCAST_TO": 1}  # which input is the shape of the output
-TANH = 4  # TFLite's fused activations; the ones before it are NNAPI's
+SHAPES = {"FILL": 0, "RESHAPE": 1, "BROADCAST_TO": 1}  # the input that is the shape of the output
+TANH = 4  # TFLite's fused activations; lower ones are NNAPI's
 FUSED = {0: "NONE", 1: "RELU", 2: "RELU_N1_TO_1", 3: "RELU6", 4: "TANH", 5: "SIGN_BIT"}
 AFTER = {Activation.RELU: "RELU", Activation.RELU1: "RELU1", Activation.RELU6: "RELU6", TANH: "TANH"}
 
 
 class OperatorEntry(NamedTuple):
-    """How to lower an operator. inputs, outputs: the least and greatest number; None: any.
+    """The way to lower an operator. inputs, outputs: the least and greatest number; None: any.
 
-    real: what it computes is a function of real values alone, so where NNAPI's quantised form does not take the file's
-    scales the same can be said by dequantising, computing in float32 and quantising, which rounds once too.
-    single: it works on single elements, so where NNAPI takes four dimensions at most some can be seen as one.
-    becomes: what it is made of, for people.
+    real: whether it computes a function of real values alone. If NNAPI's quantised operation rejects the file's scales,
+    it can be dequantised, computed in float32 and quantised, which rounds once too. single: whether it is elementwise,
+    so that dimensions can be merged if NNAPI supports at most four. becomes: the resulting operations, for people.
     """
 
     lower: Callable[["OperatorTask"], None]
@@ -46,7 +45,7 @@ Count = int | tuple[int, int | None]
 def entry(
     *names: str, inputs: Count = 1, outputs: Count = 1, real: bool = False, single: bool = False, becomes: str = ""
 ) -> Callable[[Callable[["OperatorTask"], None]], Callable[["OperatorTask"], None]]:
-    """Make a function the entry of the named operators."""
+    """Register a function as the entry of the named operators."""
     counts = [(n, n) if isinstance(n, int) else n for n in (inputs, outputs)]
 
     def add(function: Callable[["OperatorTask"], None]) -> Callable[["OperatorTask"], None]:
@@ -58,7 +57,7 @@ def entry(
 
 
 class OperatorTask(OperationWriter):
-    """One operator to lower. Nothing is written to the graph before `commit`. reals: see `OperatorEntry.real`."""
+    """One operator to lower. The graph is unchanged before `commit`. reals: see `OperatorEntry.real`."""
 
     def __init__(self, graph: ImportGraph, operator: Operator, *, reals: bool = False) -> None:
         super().__init__(graph.file.budget, f"{operator.name} {graph.place(operator.index)}")
@@ -67,11 +66,11 @@ class OperatorTask(OperationWriter):
         self.later: list[Callable[[], None]] = []
 
     def options(self, kind: str) -> Fields:
-        """The operator's options, such as Conv2DOptions."""
+        """Return the operator's options, such as Conv2DOptions."""
         return self.operator.options.read(kind)
 
     def commit(self) -> None:
-        """Hand results and operations to the graph."""
+        """Add results and operations to the graph."""
         there, made = len(self.operator.outputs), len(self.results)
         self.require(there <= made, f"has {there} outputs, must have {made}")
         spans = {n: span_of(self, n) for n in range(len(self.operator.outputs)) if self._wide(self.operator.outputs[n])}
@@ -88,7 +87,7 @@ class OperatorTask(OperationWriter):
             step()
 
     def ranked(self, number: int) -> Term:
-        """The term of output `number`, which is of rank 0 where the file's is; an input that has another rank is copied."""
+        """Return the term of output `number`, with rank 0 if the file's has; an input with another rank is copied."""
         term, tensor = self.results[number], self.graph.source.tensors[self.operator.outputs[number]]
         if not self.operator.builtin or term.parts or term.data is not None or term.value.shape != (1,):
             return term
@@ -99,7 +98,7 @@ class OperatorTask(OperationWriter):
         return term
 
     def _says_one(self) -> bool:
-        """Whether inputs say that the output has one dimension; a file has none too where it is not known before."""
+        """Whether the inputs determine that the output has one dimension; rank 0 in the file may mean unknown."""
         if self.name in ENTRIES and ENTRIES[self.name].single:
             there = [i for i in self.operator.inputs if i != OMITTED]
             return any(not self.graph.term(index).scalar for index in there)
@@ -112,21 +111,21 @@ class OperatorTask(OperationWriter):
     # ------------------------------------------------------------------------------------------------------- inputs
 
     def given(self, place: int) -> bool:
-        """Whether input `place` is there."""
+        """Whether input `place` is given."""
         inputs = self.operator.inputs
         return place < len(inputs) and inputs[place] != OMITTED
 
     def raw(self, place: int) -> Term:
-        """Input `place`, of whatever type."""
+        """Return input `place`, of any type."""
         self.require(self.given(place), f"input {place} is omitted, must be given")
         return self.graph.term(self.operator.inputs[place])
 
     def maybe(self, place: int) -> Term | None:
-        """Input `place`, None where it is omitted."""
+        """Return input `place`, None if it is omitted."""
         return self.x(place) if self.given(place) else None
 
     def x(self, place: int) -> Term:
-        """Input `place` as an NNAPI tensor."""
+        """Return input `place` as an NNAPI tensor."""
         term = self.raw(place)
         if term.value.type == UNTYPED or (self._wide(self.operator.inputs[place]) and self.name not in CARRIES):
             self.follows(term)
@@ -145,24 +144,24 @@ class OperatorTask(OperationWriter):
         return self.graph.source.tensors[index].type == "INT64"
 
     def xs(self, start: int = 0) -> list[Term]:
-        """All inputs from a place on."""
+        """Return all inputs from a place on."""
         return [self.x(place) for place in range(start, len(self.operator.inputs))]
 
     def integer(self, place: int, what: str) -> int:
-        """One constant integer."""
+        """Return one constant integer."""
         numbers = self.ints(place, what)
-        self.require(len(numbers) == 1, f"{what} = {numbers}, must be one number")
+        self.require(len(numbers) == 1, f"{what} is {numbers}, must be one number")
         return numbers[0]
 
     def index(self, place: int, what: str) -> Term:
-        """Integers as TENSOR_INT32; 64-bit constants are taken where they fit."""
+        """Return integers as TENSOR_INT32; 64-bit constants are accepted if they fit."""
         term = self.raw(place)
         self.require(not term.partly, f"{what} is a shape known only at execution, must be constant for NNAPI")
         if term.value.type == I32:
             return term
         self.require(term.kind == "INT64", f"{what} is {term.kind}, must be INT32")
         data = self.data(place, what)
-        self.require(data.dtype != object and data.size, f"{what} is not known, must be constant where it is INT64")
+        self.require(data.dtype != object and data.size, f"{what} is unknown, must be constant if it is INT64")
         fits = INT32_RANGE.min <= data.min() and data.max() <= INT32_RANGE.max
         self.require(fits, f"{what} holds numbers that do not fit into 32 bits")
         return constant(Value(I32), data.astype(np.int32))
@@ -172,36 +171,36 @@ class OperatorTask(OperationWriter):
     # ------------------------------------------------------------------------------------------------------ outputs
 
     def declared(self, number: int = 0) -> Value:
-        """Type and quantisation of output `number` in the file."""
+        """Return the type and quantisation of output `number` in the file."""
         count = len(self.operator.outputs)
-        self.require(number < count, f"has {count} outputs, must have {number + 1} at least")
+        self.require(number < count, f"has {count} outputs, must have at least {number + 1}")
         try:
             return self.graph.declared(self.operator.outputs[number])
         except Inexpressible as error:
             raise Inexpressible(f"output {number}, {error}") from error
 
     def out(self, number: int = 0) -> Value:
-        """Type and quantisation of output `number` as this task has to write it."""
+        """Return the type and quantisation of output `number` that this task must write."""
         value = self.declared(number)
         return Value(F32, None, name="") if self.reals and value.type in ASYMMETRIC else value
 
     def reads(self, number: int) -> bool:
-        """Whether anybody reads output `number`."""
+        """Whether output `number` is read."""
         return self.operator.outputs[number] in self.graph.read
 
     def result(self, number: int, term: Term) -> None:
-        """Output `number` is this term; in a task on reals it is quantised first."""
+        """Set output `number` to a term; a task on reals quantises it first."""
         value = self.declared(number)
         if term.value.type != value.type and value.type in ASYMMETRIC and self.reals:
             (term,) = self.run("QUANTIZE", term, outs=[value])
         self.results[number] = term
 
     def same(self, term: Term, number: int = 0) -> None:
-        """Output `number` is the same as an input, or constant."""
+        """Set output `number` to an input or a constant."""
         self.results[number] = term
 
     def known_result(self, data: Array, number: int = 0) -> None:
-        """Output `number` is known at import."""
+        """Set output `number` to a value known at import."""
         index = self.operator.outputs[number]
         kind = self.graph.source.tensors[index].type
         try:
@@ -219,7 +218,7 @@ class OperatorTask(OperationWriter):
             self.result(number, term)
 
     def fused(self, code: int, name: str, *given: Any, **named: Any) -> None:
-        """Write the operator as one operation with a fused activation, or with one behind it that NNAPI does not fuse."""
+        """Write one operation with a fused activation, or with a separate one if NNAPI does not fuse it."""
         self.require(code in FUSED, f"activation is {code}, must be one of {', '.join(map(str, FUSED))}")
         if code < TANH:
             self.give(name, *given, activation=code, **named)
@@ -227,7 +226,7 @@ class OperatorTask(OperationWriter):
             self.activated(code, self.make(name, *given, like=self.out(), activation=0, **named))
 
     def activated(self, code: int, term: Term) -> None:
-        """The operator's output is a term under an activation."""
+        """Set the operator's output to a term with an activation."""
         if code == Activation.NONE:
             self.result(0, term)
         else:
@@ -237,7 +236,7 @@ class OperatorTask(OperationWriter):
     # ---------------------------------------------------------------------------------------------- common operations
 
     def flattened(self, name: str, x: Term, *given: Any) -> None:
-        """Write the operator as an operation along the last dimension, or on single elements; NNAPI's have four at most."""
+        """Write an operation along the last dimension, or an elementwise one, with at most four dimensions."""
         shape = self.shape(x)
         if len(shape) <= MOST_DIMENSIONS:
             self.give(name, x, *given)

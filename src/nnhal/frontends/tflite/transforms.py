@@ -1,4 +1,4 @@
-"""Entries of Fourier transforms and of convolutions in three dimensions, as matrix products and convolutions in two."""
+"""Entries of Fourier transforms and 3-D convolutions, as matrix products and 2-D convolutions."""
 
 import math
 
@@ -14,13 +14,11 @@ from nnhal.ops.schema import F32, I32
 MOST_WAVES = 1 << 22  # elements of a constant matrix of sines and cosines
 
 
-@entry(
-    "RFFT2D", inputs=2, becomes="FULLY_CONNECTED with sines and cosines, where COMPLEX_ABS, REAL, IMAG or CAST follows"
-)
+@entry("RFFT2D", inputs=2, becomes="FULLY_CONNECTED with sines and cosines, if COMPLEX_ABS, REAL, IMAG or CAST follows")
 def transform(t: OperatorTask) -> None:
-    """Rows times cosines and sines, then columns; the real and the imaginary part are tensors of their own."""
+    """Multiply rows by cosines and sines, then columns; the real and imaginary parts are separate tensors."""
     x, lengths = t.x(0), t.ints(1, "fft_length")
-    t.require(len(lengths) == 2 and min(lengths) > 0, f"fft_length = {lengths}, must be two sizes")
+    t.require(len(lengths) == 2 and min(lengths) > 0, f"fft_length is {lengths}, must be two sizes")
     shape, (height, width) = t.known(x), lengths
     t.require(len(shape) >= 2 and math.prod(shape), f"the input has shape {list(shape)}, must have rows and columns")
     half, batch = width // 2 + 1, math.prod(shape[:-2])
@@ -40,22 +38,23 @@ def transform(t: OperatorTask) -> None:
 
 
 def waves(t: OperatorTask, size: int, count: int) -> list[Array]:
-    """cos and -sin of the first `count` frequencies over `size` places."""
+    """Return cos and -sin of the first `count` frequencies over `size` places."""
     t.require(
-        size * count <= MOST_WAVES, f"has {size} places, a matrix of {size * count} waves, must be {MOST_WAVES} at most"
+        size * count <= MOST_WAVES,
+        f"has {size} places, a matrix of {size * count} waves, must have at most {MOST_WAVES}",
     )
     angles = 2 * np.pi * (np.outer(np.arange(count), np.arange(size)) % size) / size
     return [np.cos(angles).astype(np.float32), -np.sin(angles).astype(np.float32)]
 
 
 def product(t: OperatorTask, rows: Term, matrix: Array) -> Term:
-    """Rows times the rows of a constant matrix."""
+    """Multiply rows by the rows of a constant matrix."""
     bias = np.zeros(len(matrix), np.float32)
     return t.make("FULLY_CONNECTED", rows, *(constant(Value(F32), each) for each in (matrix, bias)), activation=0)
 
 
 def resized(t: OperatorTask, x: Term, height: int, width: int) -> Term:
-    """Cut or filled with zeros to a size."""
+    """Cut or fill with zeros to a size."""
     batch, rows, columns = t.known(x)
     if (rows, columns) == (height, width):
         return x
@@ -67,7 +66,7 @@ def resized(t: OperatorTask, x: Term, height: int, width: int) -> Term:
 
 @entry("REAL", "IMAG", "COMPLEX_ABS", becomes="a part of RFFT2D; SQRT of the sum of squares")
 def part(t: OperatorTask) -> None:
-    """Of a transform."""
+    """Return a real tensor from a transform."""
     real, imaginary = parts_of(t)
     if t.name == "COMPLEX_ABS":
         flat = [t.reshaped(p, (math.prod(t.known(p)),)) for p in (real, imaginary)]
@@ -78,16 +77,16 @@ def part(t: OperatorTask) -> None:
 
 
 def parts_of(t: OperatorTask) -> tuple[Term, Term]:
-    """The real and the imaginary part of input 0."""
+    """Return the real and the imaginary part of input 0."""
     x = t.raw(0)
     t.follows(x)
     if x.parts is None:
-        t.refuse(f"of {x.kind} that no RFFT2D gives: NNAPI has no complex numbers")
+        t.refuse(f"of {x.kind}, must come from an RFFT2D: NNAPI has no complex numbers")
     return x.parts
 
 
 def lower_in_parts(t: OperatorTask) -> None:
-    """Lower a move of complex numbers as one of the real and one of the imaginary parts; a cast takes the real ones."""
+    """Lower a move of complex numbers as two moves, of the real and imaginary parts; a cast uses the real ones."""
     entry = ENTRIES[t.name]
     real, imaginary = PartTask(t, 0), PartTask(t, 1)
     entry.lower(real)
@@ -102,19 +101,19 @@ def lower_in_parts(t: OperatorTask) -> None:
 
 
 class PartTask(OperatorTask):
-    """An operator that sees one part of each complex tensor. What it writes is the whole task's."""
+    """An operator on one part of each complex tensor. It writes for the complete task."""
 
     def __init__(self, whole: OperatorTask, part: int) -> None:
         super().__init__(whole.graph, whole.operator)
         self.emitted, self.later, self._part = whole.emitted, whole.later, part
 
     def raw(self, place: int) -> Term:
-        """Input `place`, of complex numbers the part."""
+        """Return input `place`, or its part if it is complex."""
         term = super().raw(place)
         return term.parts[self._part] if term.parts else term
 
     def declared(self, number: int = 0) -> Value:
-        """Type and quantisation of output `number`, of complex numbers that of the part."""
+        """Return the type and quantisation of output `number`, or of its part if it is complex."""
         complex_ = self.graph.source.tensors[self.operator.outputs[number]].type == "COMPLEX64"
         return Value(F32, None) if complex_ else super().declared(number)
 
@@ -124,7 +123,7 @@ class PartTask(OperatorTask):
 
 @entry("CONV_3D", inputs=(2, 3), becomes="GATHER along the depth, then CONV_2D with its planes as channels")
 def deep_convolution(t: OperatorTask) -> None:
-    """The planes that a filter sees at once are channels of one picture."""
+    """Convolve; the planes that a filter covers at once become channels of one picture."""
     o, x = t.options("Conv3DOptions"), t.x(0)
     w = t.data(1, "the filter")
     t.require(w.ndim == 5 and len(t.known(x)) == 5, "must have five dimensions")
@@ -143,9 +142,11 @@ def deep_convolution(t: OperatorTask) -> None:
 
 
 def seen_planes(t: OperatorTask, x: Term, stride: int, dilation: int, size: int, padding: Padding) -> tuple[Term, int]:
-    """Pictures [batch * places, height, width, size * channels] of the planes seen from each place, and the places."""
+    """Return pictures [batch * places, height, width, size * channels] of the planes at each place, and the places."""
     batch, depth, height, width, channels = t.known(x)
-    t.require(stride > 0 and dilation > 0, f"steps along the depth are {stride}, {dilation} apart, must be at least 1")
+    t.require(
+        stride > 0 and dilation > 0, f"stride and dilation of the depth are {stride} and {dilation}, must be at least 1"
+    )
     reach = (size - 1) * dilation + 1
     same = padding == Padding.SAME
     places = -(-depth // stride) if same else (depth - reach) // stride + 1
@@ -169,14 +170,14 @@ def seen_planes(t: OperatorTask, x: Term, stride: int, dilation: int, size: int,
     becomes="TRANSPOSE_CONV_2D with the filter's planes as channels, PAD, SLICE, ADD",
 )
 def deep_transposed_convolution(t: OperatorTask) -> None:
-    """What each plane of the filter makes of each picture is added to the picture that it belongs to."""
+    """Convolve transposed: add each plane's product with each picture to the picture that it belongs to."""
     o, x, w = t.options("Conv3DOptions"), t.x(2), t.data(1, "the filter")
     t.require(w.ndim == 5 and len(t.known(x)) == 5, "must have five dimensions")
     t.require(x.value.type == F32 and w.dtype == np.float32, f"of {x.kind} is not in TFLite")
     grown = o("DilationWFactor"), o("DilationHFactor")
-    t.require(grown == (1, 1), f"has dilations {grown} of width and height, which TRANSPOSE_CONV_2D does not have")
+    t.require(grown == (1, 1), f"has dilations {grown} of width and height, which TRANSPOSE_CONV_2D lacks")
     (batch, deep, *picture), shape = t.known(x), t.ints(0, "output_shape")
-    t.require(len(shape) == 5 and shape[0] == batch and min(shape) > 0, f"output_shape = {shape} does not fit")
+    t.require(len(shape) == 5 and shape[0] == batch and min(shape) > 0, f"output_shape is {shape}, which does not fit")
     planes, height, width, units, depth = w.shape
     t.require(depth == picture[2] and units == shape[4], "the filter must have the channels of input and output")
     stride, step = o("StrideD"), o("DilationDFactor")
@@ -211,7 +212,7 @@ def deep_transposed_convolution(t: OperatorTask) -> None:
 
 
 def moved_to(t: OperatorTask, x: Term, start: int, size: int) -> Term:
-    """The second of three dimensions, from place `start` on of one of another size; zeros stand elsewhere."""
+    """Move the second of three dimensions to place `start` of another size; fill with zeros."""
     batch, count, inner = t.known(x)
     first, last = max(0, -start), min(count, size - start)
     if first >= last:

@@ -1,8 +1,8 @@
-"""64-bit integers as 32-bit ones, where nothing is lost: NNAPI has no others.
+"""Represents 64-bit integers as 32-bit ones, without loss: NNAPI has no others.
 
-What an application gives is checked at each call, constants are known, and operators that only move, choose or compare
-integers make no greater ones. Of sums and products the least and greatest value is computed; where 32 bits may not hold it,
-the operator is refused.
+Each call checks the application's values, constants are known, and operators that only move, select or compare integers
+make no greater ones. For sums and products, the importer computes the least and greatest value; if these may exceed 32
+bits, the operator is refused.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ COMPARES = frozenset(("EQUAL", "NOT_EQUAL", "LESS", "LESS_EQUAL", "GREATER", "GR
 
 
 class BeingLowered(Protocol):
-    """What is asked of an operator that is lowered."""
+    """The interface of an operator that is lowered."""
 
     graph: ImportGraph
     operator: Operator
@@ -48,7 +48,7 @@ CARRIES = MOVES | CALLS | COMPARES | SUMS.keys() | {"CAST", "ARG_MAX", "ARG_MIN"
 
 
 def span_of(t: BeingLowered, number: int) -> Span:
-    """The range of output `number`, integers of 64 bits in the file; Inexpressible where 32 bits may not hold it."""
+    """Return the range of output `number`, 64-bit integers in the file; Inexpressible if it may exceed 32 bits."""
     result = t.results[number]
     if result.data is not None and result.span is not None:
         return result.span

@@ -1,7 +1,7 @@
-"""What a compilation leaves in cache files, as drivers write and read it: `header | sections | keyed hash`.
+"""The format of cache files: `header | sections | keyed hash`.
 
-The client that opened the files may have changed them, and so may anybody else who can write where they lie. So a file is
-read into memory once, and whatever is said of it is said of those bytes, never of the file again.
+The client that opened the files, or another process with write access, may have changed them. So a file is read into
+memory once, and only those bytes are verified and used.
 
     0   8  magic           48  32  token                    112  names and sizes of the sections, 16 bytes each and the name
     8   4  version         80  32  identity of the driver     …  the sections, each from a multiple of 64 on
@@ -36,7 +36,7 @@ KINDS = "model", "data"
 
 
 class CacheFiles(NamedTuple):
-    """How many cache files of each kind one compilation has."""
+    """The number of cache files of each kind in one compilation."""
 
     model: int = 0
     data: int = 0
@@ -46,11 +46,12 @@ class CacheFiles(NamedTuple):
 
 
 class Cache(PartlyCompared, frozen=True):
-    """Files for one compilation, and the token that stands for it.
+    """The files of one compilation, and its token.
 
-    token: 32 bytes. model_files, data_files: descriptors, read-write and at 0, as many as the device asked for. They are the
-    caller's: a driver that needs them after the call duplicates them. kept_by: what keeps them open. settled: set when the
-    call has ended and what it gave is saved, or is not to be: `Later` writes then. later: set where `Later` has them.
+    token: 32 bytes. model_files, data_files: descriptors, read-write and at 0, as many as the device requests. They
+    belong to the caller: a driver that needs them after the call duplicates them. kept_by: keeps them open. settled:
+    set when the call has ended and its result is saved, or will not be: `Later` writes then. later: set if `Later` has
+    them.
     """
 
     token: bytes
@@ -64,12 +65,12 @@ class Cache(PartlyCompared, frozen=True):
 
     @property
     def files(self) -> tuple[int, ...]:
-        """All descriptors, those of the model first."""
+        """All descriptors, those of the model files first."""
         return self.model_files + self.data_files
 
     @property
     def unwritten(self) -> bool:
-        """Whether no file holds anything, as where the driver is to write them later. OSError."""
+        """Whether all files are empty, because the driver will write them later. OSError."""
         return not any(os.fstat(fd).st_size for fd in self.files)
 
 
@@ -77,10 +78,10 @@ Section = bytes | bytearray | memoryview
 
 
 class CacheContent(Struct):
-    """What a prepared model saves, and is restored from: for each file sections by name, bytes or what has such.
+    """The content that a prepared model saves and is restored from: for each file, sections of bytes by name.
 
-    model: what may do harm where it is not what was written, such as code; data: constants. pools: the memories that the
-    model's constants lie in, the same in both: content may refer to bytes of them and leave them where they are.
+    model: content that is dangerous if it is changed, such as code. data: constants. pools: the memories of the model's
+    constants, the same in both: content may refer to bytes of them instead of copying them.
     """
 
     model: list[MutableMapping[str, Any]] = field(default_factory=list)
@@ -89,16 +90,16 @@ class CacheContent(Struct):
 
     @classmethod
     def empty(cls, files: CacheFiles, pools: Sequence[Memory] = ()) -> "CacheContent":
-        """To be filled."""
+        """Return empty content, to fill."""
         return cls([{} for _ in range(files.model)], [{} for _ in range(files.data)], pools)
 
 
 class Damaged(OperationFailed):
-    """A cache file that is not what was written."""
+    """A cache file has changed since it was written."""
 
 
 def written(content: CacheContent, token: bytes, identity: bytes, key: bytes) -> tuple[list[bytearray], bytes]:
-    """The bytes of each file, those of the model first, and the hash that stands for all of them together."""
+    """Return the bytes of each file, those of the model files first, and the hash over all of them."""
     made = [
         _file(sections, kind, number, token, identity, key)
         for kind, files in enumerate((content.model, content.data))
@@ -110,9 +111,9 @@ def written(content: CacheContent, token: bytes, identity: bytes, key: bytes) ->
 def understood(
     model: Sequence[Section], data: Sequence[Section], token: bytes, identity: bytes, key: bytes
 ) -> tuple[CacheContent, bytes]:
-    """What the files hold, and the hash that stands for them; Damaged says what is wrong with which file.
+    """Return the content of the files and their hash; Damaged names the file and the reason.
 
-    What it answers reads the very bytes that were given.
+    The content refers to the given bytes.
     """
     content = CacheContent()
     for kind, (files, into) in enumerate(((model, content.model), (data, content.data))):
@@ -122,16 +123,16 @@ def understood(
 
 
 def written_by(file: Section) -> bytes | None:
-    """The identity that a file says it is of; None where it is no file of this form."""
+    """Return the identity of the writer in a file's header; None if it has another format."""
     if len(file) < _HEADER.size or bytes(file[: len(MAGIC)]) != MAGIC:
         return None
     return bytes(_HEADER.unpack_from(file)[-1])
 
 
 def read(fd: int) -> bytes:
-    """All that a file holds, copied. OSError.
+    """Return a copy of the whole file. OSError.
 
-    Damaged where the size is not that of its header, which is looked at first, or where it does not fit into memory.
+    Damaged if the size is not that in its header, which is checked first, or if there is not enough memory.
     """
     size = os.fstat(fd).st_size
     if size > LARGEST:
@@ -152,7 +153,7 @@ def read(fd: int) -> bytes:
 
 
 def write(fd: int, data: Section) -> None:
-    """Let a file hold these bytes and no others. OSError."""
+    """Replace the contents of a file. OSError."""
     os.ftruncate(fd, 0)
     view, at = memoryview(data), 0
     while at < len(view):
@@ -160,12 +161,12 @@ def write(fd: int, data: Section) -> None:
 
 
 def why_of(error: OSError) -> str:
-    """What the system refused, in its words."""
+    """Return the system's reason."""
     return (error.strerror or str(error)).lower() if error.errno else str(error.strerror)
 
 
 def give_up(cache: Cache, why: str) -> None:
-    """Let the files hold nothing but the reason, which `refusal` reads, as far as that can be done."""
+    """Replace the files' contents with the reason, for `refusal`, if possible."""
     for fd in cache.files:
         with suppress(OSError):
             os.ftruncate(fd, 0)
@@ -174,11 +175,11 @@ def give_up(cache: Cache, why: str) -> None:
 
 
 def refusal(fd: int) -> str:
-    """Why a driver kept nothing, out of its first file; "" where the file says no such thing. OSError."""
+    """Return why a driver cached nothing, from its first file; "" if the file has no reason. OSError."""
     said = os.pread(fd, len(REFUSAL) + MOST_REFUSAL, 0)
     if not said.startswith(REFUSAL):
         return ""
-    return printable(said[len(REFUSAL) :].decode(errors="replace")) or "it does not say why"
+    return printable(said[len(REFUSAL) :].decode(errors="replace")) or "no reason given"
 
 
 def _file(sections: Mapping[str, Any], kind: int, number: int, token: bytes, identity: bytes, key: bytes) -> bytearray:
@@ -220,7 +221,7 @@ def _view(value: Any, name: str) -> memoryview:
 def _sections(
     file: memoryview, kind: int, number: int, token: bytes, identity: bytes, key: bytes
 ) -> dict[str, memoryview]:
-    """The sections of one file; nothing in it is used before its hash was found right."""
+    """Return the sections of one file, after its hash is verified."""
     what = f"{KINDS[kind]} file {number}"
     if len(file) < _HEADER.size + HASH:
         raise Damaged(f"damaged: {what} has {len(file)} bytes, must be at least {_HEADER.size + HASH}")

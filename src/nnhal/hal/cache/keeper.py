@@ -1,4 +1,4 @@
-"""The integrity of cache files, for any driver: what was saved is known again byte by byte, or is a miss that says why."""
+"""The integrity of cache files, for all drivers: content that differs in one byte is a miss, with the reason."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -33,14 +33,14 @@ def _no_record(error: OSError) -> OperationFailed:
 
 
 def identity(driver: str, its_version: str, code: CodeIdentity, *, processor: bool) -> bytes:
-    """What wrote a cache file, or may read it: driver, version and code, nnhal's version, the processor where it matters."""
+    """Return the identity of a writer or reader: driver, version and code, nnhal's version, and the CPU if it matters."""
     facts = [driver, its_version, code.digest.hex(), __version__, features() if processor else ""]
     return blake2b("\0".join(facts).encode(), digest_size=32).digest()
 
 
 @cache
 def features() -> str:
-    """Which processor this is and what it can, as the kernel says it."""
+    """Return the CPU's model and features, as the kernel reports them."""
     wanted = ("vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CPU implementer", "CPU part")
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
@@ -50,7 +50,7 @@ def features() -> str:
 
 
 def keep(content: CacheContent, cache: Cache, driver: str, identity: bytes) -> None:
-    """Write what was saved to the files, and note what it was first. OperationFailed says why nothing is to be used."""
+    """Record the content, then write it to the files. OperationFailed has the reason why there is nothing to cache."""
     store = _store(driver)
     files, digest = written(content, cache.token, identity, store.key)
     try:
@@ -65,25 +65,25 @@ def keep(content: CacheContent, cache: Cache, driver: str, identity: bytes) -> N
 
 
 def recall(cache: Cache, pools: Sequence[Memory], driver: str, identity: bytes) -> CacheContent:
-    """What was saved, out of the files. OperationFailed, Damaged among them, says why it is none of that."""
+    """Read and verify the content of the files. OperationFailed (or Damaged) has the reason why it cannot be used."""
     content = _known(*_contents(cache), cache.token, _store(driver), identity)
     content.pools = pools
     return content
 
 
 def is_whole(cache: Cache) -> None:
-    """Hold files to the records of all drivers, whichever one wrote them. OperationFailed says what is wrong.
+    """Verify files by the records of all drivers, whichever wrote them. OperationFailed has the reason.
 
-    The record has the name that its process gave the driver, which may be a path or that of a service: so the one that
-    notes the token is looked for. Files of a form of the driver's own are for it to judge. Files that are not written
-    yet are whole.
+    The name of a record is that of the driver in its process, which may be a path or a service, so all records are
+    searched for the token. Files in a driver's private format are not verified. Files that are not written yet are
+    valid.
     """
     if cache.files and cache.unwritten:
         return
     model, data = _contents(cache)
     identity = written_by(next(iter([*model, *data]), b""))
     if identity is None:
-        raise Damaged("is of a form of its driver's own, or damaged: its driver will tell")
+        raise Damaged("has its driver's private format, or is damaged: only its driver can read it")
     wrong = Damaged("is nothing that a driver of this user noted to have written for the token")
     for store in records():
         if store.names(identity, cache.token):
@@ -98,7 +98,7 @@ def is_whole(cache: Cache) -> None:
 def _known(
     model: Sequence[bytes], data: Sequence[bytes], token: bytes, store: TokenStore, identity: bytes
 ) -> CacheContent:
-    """What files hold that the driver has noted to have written."""
+    """Return the content of files that the driver has recorded."""
     content, digest = understood(model, data, token, identity, store.key)
     if not store.knows(identity, token, digest):
         raise Damaged("is nothing that this driver noted to have written for the token")

@@ -1,8 +1,8 @@
-"""Locks of cache files, for a driver that writes or reads them when `prepare` has returned.
+"""Locks of cache files, for a driver that writes or reads them after `prepare` returned.
 
-They belong to the open descriptor, so they end with it, and copies of the descriptor share them (`F_OFD_SETLK` of fcntl(2)).
-A sandboxed driver has them: to keep others from writing takes a descriptor that can be written. It has no `flock`, by which
-it could keep others waiting for any file that it can read. The two kinds do not see each other.
+They belong to the open descriptor: they end with it, and duplicates share them (`F_OFD_SETLK` of fcntl(2)). A sandboxed
+driver may use them, because excluding writers takes a writable descriptor. It may not use `flock`, which could block
+others for any file that it can read. The two kinds of locks do not interact.
 """
 
 import fcntl
@@ -15,9 +15,9 @@ _LOCK = struct.Struct("hhqqi4x")  # struct flock: kind, whence, start, length (0
 
 @contextmanager
 def written_alone(files: Sequence[int]) -> Iterator[None]:
-    """Wait until nobody else writes or reads these files under a lock, and keep all others out meanwhile.
+    """Wait until no other process writes or reads these files under a lock, and exclude all others meanwhile.
 
-    Does without where the file system has no locks.
+    Has no effect if the file system has no locks.
     """
     try:
         for fd in files:
@@ -31,7 +31,7 @@ def written_alone(files: Sequence[int]) -> Iterator[None]:
 
 @contextmanager
 def read_at_once(fd: int) -> Iterator[None]:
-    """Keep others from writing meanwhile. BlockingIOError while another one writes. A file system without locks is fine."""
+    """Exclude writers. BlockingIOError if there is one now. A file system without locks is accepted."""
     try:
         _set(fd, fcntl.F_RDLCK, fcntl.F_OFD_SETLK)
     except BlockingIOError:

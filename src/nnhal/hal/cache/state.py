@@ -1,11 +1,10 @@
-"""Files in the user's state folder that many processes append records to.
+"""Files in the user's state folder to which many processes append records.
 
     0   8  magic          8  32  key of the hashes          40  records
 
-A record is one write to the end, so processes need no lock, and a confined process has none. A
-process holds a shared lock of each file that it has open. A process that opens a file that is too
-large, and that no other process has open, replaces it by one with the newer records. While another
-process has it open, the file stays: a confined process could not open the new one.
+A record is one write to the end, so processes need no lock, and a sandboxed process has none. A process holds a shared
+lock of each file that it has open. A process that opens a file which is too large, and which no other process has open,
+replaces it by one with the newer records. Otherwise the file stays: a sandboxed process could not open the new one.
 """
 
 import errno
@@ -25,13 +24,13 @@ KEY = 32  # bytes
 HEAD = struct.Struct(f"<8s{KEY}s")
 LOG_SUFFIXES = ".tokens", ".blobs"
 
-_opened_here: set[str] = set()  # names of files that this process may have open, and must not take for nobody's
+_opened_here: set[str] = set()  # names of files that this process may have open, and must not remove as unused
 
 
 def state_folder() -> Path:
-    """Where what belongs to the user, and is no cache, lies: NNHAL_STATE_DIR, or `nnhal` below XDG_STATE_HOME.
+    """Return the folder of the user's persistent state: NNHAL_STATE_DIR, or `nnhal` below XDG_STATE_HOME.
 
-    OSError where there is no such place.
+    OSError if there is no such folder.
     """
     given = os.environ.get("NNHAL_STATE_DIR")
     if given:
@@ -41,13 +40,13 @@ def state_folder() -> Path:
 
 
 def state_file(driver: str, kind: str) -> str:
-    """The name of a file of a driver's there, which no other driver's has."""
+    """Return the name of a driver's file there, which no other driver's file has."""
     name = re.sub(r"[^A-Za-z0-9._-]", "_", driver)[:64]
     return f"{name}-{blake2b(driver.encode(), digest_size=8).hexdigest()}.{kind}"
 
 
 class StateFile:
-    """One such file, open as long as this lives. Every method may raise OSError."""
+    """A state file, open as long as this object lives. Every method may raise OSError."""
 
     def __init__(self, owner: Owner) -> None:
         """owner: of the descriptor."""
@@ -56,9 +55,9 @@ class StateFile:
 
     @classmethod
     def open(cls, name: str, magic: bytes, most: int, newer: Callable[[bytes], bytes]) -> "StateFile":
-        """The file of that name, made where it is missing or none. It may be for reading only, as its disk may be.
+        """Open a file, and create it if it is missing or invalid. It may be read-only, as its disk may be.
 
-        most: bytes. newer: the records that are left of a file that has more, from its last ones.
+        most: bytes. newer: returns the records to keep of a larger file, given its last bytes.
         """
         folder = Owner()
         try:
@@ -77,7 +76,7 @@ class StateFile:
 
     @classmethod
     def to_read(cls, name: str) -> "StateFile | None":
-        """The file of that name, to read; None where there is none, which makes no folder either."""
+        """Open a file for reading; None if it is missing. It creates no folder."""
         folder, owner = Owner(), Owner()
         if not (state_folder() / name).exists():
             return None
@@ -91,21 +90,21 @@ class StateFile:
 
     @property
     def fd(self) -> int:
-        """Its descriptor, for as long as this lives."""
+        """Its descriptor, open as long as this object lives."""
         return self._fd
 
     @property
     def gone(self) -> bool:
-        """Whether the file was removed or cut off: nobody will read what is appended."""
+        """Whether the file was removed or truncated: no process would read an appended record."""
         return os.fstat(self._fd).st_nlink == 0 or os.pread(self._fd, HEAD.size, 0)[-KEY:] != self.key
 
     @property
     def size(self) -> int:
-        """Bytes of the whole file."""
+        """The bytes of the whole file."""
         return os.fstat(self._fd).st_size
 
     def append(self, record: bytes) -> None:
-        """Add a record. OSError where it is not all written, or nobody would read it."""
+        """Append a record. OSError if it is not completely written, or no process would read it."""
         if fcntl.fcntl(self._fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         append(self._fd, record)
@@ -113,7 +112,7 @@ class StateFile:
             raise OSError(errno.ESTALE, "the file was removed or cut off")
 
     def last(self, most: int) -> bytes:
-        """The last bytes of its records, so many at most."""
+        """Return the last bytes of the records, at most so many."""
         return _last(self._fd, most)
 
 
@@ -127,7 +126,7 @@ def _last(fd: int, most: int) -> bytes:
 
 
 def _opened(folder: int, name: str) -> Owner:
-    """The file, open to append, or to read where no more can be had, and locked against being replaced."""
+    """Open the file to append, or else to read, with a lock against replacement."""
     while True:
         owner = Owner()
         try:
@@ -137,7 +136,7 @@ def _opened(folder: int, name: str) -> Owner:
                 raise
             owner = Owner()
             private_file(folder, name, os.O_RDONLY, owner)
-        with suppress(OSError):  # without locks a confined process may lose what it appends
+        with suppress(OSError):  # without locks, a sandboxed process may lose its records
             lock_at_once(owner.fds[0], shared=True)
         if os.fstat(owner.fds[0]).st_nlink:
             return owner
@@ -149,7 +148,7 @@ def _whole(fd: int, magic: bytes) -> bool:
 
 
 def _replaced(folder: int, name: str, magic: bytes, most: int, newer: Callable[[bytes], bytes]) -> Owner:
-    """The file as it is to be, while nobody else replaces it."""
+    """Create or replace the file while no other process does."""
     key, records, there = os.urandom(KEY), b"", False
     with suppress(FileNotFoundError):
         owner = _opened(folder, name)
@@ -177,7 +176,7 @@ def _nobody_elses(fd: int) -> bool:
 
 
 def _remove_unused(folder: int) -> None:
-    """Remove files that hold no record and no process has open, such as those of drivers that are no more."""
+    """Remove files that have no record and are not open anywhere, such as those of removed drivers."""
     for name in os.listdir(folder):
         if name in _opened_here or not name.endswith(LOG_SUFFIXES):
             continue

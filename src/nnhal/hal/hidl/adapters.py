@@ -1,6 +1,6 @@
-"""Makes a device out of a driver that was written against NN HAL 1.0, 1.1 or 1.2 (or 1.3, in the HAL's names).
+"""Adapts drivers written for NN HAL 1.0, 1.1 or 1.2 (or 1.3, with the HAL's names).
 
-The runtime knows `hal.device.Device` only; `adapt` gives it one over an object with the HAL's methods (`interfaces`).
+The runtime uses `hal.device.Device` only; `adapt` returns one for an object with the HAL's methods (`interfaces`).
 """
 
 import math
@@ -38,19 +38,21 @@ from nnhal.model.parts import cut
 from nnhal.model.validate import validate
 from nnhal.ops.schema import agree, show
 
-GUESSED_ROOM = 4096  # bytes; at least, for an output of unknown shape at its first execution
-ATTEMPTS = 6  # executions of one request, each with more room where the last had too little
+GUESSED_ROOM = 4096  # the least bytes for an output of unknown shape in its first execution
+ATTEMPTS = 6  # executions of one request, each with larger buffers if the last ones were too small
 
 
 def adapt(driver: object, name: str = "", trace: Trace | None = None) -> Device:
-    """The device that a driver of the HAL is. trace: told the HAL name of every method that is called.
+    """Return a device for a HAL driver. trace: receives the HAL name of every method that is called.
 
-    InvalidArgument where the object is no driver of the HAL or lacks a method; OperationFailed or what its status stands for
-    where it does not answer who it is.
+    InvalidArgument if the object is not a HAL driver or lacks a method; OperationFailed, or the error of its status, if
+    its identity cannot be read.
     """
     level = hal_level(driver)
     if level is None:
-        raise InvalidArgument(f"{type(driver).__name__} is no driver, must have the methods of IDevice or be a Device")
+        raise InvalidArgument(
+            f"{type(driver).__name__} is not a driver, must have the methods of IDevice or be a Device"
+        )
     return Adapted(driver, level, name or getattr(driver, "name", "") or type(driver).__name__, trace)
 
 
@@ -58,7 +60,7 @@ def adapt(driver: object, name: str = "", trace: Trace | None = None) -> Device:
 
 
 class Adapted(Device):
-    """A device over a driver of the HAL."""
+    """A device for a HAL driver."""
 
     def __init__(self, driver: object, level: Level, name: str, trace: Trace | None = None) -> None:
         self.driver, self.level, self.name = driver, level, name
@@ -75,7 +77,7 @@ class Adapted(Device):
 
     @property
     def code_identity(self) -> CodeIdentity:
-        """That of the driver, with what the object has when it is adapted."""
+        """The identity of the driver's code, and of the object's attributes when it was adapted."""
         return code_of(type(self.driver), vars(self)["_made_with"])
 
     def _ask(self, method: str) -> Any:
@@ -88,7 +90,7 @@ class Adapted(Device):
         return DeviceType(given)
 
     def capabilities(self) -> Capabilities:
-        """Stated performance, asked for once; old forms as the table that they stand for."""
+        """Return the declared performance, read once; old versions as a table."""
         if self._capabilities is None:
             given = self._ask("getCapabilities")
             wanted = Capabilities if self.level >= V1_2 else OldCapabilities
@@ -99,7 +101,7 @@ class Adapted(Device):
         return self._capabilities
 
     def status(self) -> DeviceStatus:
-        """What the driver says; UNKNOWN where it has no such method."""
+        """Return the driver's status; UNKNOWN without such a method."""
         if newest(self.driver, "getStatus", self.level) is None:
             return DeviceStatus.UNKNOWN
         given = self.calls.call(self.driver, "getStatus")
@@ -108,7 +110,7 @@ class Adapted(Device):
         return DeviceStatus(given)
 
     def supports(self, model: Model) -> Sequence[Verdict]:
-        """The driver's verdicts on the part of the model that its level can express; reasons for the rest."""
+        """Return the driver's verdicts on the part of the model that its level can express, and reasons for the rest."""
         reasons = refusals(model, self.level)
         asked = [n for n, reason in enumerate(reasons) if not reason]
         if not asked:
@@ -122,13 +124,13 @@ class Adapted(Device):
                 f"must be {len(asked)}, one an operation"
             )
         for n, answer in zip(asked, answers, strict=True):
-            reasons[n] = "" if answer else "the driver says no"
+            reasons[n] = "" if answer else "the driver rejects it"
         return [Verdict(not reason, reason) for reason in with_neighbours(model, reasons, self.level)]
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
-        """Have the driver prepare the model in its level's form, and wait for its callback or the deadline.
+        """Have the driver prepare the model at its level, and wait for its callback or the deadline.
 
-        It is given no options: where it says INVALID_ARGUMENT that is about the model, InvalidModel.
+        The driver receives no options: INVALID_ARGUMENT is about the model, and becomes InvalidModel.
         """
         try:
             return self._prepare(model, hints)
@@ -140,11 +142,11 @@ class Adapted(Device):
     def _prepare(self, model: Model, hints: Hints) -> Prepared:
         old = _form(lowered(model, self.level), self.level)
         form = newest(self.driver, "prepareModel", self.level)
-        assert form is not None  # adapt has looked
+        assert form is not None  # `adapt` has checked it
         return self._notified(form, self._arguments(form[0], old, hints), old, hints)
 
     def number_of_cache_files(self) -> CacheFiles:
-        """What the driver says; none where it cannot prepare from them."""
+        """Return the driver's numbers; none if it cannot prepare from cache files."""
         here = [
             newest(self.driver, each, self.level) for each in ("getNumberOfCacheFilesNeeded", "prepareModelFromCache")
         ]
@@ -153,7 +155,7 @@ class Adapted(Device):
         return CacheFiles(*self.calls.answer(self.driver, "getNumberOfCacheFilesNeeded", 2))
 
     def prepare_from_cache(self, outline: Model, hints: Hints) -> Prepared:
-        """Have the driver prepare what the files hold. Their integrity is its own business, as in the HAL."""
+        """Have the driver prepare from the files. As in the HAL, the driver verifies their integrity."""
         form = newest(self.driver, "prepareModelFromCache", self.level)
         if form is None:
             raise OperationFailed(f"driver {self.name}: has no prepareModelFromCache")
@@ -164,7 +166,7 @@ class Adapted(Device):
     def _notified(
         self, form: tuple[str, Callable[..., Any]], arguments: Sequence[Any], old: Model, hints: Hints
     ) -> Prepared:
-        """What a form of a method that prepares hands to its callback."""
+        """Return what a preparing method hands to its callback."""
         method = form[0].partition("_")[0]
         callback = Callback(f"driver {self.name}: {method}")
         try:
@@ -186,7 +188,7 @@ class Adapted(Device):
 
     @staticmethod
     def _arguments(form: str, model: Model, hints: Hints) -> tuple[Any, ...]:
-        """The arguments of a form of prepareModel, but for the callback."""
+        """Return the arguments of a version of prepareModel, except for the callback."""
         kept = _kept(hints)
         return {
             "prepareModel": (model,),
@@ -196,14 +198,14 @@ class Adapted(Device):
         }[form]
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
-        """Driver buffers exist since 1.3: before, OperationFailed, and the runtime takes shared memory."""
+        """Raise OperationFailed: HAL versions below 1.3 have no driver buffers. The runtime then uses shared memory."""
         if self.level < V1_3:
             raise OperationFailed(f"allocate needs level {V1_3}, device {self.name} is at {self.level}")
         return super().allocate(desc, roles)
 
 
 def _kept(hints: Hints) -> tuple[tuple[int, ...], tuple[int, ...], bytes]:
-    """Cache files and token as the HAL has them; none of both where nothing is kept."""
+    """Return the cache files and the token as in the HAL; empty without a cache."""
     cache = hints.cache or Cache(bytes(TOKEN_SIZE))
     return cache.model_files, cache.data_files, cache.token
 
@@ -222,14 +224,14 @@ def _form(model: Model, level: Level) -> Model:
 
 
 class AdaptedPrepared(Prepared):
-    """A prepared model of a driver of the HAL. It writes to pools of the execution's own, which are read at its end."""
+    """A prepared model of a HAL driver. It writes to pools of one execution, which are read at its end."""
 
     def __init__(self, calls: Calls, prepared: object, model: Model) -> None:
         self._calls, self._prepared = calls, prepared
         self.model = model
         forms = newest(prepared, "executeSynchronously", calls.level), newest(prepared, "execute", calls.level)
         wanted = (forms[1] or forms[0]) if asynchronous() else (forms[0] or forms[1])
-        assert wanted is not None  # the device has looked
+        assert wanted is not None  # the device has checked it
         self._name, self._method = wanted
         self._synchronous = self._name.startswith("executeSynchronously")
         self._main = model.main
@@ -240,18 +242,18 @@ class AdaptedPrepared(Prepared):
         self._learned = [0] * len(self._types)  # bytes that outputs of unknown shape have needed
 
     def run(self, request: Request, control: Control) -> Timing | None:
-        """Execute; again with more room where an output that nobody gave room for turns out larger."""
+        """Execute; repeat with larger buffers if an output of unknown shape turns out larger."""
         return self._run(self._call, request, control)
 
     def burst(self) -> Burst:
-        """The driver's own where it has bursts; else plain executions."""
+        """Return the driver's burst, or one of plain executions."""
         burst, own = LocalBurst(self), burst_of(self._calls, self._prepared, self._call)
         if own is not None:
             burst.runs_by(queued_as(self, partial(self._run, own.exchange)), own.close)
         return burst
 
     def burst_executor(self) -> BurstExecutor | None:
-        """As `burst`, for one from another process."""
+        """Return the driver's burst for another process."""
         own = burst_of(self._calls, self._prepared, self._call)
         return None if own is None else HalExecutor(partial(self._run, own.exchange))
 
@@ -272,7 +274,7 @@ class AdaptedPrepared(Prepared):
         )
 
     def _rooms(self, request: Request | None) -> list[Room]:
-        """What each output may take; a request is needed where a shape is unknown."""
+        """Return the buffer for each output; `request` is needed if a shape is unknown."""
         rooms = []
         for index, (dtype, declared) in enumerate(zip(self._types, self._declared, strict=True)):
             if declared is not None and None not in declared:
@@ -287,7 +289,7 @@ class AdaptedPrepared(Prepared):
         return rooms
 
     def _grow(self, request: Request, rooms: Sequence[Room], shapes: Sequence[OutputShape]) -> bool:
-        """Remember what outputs need; False where one that is too small has the caller's room."""
+        """Note the sizes that outputs need; return False if the caller's buffer for one is too small."""
         for index, (room, shape) in enumerate(zip(rooms, shapes, strict=True)):
             if shape.is_sufficient:
                 continue
@@ -301,13 +303,13 @@ class AdaptedPrepared(Prepared):
     def _once(
         self, call: Call, request: Request, rooms: Sequence[Room], control: Control
     ) -> tuple[Sequence[OutputShape], HalTiming, bool]:
-        """One execution: shapes (none where all were known), timing, and whether an output was too small."""
+        """Execute once; return shapes (empty if all were known), timing, and whether an output was too small."""
         laid = lay_out(request, rooms)
         status, shapes, timing = self._judged(call(laid, control))
         if status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
             shapes = self._checked(shapes, rooms)
             if all(s.is_sufficient for s in shapes):
-                raise OperationFailed(f"{self._where}: OUTPUT_INSUFFICIENT_SIZE, must say which output")
+                raise OperationFailed(f"{self._where}: OUTPUT_INSUFFICIENT_SIZE, must name the output")
             return shapes, timing, True
         self._calls.expect(status, self._name)
         if shapes or any(room.shape is None for room in rooms):
@@ -324,7 +326,7 @@ class AdaptedPrepared(Prepared):
         return f"driver {self._calls.device}: {self._name}"
 
     def _call(self, laid: Laid, control: Control) -> Any:
-        """What the driver answers to a plain execution."""
+        """Return the driver's answer to a plain execution."""
         arguments: list[Any] = [laid.request]
         if self._name != "execute":
             arguments.append(control.measure)
@@ -341,7 +343,7 @@ class AdaptedPrepared(Prepared):
         return callback.wait(control.deadline, control.cancelled)
 
     def _judged(self, result: Any) -> tuple[ErrorStatus, Sequence[OutputShape], HalTiming]:
-        """An answer to an execution, as far as it can be one."""
+        """Verify the answer to an execution."""
         if not isinstance(result, tuple) or len(result) not in {1, 3} or (self._synchronous and len(result) == 1):
             raise OperationFailed(f"{self._where}: gave {result!r}, must give a status, shapes and timing")
         status = self._calls.status(result[0], self._name)
@@ -352,7 +354,7 @@ class AdaptedPrepared(Prepared):
         return status, tuple(result[1]), result[2] if isinstance(result[2], HalTiming) else HalTiming()
 
     def _checked(self, shapes: Sequence[Any], rooms: Sequence[Room]) -> Sequence[OutputShape]:
-        """The shapes that a driver reports; OperationFailed where they cannot be those of the model's outputs."""
+        """Return the shapes that a driver reports; OperationFailed if they do not fit the model's outputs."""
         if len(shapes) != len(rooms) or not all(isinstance(s, OutputShape) for s in shapes):
             raise OperationFailed(f"{self._where}: gave {len(shapes)} output shapes, must be {len(rooms)}")
         for index, (shape, room, declared) in enumerate(zip(shapes, rooms, self._declared, strict=True)):
@@ -374,5 +376,5 @@ class AdaptedPrepared(Prepared):
         return shapes
 
     def close(self) -> None:
-        """Let go of the driver's prepared model: its lifetime follows references."""
+        """Drop the driver's prepared model: references determine its lifetime."""
         self._prepared = self._method = None  # type: ignore[assignment]

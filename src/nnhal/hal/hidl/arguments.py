@@ -1,7 +1,7 @@
-"""Requests in the HAL's form: arguments as places in pools, results as statuses, shapes and microseconds.
+"""Requests of HAL drivers: arguments as places in pools; results as statuses, shapes and microseconds.
 
-`lay_out` makes the form from the caller's arrays, `collect` gives the results back; a driver reads a form with `to_arrays`
-and answers with `output_shapes`.
+`lay_out` converts the caller's arrays, and `collect` returns the results. A driver reads a request with `to_arrays` and
+answers with `output_shapes`.
 """
 
 import math
@@ -23,7 +23,7 @@ NOT_MEASURED = 2**64 - 1
 class RequestArgument(Record, frozen=True):
     """One input or output: `length` bytes at `offset` of pool number `pool`, or no value.
 
-    dimensions: those of this execution, 0 for one that is not known; () where the operand's own hold, or of a scalar.
+    dimensions: of this execution, 0 for an unknown one; () for a scalar, or to use the operand's own.
     """
 
     has_no_value: bool = False
@@ -34,7 +34,7 @@ class RequestArgument(Record, frozen=True):
 
 
 class HalRequest(Record, frozen=True):
-    """What one execution reads and writes, as drivers of the HAL get it."""
+    """The inputs and outputs of one execution, as HAL drivers receive them."""
 
     inputs: tuple[RequestArgument, ...]
     outputs: tuple[RequestArgument, ...]
@@ -42,25 +42,25 @@ class HalRequest(Record, frozen=True):
 
 
 class OutputShape(NamedTuple):
-    """Shape of an output after the execution, 0 for a dimension that is not known; whether its room was enough."""
+    """The shape of an output after the execution, 0 for an unknown dimension, and whether its buffer was large enough."""
 
     dimensions: tuple[int, ...] = ()
     is_sufficient: bool = True
 
 
 class HalTiming(NamedTuple):
-    """Durations in microseconds, NOT_MEASURED where there is none."""
+    """Durations in microseconds; NOT_MEASURED for none."""
 
     time_on_device: int = NOT_MEASURED
     time_in_driver: int = NOT_MEASURED
 
     @classmethod
     def of(cls, timing: Timing | None) -> "HalTiming":
-        """The HAL's form of what was measured."""
+        """Convert measured times."""
         return cls(*(NOT_MEASURED if t is None else t // 1000 for t in timing or (None, None)))
 
     def measured(self) -> Timing:
-        """In nanoseconds. Time on the device is not believed where it exceeds that in the driver."""
+        """Return the times in nanoseconds. A device time that exceeds the driver time is dropped."""
         device, driver = (None if t == NOT_MEASURED else t * 1000 for t in self)
         if device is not None and driver is not None and device > driver:
             device = None
@@ -68,7 +68,7 @@ class HalTiming(NamedTuple):
 
 
 class Room(NamedTuple):
-    """What an output may take: its element type, its shape where that is known before, and bytes."""
+    """The buffer for an output: its element type, its shape if known before, and its bytes."""
 
     dtype: np.dtype[np.generic]
     shape: tuple[int, ...] | None
@@ -76,7 +76,7 @@ class Room(NamedTuple):
 
 
 class Laid(Record, frozen=True):
-    """A request in the HAL's form, and the elements of each output's place."""
+    """A HAL request, and the elements of each output's place."""
 
     request: HalRequest
     outputs: tuple[Array, ...]
@@ -86,7 +86,7 @@ class Laid(Record, frozen=True):
 
 
 def lay_out(request: Request, rooms: Sequence[Room]) -> Laid:
-    """The HAL's form of a request: each input a pool over the caller's own array, each output a pool of its own, blank.
+    """Convert a request: each input becomes a pool over the caller's array, each output a new zeroed pool.
 
     Inputs with gaps are copied.
     """
@@ -103,9 +103,9 @@ def lay_out(request: Request, rooms: Sequence[Room]) -> Laid:
 
 
 def collect(laid: Laid, request: Request, rooms: Sequence[Room], shapes: Sequence[OutputShape] = ()) -> None:
-    """Give the request its results. shapes: as the driver reports them; none where all were known before.
+    """Write the results to the request. shapes: as the driver reports them; empty if all were known before.
 
-    ContractBroken where the driver left an output unfilled, or wrote past its end.
+    ContractBroken if the driver left an output unwritten, or wrote past its end.
     """
     for index, (data, room) in enumerate(zip(laid.outputs, rooms, strict=True)):
         shape = shapes[index].dimensions if shapes else room.shape
@@ -117,12 +117,12 @@ def collect(laid: Laid, request: Request, rooms: Sequence[Room], shapes: Sequenc
 
 
 def to_arrays(form: HalRequest, model: Model) -> Request:
-    """A request as arrays over its pools. InvalidRequest names an argument that does not fit model or pool."""
+    """Convert a HAL request to arrays over its pools. InvalidRequest names an argument that does not fit."""
     inputs = [None if a.has_no_value else (a.pool, a.offset, a.length, a.dimensions) for a in form.inputs]
     outputs = [None if a.has_no_value else (a.pool, a.offset, a.length, a.dimensions) for a in form.outputs]
     return bind_request(model, inputs, outputs, form.pools).request()
 
 
 def output_shapes(request: Request) -> list[OutputShape]:
-    """What a driver reports of the outputs of a request that it has run."""
+    """Return the output shapes that a driver reports after an execution."""
     return [OutputShape(shape, enough) for shape, enough in zip(request.shapes, request.sufficient, strict=True)]

@@ -1,4 +1,4 @@
-"""Bursts of HAL drivers, `configureExecutionBurst` of 1.2: opened, used, opened again after one that was given up."""
+"""Bursts of HAL drivers (`configureExecutionBurst` of 1.2). A new one replaces a burst with an abandoned execution."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -18,19 +18,19 @@ from nnhal.hal.hidl.packets import BurstRequest, Memories, PacketQueue
 from nnhal.hal.request import Control, Request, Run, Timing
 
 METHOD = "configureExecutionBurst"
-Call = Callable[[Laid, Control], Any]  # one execution: what the driver answers
+Call = Callable[[Laid, Control], Any]  # one execution; returns the driver's answer
 _log = logger("driver")
 
 
 class HalBurst:
     """A burst that a driver has configured.
 
-    An execution that is given up ends it, as its result may still come; the next opens another.
-    plain: what executes where the driver does not open another.
+    An abandoned execution ends it, because its result may still come; the next execution opens another burst. plain:
+    executes if the driver does not open another one.
     """
 
     def __init__(self, calls: Calls, prepared: object, plain: Call) -> None:
-        """Configure it; raises what the driver refuses it with."""
+        """Configure the burst; raises the error if the driver refuses."""
         self._calls, self._prepared, self._plain, self._slots = calls, prepared, plain, count()
         self._where = f"driver {calls.device}: {METHOD}"
         self._open()
@@ -42,7 +42,7 @@ class HalBurst:
             raise OperationFailed(f"{self._where} gave {type(self._context).__name__}, must give a context: freeMemory")
 
     def exchange(self, laid: Laid, control: Control) -> Any:
-        """Have one request executed; what the driver answers."""
+        """Execute one request, and return the driver's answer."""
         if self._requests.closed:
             try:
                 self._open()
@@ -88,7 +88,7 @@ class HalBurst:
 
 
 def burst_of(calls: Calls, prepared: object, plain: Call) -> HalBurst | None:
-    """A burst of a driver's prepared model; None where its level has none, or the driver refuses."""
+    """Return a burst of a driver's prepared model; None if its HAL version has none, or the driver refuses."""
     if newest(prepared, METHOD, calls.level) is None:
         return None
     try:
@@ -99,17 +99,17 @@ def burst_of(calls: Calls, prepared: object, plain: Call) -> HalBurst | None:
 
 
 class HalExecutor(BurstExecutor):
-    """A driver's burst for executions that come from another process. Its slots are other ones, each of one execution."""
+    """A driver's burst for executions from another process. Its slots differ from the client's, and last one execution."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
 
     def add(self, slot: int, memory: Memory) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def remove(self, slot: int) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def execute(self, request: Request, slots: Sequence[int], control: Control) -> Timing | None:
-        """By the driver's burst."""
+        """Execute through the driver's burst."""
         return self._run(request, control)

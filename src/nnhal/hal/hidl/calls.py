@@ -1,4 +1,4 @@
-"""Calls of a HAL driver's methods and the callbacks that it is given: what it answers is looked at before it is used."""
+"""Calls of a HAL driver's methods, and the callbacks that it receives: all answers are verified."""
 
 import os
 import threading
@@ -14,27 +14,27 @@ from nnhal.base.log import logger
 from nnhal.base.time import patience
 from nnhal.hal.hidl.interfaces import newest
 
-LIMIT = "NNHAL_NOTIFIED_WITHIN"  # seconds that a driver may take to notify the end of what it has launched
+LIMIT = "NNHAL_NOTIFIED_WITHIN"  # seconds within which a driver has to notify the end of a launched operation
 SECONDS = 300.0
 Trace = Callable[[str], None]
 _log = logger("driver")
 
 
 class Calls:
-    """Calls of one driver's methods: traced, errors of its own made nnhal's, answers looked at before they are used."""
+    """Calls the methods of one driver: traces them, converts exceptions to NnhalErrors, and verifies the answers."""
 
     def __init__(self, device: str, level: Level, trace: Trace | None) -> None:
         self.device, self.level, self._trace = device, level, trace
 
     def call(self, owner: object, method: str, *arguments: Any) -> Any:
-        """Call the newest form of a method; its arguments are those of that form."""
+        """Call the newest version of a method, with the arguments of that version."""
         found = newest(owner, method, self.level)
         if found is None:
             raise OperationFailed(f"driver {self.device}: has no {method} at level {self.level}, must have one")
         return self.exactly(found[0], found[1], *arguments)
 
     def exactly(self, name: str, method: Callable[..., Any], *arguments: Any) -> Any:
-        """Call this form."""
+        """Call this version of a method."""
         _log.debug("%s: %s", self.device, name)
         if self._trace is not None:
             self._trace(name)
@@ -46,7 +46,7 @@ class Calls:
             raise OperationFailed(f"driver {self.device}: {name} raised {told(error)}") from error
 
     def answer(self, owner: object, method: str, count: int, *arguments: Any) -> Sequence[Any]:
-        """Call, and return the `count` values beside a status of NONE; raises what another status stands for."""
+        """Call a method, and return the `count` values beside a status of NONE; raise the error of another status."""
         result = self.call(owner, method, *arguments)
         if not isinstance(result, tuple) or len(result) != 1 + count:
             raise OperationFailed(
@@ -56,13 +56,13 @@ class Calls:
         return result[1:]
 
     def expect(self, status: Any, method: str) -> None:
-        """Raise what a status stands for, unless it is NONE."""
+        """Raise the error of a status, unless it is NONE."""
         found = self.status(status, method)
         if found != ErrorStatus.NONE:
             raise error_of(found, f"driver {self.device}: {method} failed with {found.name}")
 
     def status(self, status: Any, method: str) -> ErrorStatus:
-        """The status that was given; OperationFailed where it is none."""
+        """Return the status; OperationFailed if it is not one."""
         if status is ErrorStatus.NONE:
             return ErrorStatus.NONE
         if isinstance(status, bool) or status not in ErrorStatus.__members__.values():
@@ -71,7 +71,7 @@ class Calls:
 
 
 def notified_within() -> float:
-    """Seconds after which a driver that has notified nothing will never; InvalidArgument where the variable has none."""
+    """Return the seconds within which a driver has to notify; InvalidArgument if the variable is not a number."""
     text = os.environ.get(LIMIT, "")
     try:
         seconds = float(text or SECONDS)
@@ -83,7 +83,7 @@ def notified_within() -> float:
 
 
 class Callback:
-    """What a driver is given to tell the end of something: takes one notification, ignores and logs all others."""
+    """The callback that a driver receives: accepts one notification, and logs and ignores all others."""
 
     def __init__(self, what: str) -> None:
         self._what, self._lock, self._done = what, threading.Lock(), threading.Event()
@@ -91,7 +91,7 @@ class Callback:
         self.result: tuple[Any, ...] = ()
 
     def notify(self, *result: Any) -> None:
-        """The end, with a status first."""
+        """Notify the end, with a status first."""
         with self._lock:
             late = self._closed or self._done.is_set()
             if not late:
@@ -103,15 +103,15 @@ class Callback:
     notify_1_2 = notify_1_3 = notify
 
     def close(self) -> bool:
-        """Take no notification from now on; returns whether there was one."""
+        """Accept no notification any more; return whether there was one."""
         with self._lock:
             self._closed = True
             return self._done.is_set()
 
     def wait(self, deadline: int | None, cancelled: threading.Event | None = None) -> tuple[Any, ...]:
-        """What was notified. MissedDeadline where nothing was by `deadline` (monotonic nanoseconds), Cancelled.
+        """Return the notification. Raises MissedDeadline by `deadline` (monotonic nanoseconds), or Cancelled.
 
-        OperationFailed where nothing was for so long that nothing will be (`notified_within`).
+        Raises OperationFailed if none came within `notified_within`.
         """
         seconds = notified_within()
         end = time.monotonic_ns() + int(seconds * 1e9)

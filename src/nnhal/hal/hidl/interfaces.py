@@ -1,7 +1,7 @@
-"""The HAL's own interfaces, level by level, as a driver in Python implements them.
+"""The HAL's interfaces by version, as a driver in Python implements them.
 
-HIDL's generated callbacks are return values here: `getCapabilities() -> (ErrorStatus, OldCapabilities)`. A driver is any
-object with the methods of its level; of several forms of a method (`prepareModel`, `prepareModel_1_1`) the newest is called.
+HIDL's generated callbacks are return values: `getCapabilities() -> (ErrorStatus, OldCapabilities)`. A driver is any
+object with the methods of its level. The newest version of a method (`prepareModel`, `prepareModel_1_1`) is called.
 """
 # ruff: noqa: N801, N802, N803 - names are the HAL's
 
@@ -49,15 +49,14 @@ PREPARED_METHODS: Mapping[str, Level] = {
     "executeFenced": V1_3,
 }
 SINCE: Mapping[str, Level] = {**DEVICE_METHODS, **PREPARED_METHODS}
-NEEDED = "getCapabilities", "getSupportedOperations", "prepareModel"  # what no device can do without
+NEEDED = "getCapabilities", "getSupportedOperations", "prepareModel"  # required of every device
 
 
 class InlinedModel(Model, frozen=True):
-    """A model as drivers below 1.3 know it: the main subgraph's fields stand in the model itself."""
+    """A model for drivers below 1.3: the fields of the main subgraph are part of the model."""
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        """The operands."""
         return self.main.operands
 
     @property
@@ -82,41 +81,43 @@ class InlinedModel(Model, frozen=True):
 
 
 class ExecutionCallback(Protocol):
-    """How a driver tells the end of an execution: exactly once, from any thread, with the newest form it knows."""
+    """Receives the end of an execution: exactly once, from any thread, through the newest version that the driver knows."""
 
     def notify(self, status: ErrorStatus) -> None:
         """1.0 and 1.1: a status only."""
 
     def notify_1_2(self, status: ErrorStatus, outputShapes: Sequence[OutputShape], timing: HalTiming) -> None:
-        """1.2: also shapes, one an output (or none where all were known), and what was measured."""
+        """1.2: also the shape of each output (empty if all were known), and the measured times."""
 
     def notify_1_3(self, status: ErrorStatus, outputShapes: Sequence[OutputShape], timing: HalTiming) -> None:
-        """1.3: as before, with 1.3's statuses."""
+        """1.3: the same, with the statuses of 1.3."""
 
 
 class PreparedModelV1_0(Protocol):
     """A prepared model of 1.0 and 1.1."""
 
     def execute(self, request: HalRequest, callback: ExecutionCallback) -> ErrorStatus:
-        """Launch an execution; the status is that of the launch. `callback` is notified exactly once, also on failure."""
+        """Launch an execution and return the launch's status. `callback` is notified exactly once, also on failure."""
 
 
 class PreparedModelV1_2(PreparedModelV1_0, Protocol):
     """A prepared model of 1.2."""
 
     def execute_1_2(self, request: HalRequest, measure: bool, callback: ExecutionCallback) -> ErrorStatus:
-        """Launch an execution, and measure it where asked."""
+        """Launch an execution, and measure it on request."""
 
     def executeSynchronously(
         self, request: HalRequest, measure: bool
     ) -> tuple[ErrorStatus, Sequence[OutputShape], HalTiming]:
-        """Execute; shapes also with OUTPUT_INSUFFICIENT_SIZE, none with another error."""
+        """Execute. Shapes are returned on success and with OUTPUT_INSUFFICIENT_SIZE only."""
 
     def configureExecutionBurst(
         self, callback: Memories, requestChannel: PacketQueue, resultChannel: PacketQueue
     ) -> tuple[ErrorStatus, "BurstContext"]:
-        """Open a burst: from now on read a `BurstRequest` of the one channel until that gives None, and write status, shapes
-        and timing of each to the other. Another status than NONE refuses it.
+        """Open a burst. A status other than NONE refuses it.
+
+        From now on, read a `BurstRequest` from `requestChannel` until it returns None, and write the status, shapes and
+        timing of each to `resultChannel`.
         """
 
 
@@ -124,11 +125,11 @@ class BurstContext(Protocol):
     """A driver's end of a burst."""
 
     def freeMemory(self, slot: int) -> None:
-        """The slot is not used again: what was derived from its memory can go."""
+        """Release what was derived from the memory of this slot, which is not used again."""
 
 
 class PreparedModelCallback(Protocol):
-    """How a driver hands over a prepared model: exactly once, from any thread; None with an error."""
+    """Receives a prepared model: exactly once, from any thread; None with an error."""
 
     def notify(self, status: ErrorStatus, preparedModel: Any) -> None:
         """1.0 and 1.1."""
@@ -141,29 +142,29 @@ class PreparedModelCallback(Protocol):
 
 
 class DeviceV1_0(Protocol):
-    """A driver of 1.0. An attribute `name` names the device; its class does where there is none."""
+    """A driver of 1.0. Its attribute `name`, or else its class name, names the device."""
 
     def getCapabilities(self) -> tuple[ErrorStatus, OldCapabilities]:
-        """Stated performance."""
+        """Return the declared performance."""
 
     def getSupportedOperations(self, model: InlinedModel) -> tuple[ErrorStatus, Sequence[bool]]:
-        """Whether each operation can be run, in order."""
+        """Return whether each operation is supported, in order."""
 
     def prepareModel(self, model: InlinedModel, callback: PreparedModelCallback) -> ErrorStatus:
-        """Launch a compilation; the status is that of the launch."""
+        """Launch a compilation and return the launch's status."""
 
     def getStatus(self) -> DeviceStatus:
-        """What the device is busy with."""
+        """Return whether the device is available."""
 
 
 class DeviceV1_1(DeviceV1_0, Protocol):
     """A driver of 1.1."""
 
     def getCapabilities_1_1(self) -> tuple[ErrorStatus, OldCapabilities]:
-        """Stated performance, that of relaxed float32 too."""
+        """Return the declared performance, including that of relaxed float32."""
 
     def getSupportedOperations_1_1(self, model: InlinedModel) -> tuple[ErrorStatus, Sequence[bool]]:
-        """Whether each operation can be run."""
+        """Return whether each operation is supported."""
 
     def prepareModel_1_1(
         self, model: InlinedModel, preference: Preference, callback: PreparedModelCallback
@@ -175,22 +176,22 @@ class DeviceV1_2(DeviceV1_1, Protocol):
     """A driver of 1.2."""
 
     def getVersionString(self) -> tuple[ErrorStatus, str]:
-        """The driver's version."""
+        """Return the driver's version."""
 
     def getType(self) -> tuple[ErrorStatus, DeviceType]:
-        """What kind of device it is."""
+        """Return the kind of device."""
 
     def getSupportedExtensions(self) -> tuple[ErrorStatus, Sequence[str]]:
-        """Names of vendor extensions."""
+        """Return the names of the supported vendor extensions."""
 
     def getCapabilities_1_2(self) -> tuple[ErrorStatus, Capabilities]:
-        """Stated performance, a table by operand type."""
+        """Return the declared performance, by operand type."""
 
     def getSupportedOperations_1_2(self, model: InlinedModel) -> tuple[ErrorStatus, Sequence[bool]]:
-        """Whether each operation can be run."""
+        """Return whether each operation is supported."""
 
     def getNumberOfCacheFilesNeeded(self) -> tuple[ErrorStatus, int, int]:
-        """How many model and data cache files a compilation has."""
+        """Return the number of model and data cache files of a compilation."""
 
     def prepareModel_1_2(
         self,
@@ -201,22 +202,22 @@ class DeviceV1_2(DeviceV1_1, Protocol):
         token: bytes,
         callback: PreparedModelCallback,
     ) -> ErrorStatus:
-        """Launch a compilation; cache files are descriptors, none where nothing is to be kept."""
+        """Launch a compilation. Cache files are descriptors; empty without a cache."""
 
     def prepareModelFromCache(
         self, modelCache: Sequence[int], dataCache: Sequence[int], token: bytes, callback: PreparedModelCallback
     ) -> ErrorStatus:
-        """Launch the preparation of what was saved to the files for the token."""
+        """Launch the preparation of the cached compilation for the token."""
 
 
 class DeviceV1_3(DeviceV1_2, Protocol):
-    """A driver of 1.3, as far as it is adapted: driver buffers and fences are nnhal's own."""
+    """A driver of 1.3, as far as nnhal adapts it: without driver buffers and fences."""
 
     def getCapabilities_1_3(self) -> tuple[ErrorStatus, Capabilities]:
-        """Stated performance, of IF and WHILE too."""
+        """Return the declared performance, including that of IF and WHILE."""
 
     def getSupportedOperations_1_3(self, model: Model) -> tuple[ErrorStatus, Sequence[bool]]:
-        """Whether each operation of the main subgraph can be run."""
+        """Return whether each operation of the main subgraph is supported."""
 
     def prepareModel_1_3(
         self,
@@ -239,11 +240,11 @@ class DeviceV1_3(DeviceV1_2, Protocol):
         token: bytes,
         callback: PreparedModelCallback,
     ) -> ErrorStatus:
-        """Launch the preparation of what was saved to the files for the token."""
+        """Launch the preparation of the cached compilation for the token."""
 
 
 def newest(owner: object, method: str, level: Level) -> tuple[str, Callable[..., Any]] | None:
-    """The newest form of a method that the object has at this level, with its name; None where it has none."""
+    """Return the newest version of a method that the object has at this level, with its name; None without one."""
     for at in sorted((V1_0, V1_1, V1_2, V1_3), reverse=True):
         name = method if SINCE.get(method) == at else f"{method}_1_{at - 1}"
         found = getattr(owner, name, None) if SINCE.get(name) == at and at <= level else None
@@ -253,9 +254,9 @@ def newest(owner: object, method: str, level: Level) -> tuple[str, Callable[...,
 
 
 def hal_level(driver: object) -> Level | None:
-    """The level of a driver written against the HAL: what it says (`level`), or the newest of its forms of `prepareModel`.
+    """Return the level of a HAL driver: its attribute `level`, or that of its newest `prepareModel`.
 
-    None where it has none of the HAL's methods; InvalidArgument where it has some, but lacks what its level needs.
+    None if it has none of the HAL's methods; InvalidArgument if it lacks some that its level needs.
     """
     if not any(callable(getattr(driver, name, None)) for name in DEVICE_METHODS if name != "allocate"):
         return None

@@ -1,6 +1,6 @@
-"""What bursts of HAL drivers are made of: requests as packets, queues of them, memories as slots.
+"""The parts of HAL driver bursts: requests as packets, queues of packets, memories as slots.
 
-Where the HAL has fast message queues a driver in Python has two `PacketQueue`s, each packet whole.
+The HAL uses fast message queues here; a driver in Python gets two `PacketQueue`s.
 """
 
 import threading
@@ -15,7 +15,7 @@ from nnhal.hal.hidl.arguments import HalRequest, RequestArgument
 
 
 class BurstRequest(Record, frozen=True):
-    """A packet that asks for one execution. An argument's `pool` is a place in `slots`."""
+    """A packet that requests one execution. An argument's `pool` is an index into `slots`."""
 
     measure: bool
     inputs: tuple[RequestArgument, ...]
@@ -23,12 +23,12 @@ class BurstRequest(Record, frozen=True):
     slots: tuple[int, ...]
 
     def over(self, memories: Sequence[Memory]) -> HalRequest:
-        """The same as a plain request. memories: those of the slots, in their order."""
+        """Return it as a plain request. memories: of the slots, in their order."""
         return HalRequest(self.inputs, self.outputs, tuple(memories))
 
 
 class PacketQueue:
-    """Packets in one direction."""
+    """A queue of packets in one direction."""
 
     def __init__(self) -> None:
         self._packets: deque[Any] = deque()
@@ -36,7 +36,7 @@ class PacketQueue:
         self._closed = False
 
     def writeBlocking(self, packet: Any) -> bool:  # noqa: N802 - the HAL's name
-        """Send a packet; False after the end."""
+        """Send a packet; return False after the end."""
         with self._changed:
             if not self._closed:
                 self._packets.append(packet)
@@ -44,7 +44,7 @@ class PacketQueue:
             return not self._closed
 
     def readBlocking(self, seconds: float | None = None) -> Any:  # noqa: N802
-        """The next packet; None at the end, or where none has come for so long."""
+        """Return the next packet; None at the end, or if none came in time."""
         with self._changed:
             self._changed.wait_for(lambda: self._packets or self._closed, seconds)
             return self._packets.popleft() if self._packets and not self._closed else None
@@ -55,7 +55,7 @@ class PacketQueue:
         return self._closed
 
     def close(self) -> None:
-        """The end: what has not been read is dropped."""
+        """End it; unread packets are dropped."""
         with self._changed:
             self._closed = True
             self._packets.clear()
@@ -63,13 +63,13 @@ class PacketQueue:
 
 
 class Memories:
-    """The callback of a burst: what slots are."""
+    """The callback of a burst, which resolves slots."""
 
     def __init__(self) -> None:
         self.known: dict[int, Memory] = {}
 
     def getMemories(self, slots: Sequence[int]) -> tuple[ErrorStatus, Sequence[Memory]]:  # noqa: N802
-        """The memories of these slots; INVALID_ARGUMENT where one is none of the request at hand."""
+        """Return the memories of these slots; INVALID_ARGUMENT if one is not of the current request."""
         found = [self.known.get(slot) for slot in slots]
         if None in found:
             return ErrorStatus.INVALID_ARGUMENT, ()

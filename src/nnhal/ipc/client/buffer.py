@@ -16,19 +16,22 @@ from nnhal.ops.schema import agree, show
 class RemoteBuffer(Buffer):
     """A buffer in the driver's process.
 
-    The service knows whether it has contents. Who begins to write it and hears no answer leaves it without, whatever the
-    service does: `begin` and `answered` note that here.
+    The service knows whether it has contents. If a writer begins and receives no answer, the buffer has no contents,
+    whatever the service does: `begin` and `answered` record that here.
     """
 
     def __init__(self, session: Session, desc: BufferDesc, roles: Sequence[BufferRole]) -> None:
         super().__init__(desc, roles)
         self._session = session
-        self._writer: object = None  # who began last to write it, until the service has answered
+        self._writer: object = None  # the last writer that began, until the service has answered
         inner = []
         for role in roles:
-            prepared: Any = getattr(role.prepared, "remote", role.prepared)  # behind what prepares again after a death
+            # Inside the wrapper that prepares again after a death
+            prepared: Any = getattr(role.prepared, "remote", role.prepared)
             if getattr(prepared, "session", None) is not session:
-                raise InvalidArgument(f"buffer: {role} is of a model that another device prepared, must be this one's")
+                raise InvalidArgument(
+                    f"buffer: {role} refers to a model of another device, must be one that this device prepared"
+                )
             inner.append((prepared.number, role.index, role.output, role.frequency))
         self._lease = session.lease()
         self._number = self._lease.number
@@ -36,67 +39,69 @@ class RemoteBuffer(Buffer):
         session.holders.add(self)
 
     def of(self, session: Session) -> int:
-        """Its number in a session; InvalidArgument where it lives in another, Closed after `close`."""
+        """Return its number in a session.
+
+        Raises InvalidArgument if it belongs to another session, Closed after `close`.
+        """
         if self._number < 0:
             raise Closed(f"buffer {self.token}: used after close")
         if session is not self._session:
             if self._session.dead is not None:
                 raise again(self._session.dead)
-            raise InvalidArgument(f"buffer {self.token} is none of this device")
+            raise InvalidArgument(f"buffer {self.token}: belongs to another device, must be allocated by this one")
         return self._number
 
     def begin(self, writer: object) -> None:
-        """An execution or a copy begins to write it: it has no contents until `answered`."""
+        """Record that an execution or a copy begins to write: there are no contents until `answered`."""
         self._writer = writer
 
     def answered(self, writer: object) -> None:
-        """The service has answered who began to write, and knows the rest; nothing where another has begun since."""
+        """Record that the service has answered a writer, and so knows the contents.
+
+        Ignored if another writer began since.
+        """
         if self._writer is writer:
             self._writer = None
 
     @property
     def in_doubt(self) -> bool:
-        """Whether the last writer has no answer from a service that lives: then the buffer has no contents."""
+        """Whether the last writer has no answer from a live service: then the buffer has no contents."""
         return self._writer is not None and self._session.dead is None
 
     def require_contents(self) -> None:
-        """OperationFailed where it is known here already that it has none."""
+        """Raise OperationFailed if this process already knows that it has no contents."""
         if self.in_doubt:
             raise OperationFailed(f"buffer {self.token} has no contents, must be written or copied to first")
 
     def within(self, control: Control) -> "RemoteContents":
-        """Its contents, asked for within a budget."""
+        """Return its contents, for calls within a budget."""
         return RemoteContents(self, self._session, control)
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """Asked of the driver; ContractBroken for one that the buffer cannot have."""
+        """Ask the driver; ContractBroken for a shape that the buffer cannot have."""
         return self.within(UNLIMITED).shape
 
     def copy_to(self, memory: Memory) -> None:
-        """Copy the contents to a memory."""
         self.within(UNLIMITED).copy_to(memory)
 
     def copy_from(self, memory: Memory, dimensions: tuple[int, ...] = ()) -> None:
-        """Copy contents in."""
         self.within(UNLIMITED).copy_from(memory, dimensions)
 
     def close(self) -> None:
-        """Let go of it."""
         self._number = -1
         self._lease.release()
         self._session.holders.discard(self)
 
 
 class RemoteContents:
-    """What a buffer holds, for calls within one budget."""
+    """The contents of a buffer, for calls within one budget."""
 
     def __init__(self, buffer: RemoteBuffer, session: Session, control: Control) -> None:
         self.buffer, self.session, self.control = buffer, session, control
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """As of `RemoteBuffer`."""
         buffer, session = self.buffer, self.session
         number = buffer.of(session)
         if buffer.in_doubt:
@@ -105,13 +110,12 @@ class RemoteContents:
         declared = buffer.facts.dimensions
         if shape is not None and declared is not None and not agree(shape, tuple(d or None for d in declared)):
             raise ContractBroken(
-                f"{session.where}: says that a buffer has shape {show(shape)}, must be {show(declared)}"
+                f"{session.where}: reports that a buffer has shape {show(shape)}, must be {show(declared)}"
             )
         return shape
 
     @trace.seam("ipc", "transfers", "copy out of a buffer")
     def copy_to(self, memory: Memory) -> None:
-        """As of `RemoteBuffer`."""
         session, number = self.session, self.buffer.of(self.session)
         self.buffer.require_contents()
         session.confirm_abandoned(self.control)
@@ -122,10 +126,9 @@ class RemoteContents:
 
     @trace.seam("ipc", "transfers", "copy into a buffer")
     def copy_from(self, memory: Memory, dimensions: tuple[int, ...] = ()) -> None:
-        """As of `RemoteBuffer`."""
         session, number, writer = self.session, self.buffer.of(self.session), object()
         packing = session.packing()
-        if not memory.sealed:  # a copy made once would miss what it holds now
+        if not memory.sealed:  # a cached copy would miss the current contents
             memory = Memory.from_array(memory.bytes())
         message = wire.CopyFrom(number, packing.pool(memory), dimensions)
         session.confirm_abandoned(self.control)

@@ -1,4 +1,4 @@
-"""The client's end of a burst: the calls that execute bindings, over queues in shared memory instead of a lane."""
+"""The client's end of a burst: it executes bindings over queues in shared memory instead of a channel."""
 
 import threading
 from typing import Any
@@ -17,16 +17,16 @@ from nnhal.ipc.protocol import wire
 from nnhal.ipc.transport import _native
 from nnhal.ipc.transport.packets import pack, unpack
 
-CHANNEL_LENGTH = 1024  # elements of each queue, as NNAPI's runtime has it
+CHANNEL_LENGTH = 1024  # elements of each queue, as in NNAPI's runtime
 _DONE = pack(wire.ENCODED_DONE)
 _log = logger("burst")
 
 
 class RemoteBurst(Burst):
-    """Executions of one prepared model (a `RemotePrepared`) over two fast message queues; one at a time."""
+    """Executes one prepared model (a `RemotePrepared`) over two fast message queues, one execution at a time."""
 
     def __init__(self, prepared: Any, control: Control) -> None:
-        """control: of the execution that it is opened for, `UNLIMITED` where that is to come."""
+        """Open the burst. control: that of the execution that opens it; `UNLIMITED` if none does yet."""
         self.of = self._prepared = prepared
         self._session, self._frames = prepared.session, prepared.frames
         self._lease = self._session.lease()
@@ -36,7 +36,7 @@ class RemoteBurst(Burst):
             try:
                 made.fds.extend(map(_native.create_queues, (CHANNEL_LENGTH,), (CHANNEL_LENGTH,)))
             except OSError as error:
-                raise ResourceExhausted(f"burst: its queues cannot be made: {error.strerror}") from None
+                raise ResourceExhausted(f"burst: cannot create its queues: {error.strerror}") from None
             (fd,) = made.fds
             self._queues = _native.Queues(fd, _native.CLIENT)
             self._queues.watch = self._session.watch
@@ -46,29 +46,32 @@ class RemoteBurst(Burst):
         finally:
             made.close()
         self._busy = threading.Lock()
-        self.plain: dict[str, int] = {}  # why executions took the plain call, and how often
-        self.ended = False  # of no use any more, though nobody closed it
+        self.plain: dict[str, int] = {}  # the reasons for plain calls, with their number
+        self.ended = False  # unusable, though not closed by its owner
         self._session.bursts[self._number] = self
         if self._session.dead is not None:  # it may have died between
             self.session_died()
 
     @property
     def busy(self) -> bool:
-        """Whether an execution waits for its result."""
         return self._busy.locked()
 
     def session_died(self) -> None:
-        """Wake whoever waits, where the kernel could not."""
+        """Wake the waiting thread if the kernel could not."""
         self.ended = True
         self._queues.close()
 
     def run(self, request: Request, control: Control) -> Timing | None:
-        """Execute over the queues; what a packet cannot carry takes the plain call, and `plain` counts why."""
+        """Execute over the queues.
+
+        An execution that does not fit a packet becomes a plain call; `plain` counts the reasons.
+        """
         mine: list[bool] = []
         try:
-            mine.extend(map(self._busy.acquire, (False,)))  # one call, so that no interrupt comes before it is known
+            # One call, so that no interrupt comes before the result is known
+            mine.extend(map(self._busy.acquire, (False,)))
             if not mine[0]:
-                raise BadState("burst: an execution is running, must be one at a time; open one burst a thread")
+                raise BadState("burst: an execution is running, must be one at a time; open one burst per thread")
             return self._run(request, control)
         finally:
             if mine == [True]:
@@ -88,11 +91,11 @@ class RemoteBurst(Burst):
         try:
             untraced = trace.process.log is None
             reply = self._queues.exchange(packet, WORK_NS) if untraced else self._traced_exchange(packet)
-        except BaseException:  # interrupted: nobody may take the result for the next one's
+        except BaseException:  # interrupted: the next execution must not receive this result
             try:
-                left = frame.direct and self._queues.awaiting  # else it had answered, or was not asked
+                left = frame.direct and self._queues.awaiting  # otherwise it has answered, or was not asked
                 if left and self._queues.receive(SETTLE_NS) == _native.TIMEOUT:
-                    self._session.give_up(f"{self._session.where}: a burst that was interrupted does not end")
+                    self._session.give_up(f"{self._session.where}: an interrupted burst does not end")
             finally:  # interrupted again
                 self._end()
             raise
@@ -126,7 +129,7 @@ class RemoteBurst(Burst):
         return timing
 
     def _broken(self, status: int) -> NnhalError:
-        """Why the queues end; the burst is of no use afterwards, the session may be."""
+        """Return why the queues ended. The burst is unusable afterwards; the session may still work."""
         if self._closed:
             return Closed("burst: used after close")
         where = self._session.where
@@ -144,15 +147,15 @@ class RemoteBurst(Burst):
         self.close()
 
     def free_memory(self, memory: Memory) -> None:
-        """Have the driver forget a memory that was used as an argument."""
+        """Release a memory that the driver holds because it was an argument."""
         self._prepared.frames.forget_pool(memory)
 
     def stats(self) -> dict[str, int]:
-        """Counters of the queues."""
+        """Return the counters of the queues."""
         return self._queues.stats()
 
     def close(self) -> None:
-        """End the burst; the listener in the service ends with it."""
+        """Close the burst; the service's listener ends with it."""
         if not self._closed:
             self._closed = True
             self._queues.close()
@@ -164,12 +167,12 @@ class RemoteBurst(Burst):
 
 
 def _not_in_a_packet(request: Request, control: Control) -> str:
-    """Why an execution does not go over the queues, "" where it does."""
+    """Return why an execution needs a plain call; "" if the queues can carry it."""
     if control is not UNLIMITED:
         if control.deadline is not None:
             return "it has a deadline"
         if control.loop_timeout != LOOP_TIMEOUT_DEFAULT_NS:
-            return "it has a loop time-out"
+            return "it has a loop timeout"
         if control.cancelled is not None:
             return "it may be cancelled"
     if request.input_buffers or request.output_buffers:

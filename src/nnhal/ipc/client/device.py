@@ -1,4 +1,4 @@
-"""A device in another process, as the runtime sees any device."""
+"""A device in another process, with the interface of any device."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -43,8 +43,9 @@ Preparation = TypeVar("Preparation", wire.PrepareModel, wire.PrepareModelFromCac
 
 
 class KeptElsewhere:
-    """What a driver's process keeps of a model that its driver considered under some hints, by a number; let go of with the
-    last reference.
+    """A model that a driver's process keeps since its driver considered it under some hints.
+
+    It is known by a number, and released with the last reference.
     """
 
     __slots__ = ("_lease", "hints", "number", "session")
@@ -56,7 +57,10 @@ class KeptElsewhere:
 
 
 class Statement(NamedTuple):
-    """What a driver's process says of itself. It may change only with the driver, so another one is another device."""
+    """The facts that a driver's process reports of its device.
+
+    Only another driver changes it, so a difference means another device.
+    """
 
     name: str
     origin: str
@@ -71,7 +75,7 @@ class Statement(NamedTuple):
     code: bytes
 
     def difference(self, before: "Statement") -> str:
-        """What differs from an earlier statement, for a message; "" where nothing does."""
+        """Describe the differences from an earlier statement, for a message; "" if there are none."""
         fields = zip(self._fields, self, before, strict=True)
         return "; ".join(_changed(what.replace("_", " "), now, then) for what, now, then in fields if now != then)
 
@@ -87,7 +91,7 @@ def _told(value: object) -> str:
 
 
 class RemoteDevice(Device):
-    """A device over one session. What it says of itself is asked once."""
+    """A device over one session. Its attributes are queried once."""
 
     timely = True
 
@@ -111,7 +115,7 @@ class RemoteDevice(Device):
 
     @property
     def statement(self) -> Statement:
-        """What its process said of itself when the session began."""
+        """The facts that its process reported when the session began."""
         welcome = self.session.welcome
         said = frozenset(self.extensions), frozenset(self.relaxations), frozenset(self.numerics)
         facts = self.name, welcome.origin, self.version, self.type, self.level
@@ -121,27 +125,31 @@ class RemoteDevice(Device):
         form = wire.form_for(call, self.session.methods)
         if form is None:
             needs = call.forms[0]
-            raise UnsupportedModel(f"device {self.name}: {call.method} needs level {needs}, it is at {self.level}")
+            raise UnsupportedModel(
+                f"device {self.name}: {call.method} requires HAL version {needs}, it has {self.level}"
+            )
         return form
 
     def _query(self, message: wire.ClientCall, expect: type[Any], packing: Packing | None = None) -> Any:
         return self.session.call(message, expect, UNLIMITED, packing)[0]
 
     def capabilities(self) -> Capabilities:
-        """As the driver stated them."""
         return self._capabilities
 
     def status(self) -> DeviceStatus:
-        """Asked anew each time."""
+        """Ask the driver; the answer may change at any time."""
         value = self._query(wire.GetStatus(), wire.Word).value
         return DeviceStatus(value) if value in DeviceStatus.__members__.values() else DeviceStatus.UNKNOWN
 
     def supports(self, model: Model) -> Sequence[Verdict]:
-        """The driver's verdicts; operations that its level cannot express get a no, with the reason."""
+        """Return the driver's verdicts.
+
+        Operations that its HAL version cannot express are rejected, with the reason.
+        """
         form = self._form(wire.GetSupportedOperations)
         hidden = next((pool.kind for pool in model.pools if not pool.mappable), "")
         if hidden:
-            why = f"the model has constants in a {hidden}, which cannot be given to another process"
+            why = f"the model has constants in a {hidden}, which another process cannot map"
             return [Verdict(False, why)] * len(model.main.operations)
 
         def ask(part: Model) -> list[Verdict]:
@@ -152,7 +160,10 @@ class RemoteDevice(Device):
         return ask_about(model, self.level, ask) if self.level < V1_3 else ask(model)
 
     def consider(self, model: Model, hints: Hints) -> Considered:
-        """What the driver says; its process keeps the model and what the driver works out of it. Below 1.3 verdicts only."""
+        """Return what the driver reports.
+
+        Its process keeps the model and the driver's results. Below 1.3, only verdicts.
+        """
         if self.session.methods < V1_3:
             return super().consider(model, hints)
         if any(not pool.mappable for pool in model.pools):
@@ -172,7 +183,10 @@ class RemoteDevice(Device):
         return claims_from_wire(said, kept)
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
-        """Compile in the driver's process; the wait ends at the hints' deadline. What it keeps already is not sent again."""
+        """Compile in the driver's process until the hints' deadline.
+
+        A model that the process already keeps is not sent again.
+        """
         prepared = RemotePrepared(self.session, model, hints.priority)
         number, control = self._considered(hints), Control(hints.deadline)
         if number:
@@ -191,7 +205,7 @@ class RemoteDevice(Device):
         return prepared
 
     def number_of_cache_files(self) -> CacheFiles:
-        """As the driver says; none below 1.2."""
+        """Ask the driver; there are none below 1.2."""
         if self.session.methods < V1_2:
             return CacheFiles()
         self._kept = said = self._query(wire.GetNumberOfCacheFiles(), wire.CacheFileCounts)
@@ -199,16 +213,18 @@ class RemoteDevice(Device):
 
     @property
     def code_identity(self) -> CodeIdentity:
-        """As the driver's process said when it was last asked for its cache files; nothing is kept below 1.2."""
+        """Return what the driver's process reported with its numbers of cache files; below 1.2 nothing is cached."""
         if self._kept is None:
             self.number_of_cache_files()
         said = self._kept
         return (
-            CodeIdentity.unlike_any("the device keeps none") if said is None else CodeIdentity(said.code, said.unknown)
+            CodeIdentity.unlike_any("the device has no cache files")
+            if said is None
+            else CodeIdentity(said.code, said.unknown)
         )
 
     def prepare_from_cache(self, outline: Model, hints: Hints) -> Prepared:
-        """Restore in the driver's process."""
+        """Restore a model in the driver's process."""
         prepared, control = RemotePrepared(self.session, outline, hints.priority), Control(hints.deadline)
         with self.session.carrying(outline.pools, control) as packing, self._held(hints.cache, control) as cache:
             message = self._preparation(wire.PrepareModelFromCache, prepared.number, outline, packing, hints, cache)
@@ -217,7 +233,7 @@ class RemoteDevice(Device):
 
     @contextmanager
     def _held(self, cache: Cache | None, control: Control) -> Iterator[int]:
-        """The number by which the service knows cache files meanwhile; 0 for none."""
+        """Yield the number under which the service holds the cache files until the end of the block; 0 for none."""
         if cache is None:
             yield 0
             return
@@ -230,7 +246,7 @@ class RemoteDevice(Device):
             lease.release()
 
     def _considered(self, hints: Hints) -> int:
-        """The number of what the driver's process keeps for these hints; 0 for nothing."""
+        """Return the number of what the driver's process keeps for these hints; 0 for nothing."""
         kept = None if hints.worked_out is None else hints.worked_out.given
         if not isinstance(kept, KeptElsewhere) or kept.session is not self.session:
             return 0
@@ -262,10 +278,8 @@ class RemoteDevice(Device):
             prepared.writes_later = told.writes_later
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
-        """A buffer in the driver's process."""
         self._form(wire.Allocate)
         return RemoteBuffer(self.session, desc, roles)
 
     def close(self) -> None:
-        """End the connection."""
         self.session.close()

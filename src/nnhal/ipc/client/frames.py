@@ -1,9 +1,11 @@
-"""Frames: shared memory with room for the arguments of one execution, laid out and bound once and used again.
+"""Frames: shared memory for the arguments of one execution, laid out and bound once and reused.
 
-An execution of the same shapes takes a frame that is free, fills in its inputs, and takes the outputs out. Arrays that lie
-in a pool already are not copied: the frame refers to the pool. Each output is followed by guard bytes: a driver that writes
-past its output is found out, and its results are dropped. A frame goes when it is not kept for another execution, when a
-pool that it refers to goes, or when a driver may still be at work in it; what the service has bound to it goes with it.
+An execution with the same shapes takes a free frame, fills in its inputs, and collects the outputs. Arrays in a pool
+are not copied: the frame refers to the pool. Guard bytes follow each output: they reveal a driver that writes past its
+output, and its results are dropped.
+
+A frame is dropped if it is not kept for another execution, if a pool that it refers to is released, or if a driver may
+still be using it. The service drops its binding too.
 """
 
 import weakref
@@ -23,16 +25,17 @@ from nnhal.hal.request import Argument, Request
 
 GUARD = bytes(range(0xA0, 0xA0 + ALIGNMENT))
 _KEPT = 4  # free frames kept for each set of shapes
-_SETS = 16  # of shapes, for which frames are kept
+_SETS = 16  # sets of shapes with frames
 _PROVIDED: Where = (-1, 0, 0, ())  # the driver provides the memory
 
 Key = tuple[Any, ...]
-# Input or not, place, bytes, dims, type and shape of the view, which has none where the driver tells it.
+# Whether it is an input, its index, bytes and dimensions, type and shape of the view; no shape if the driver reports
+# it.
 _Own = tuple[bool, int, int, tuple[int, ...], np.dtype[Any], tuple[int, ...] | None]
 
 
 def key_of(request: Request, apart: bool = False) -> Key:
-    """What two requests must share to use the same frame. apart: as of `Frame`."""
+    """Return what two requests must share to use the same frame. apart: see `Frame`."""
     inputs = [None if x is None else (x.shape, x.dtype) if x.base is None else _key(x) for x in request.given]
     rooms = [_room_key(request, n, apart) for n in range(len(request.shapes))]
     if not (request.input_buffers or request.output_buffers):
@@ -47,7 +50,7 @@ def _key(array: Array) -> Key:
 
 
 def _room_key(request: Request, index: int, apart: bool) -> Key | None:
-    """None for room of the frame's own whose size the signature says, or whose memory the driver provides."""
+    """Return None if the frame's memory has an output of known size, or the driver provides the memory."""
     room = request.room(index)
     if room is None:
         return None
@@ -57,28 +60,28 @@ def _room_key(request: Request, index: int, apart: bool) -> Key | None:
 
 
 def _dims(argument: Argument, room: Array) -> tuple[int, ...]:
-    """The dimensions that room says the output has, () where it is room in bytes."""
+    """Return the dimensions that an output buffer defines; () if it is only bytes."""
     return room.shape if argument.specified_by(room) else ()
 
 
 class Frame:
-    """Room for one request. inputs, outputs: where each argument lies; -1 as a pool: the driver provides the memory.
+    """Memory for one request. inputs, outputs: the place of each argument; pool -1 means that the driver provides it.
 
-    pools: the memories, until the frame is bound. direct: the driver writes an output where the caller wants it.
-
-    apart: outputs lie in the frame's own memory always, not in a pool of the caller's: the driver may go on with them after
-    the caller has given up.
+    pools: the memories, until the frame is bound. direct: the outputs that the driver writes into the caller's memory.
+    apart: all outputs lie in the frame's memory, not in the caller's pools, because the driver may continue to write
+    after the caller has abandoned the execution.
     """
 
     def __init__(self, request: Request, apart: bool = False) -> None:
-        self.memories: list[Memory] = []  # its own: of inputs, which only this process writes, and of outputs
+        # The frame's memories: of inputs, which only this process writes, and of outputs
+        self.memories: list[Memory] = []
         self.pools: list[Memory] = []
-        self.mark = object()  # what stands for it where it is to be remembered, and not kept
+        self.mark = object()  # identifies the frame without keeping it alive
         self.inputs: list[Where | None] = []
         self.outputs: list[Where | None] = []
         self.binding: Any = None
         self._in: list[tuple[int, Array]] = []
-        self._out: list[tuple[int, Array, bool]] = []  # index, view, whether it is of the output's type and shape
+        self._out: list[tuple[int, Array, bool]] = []  # index, view, whether it has the output's type and shape
         self.direct: list[int] = []
         self._guards: list[memoryview] = []
         own: list[_Own] = []
@@ -124,13 +127,13 @@ class Frame:
         self._views, self._shapes = [view for _, view, _ in self._out], [view.shape for _, view, _ in self._out]
 
     def bound(self, binding: object) -> None:
-        """The service has its memories now: the caller's are not kept from going, the frame's own needs no descriptor."""
+        """Store the binding. The service has the memories now, so pools are released and descriptors closed."""
         self.binding, self.pools = binding, []
         for memory in self.memories:
             memory.close_descriptors()
 
     def _shared(self, array: Array, dims: tuple[int, ...], output: bool) -> Where | None:
-        """Where an array lies in a pool that the driver may map; None where it does not."""
+        """Return where an array lies in a pool that the driver may map; None if it does not."""
         at = _pool_of(array, output)
         if at is None:
             return None
@@ -140,7 +143,7 @@ class Frame:
         return number, at[1], array.nbytes, dims
 
     def _lay_out(self, own: "Sequence[_Own]", inputs: bool) -> None:
-        """Make a memory of the frame's own, and the views into it."""
+        """Allocate a memory of the frame, and the views into it."""
         guard = 0 if inputs else ALIGNMENT
         ends = list(accumulate(aligned(max(1, size)) + guard for _, _, size, *_ in own))
         if not own:
@@ -164,12 +167,12 @@ class Frame:
 
     @property
     def copies(self) -> bool:
-        """Whether any input is copied into it."""
         return bool(self._in)
 
     def try_fill(self, request: Request) -> bool:
-        """Copy the inputs in where the request, which has no buffers, is all of ordinary arrays that fit this frame; else
-        False, in a moment.
+        """Copy the inputs in if all are ordinary arrays that fit this frame; otherwise return False, quickly.
+
+        The request must not have driver buffers.
         """
         if not self._plain or len(request.given) != self._count:
             return False
@@ -185,16 +188,16 @@ class Frame:
         return True
 
     def fill(self, request: Request) -> None:
-        """Copy the inputs in that do not lie in a pool."""
+        """Copy in the inputs that do not lie in a pool."""
         given = request.given
         for index, view in self._in:
             view[...] = given[index]
 
     @trace.seam("ipc", "results", "take outputs")
     def collect(self, request: Request, shapes: Sequence[tuple[int, ...]] = ()) -> None:
-        """Give the request its outputs; ContractBroken where the driver wrote past one of them.
+        """Write the outputs to the request; ContractBroken if the driver wrote past one of them.
 
-        shapes: as the driver reports them; none where all are as the signature says.
+        shapes: as the driver reports them; empty if all match the signature.
         """
         if self._guards and self._guards != self._intact:
             place = next(n for n, guard in enumerate(self._guards) if guard != self._intact[n])
@@ -202,7 +205,7 @@ class Frame:
                 guard[:] = intact
             name = request.signature.outputs[self._out[place][0]].name
             where = request.signature.where
-            raise ContractBroken(f"{where}: wrote past the end of {name}, must not; the results are dropped")
+            raise ContractBroken(f"{where}: wrote past the end of {name}, must stay within it; the results are dropped")
         if self._plain and not shapes:
             request.write_all(self._views, self._shapes)
             return
@@ -217,7 +220,7 @@ class Frame:
 
 
 def _pool_of(array: Array, output: bool) -> tuple[Memory, int] | None:
-    """The pool that an array lies in, and its offset there, where the driver may map that; else None."""
+    """Return the pool of an array that the driver may map, and the array's offset in it; otherwise None."""
     at = Memory.of(array) if array.base is not None and array.flags.c_contiguous else None
     if at is None or not at[0].sealed or (at[0].readonly if output else not array.flags.aligned):
         return None
@@ -225,22 +228,22 @@ def _pool_of(array: Array, output: bool) -> tuple[Memory, int] | None:
 
 
 def in_pools(request: Request) -> bool:
-    """Whether the caller wants an output in a pool that the driver may map."""
+    """Whether the caller requests an output in a pool that the driver may map."""
     return any(room is not None and _pool_of(room, True) is not None for room in request.rooms or ())
 
 
 def _reported(request: Request, index: int, view: Array, shape: tuple[int, ...]) -> Array:
-    """The bytes of an output as an array of the shape that the driver reports."""
+    """Return the bytes of an output as an array of the shape that the driver reports."""
     argument = request.signature.outputs[index]
     size = int(np.prod(shape, dtype=object)) * argument.dtype.itemsize
     if size > view.nbytes:
-        where = f"{request.signature.where}: {argument.name} is said to have shape {list(shape)}"
+        where = f"{request.signature.where}: {argument.name} has reported shape {list(shape)}"
         raise ContractBroken(f"{where}, must fit the {view.nbytes} bytes of its memory")
     return typed(view, argument.dtype, shape)
 
 
 class Frames:
-    """Frames of one prepared model, by shapes; any number of threads."""
+    """The frames of one prepared model, by shapes; thread-safe."""
 
     def __init__(self) -> None:
         self._free: dict[Key, deque[Frame]] = {}
@@ -249,7 +252,7 @@ class Frames:
 
     @trace.seam("ipc", "transfers", "stage inputs")
     def take(self, request: Request, apart: bool = False) -> tuple[Frame, deque[Frame]]:
-        """A frame for this request alone, filled with its inputs, and where to append it afterwards."""
+        """Return a frame for this request alone, filled with its inputs, and the queue to return it to."""
         last = self._last
         if last is not None and not (request.input_buffers or request.output_buffers):
             try:
@@ -278,7 +281,7 @@ class Frames:
         return frame, free
 
     def _note(self, memory: Memory, key: Key) -> None:
-        """Frames of that key refer to a pool of the caller's: they go when it does."""
+        """Record that frames of that key refer to a pool of the caller: they are dropped with it."""
         keys = self._in_pools.get(memory)
         if keys is None:
             keys = self._in_pools[memory] = set()
@@ -288,22 +291,22 @@ class Frames:
         keys.add(key)
 
     def close(self) -> None:
-        """Let all free frames go."""
+        """Drop all free frames."""
         self._last, self._free = None, {}
 
     def forget(self, keys: "set[Key]") -> None:
-        """Let the free frames of some keys go."""
+        """Drop the free frames of some keys."""
         self._last = None
         for key in keys:
             self._free.pop(key, None)
 
     def forget_pool(self, memory: Memory) -> None:
-        """Let the free frames go that refer to a pool of the caller's."""
+        """Drop the free frames that refer to a pool of the caller."""
         self.forget(self._in_pools.pop(memory, set()))
 
 
 def _forget(frames: "weakref.ref[Frames]", keys: "set[Key]") -> None:
-    """A pool may outlive many prepared models, and must not keep them."""
+    """Drop the frames of a pool, through a weak reference: a pool may outlive many prepared models."""
     there = frames()
     if there is not None:
         there.forget(keys)

@@ -1,6 +1,6 @@
-"""What a driver's process says: its output and errors come through pipes, are logged, and the last words are kept.
+"""Logs the output and errors of a driver's process, which come through pipes, and keeps the last lines.
 
-The process has no terminal that way: nothing to read keystrokes from, nothing to send escape sequences to.
+So the process has no terminal: it can neither read keystrokes nor send escape sequences.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ from typing import Literal
 from nnhal.base.log import logger
 from nnhal.base.names import name_of
 
-KEPT, LINE, WORDS = 50, 400, 4000  # lines, bytes of one, characters of all that an error takes
-A_SECOND = 200  # lines logged; a driver that says more is read slowly, and what is left out is counted
+KEPT, LINE, WORDS = 50, 400, 4000  # lines; bytes of one; characters of them all in an error
+A_SECOND = 200  # lines logged; a driver that prints more is read slowly, and skipped lines are counted
 CRASHES = frozenset(
     {
         *(signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT),
@@ -31,15 +31,15 @@ CRASHES = frozenset(
 )
 _CHUNK = 1 << 16
 _BREATH = 0.01  # seconds
-_LOOK = 0.02  # seconds between looks at whether a process has ended
+_LOOK = 0.02  # seconds between checks whether a process has ended
 _libc = ctypes.PyDLL(None, use_errno=True)  # calls keep the interpreter lock
 
 
 class DriverProcess(subprocess.Popen[bytes]):
-    """A driver's process. `output` is what it said.
+    """A driver's process. `output` is what it printed.
 
-    An application may take the exit status itself, by `os.wait` or by ignoring SIGCHLD. `Popen` takes that for an exit with
-    status 0; here it says nothing about the driver.
+    An application may collect the exit status itself, by `os.wait` or by ignoring SIGCHLD. `Popen` treats that as exit
+    status 0; here it reveals nothing about the driver.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class DriverProcess(subprocess.Popen[bytes]):
         pass_fds: Sequence[int],
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """driver: its name or path. environment: None for that of this process."""
+        """Start the process. driver: its name or path. environment: None for that of this process."""
         self._reaping, self._taken = threading.RLock(), False
         self.output = Output(logger("driver").getChild(name_of(driver)))
         try:
@@ -68,7 +68,7 @@ class DriverProcess(subprocess.Popen[bytes]):
         self.output.follow(self.pid)
 
     def fate(self) -> str:
-        """How it ended, with its last words; "" where it has not."""
+        """Describe how it ended, with its last lines; "" while it runs."""
         self._reap()
         code = self.returncode
         if code is None:
@@ -78,15 +78,16 @@ class DriverProcess(subprocess.Popen[bytes]):
                 return ""
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
         if self._taken:
-            how = "ended; how is not known, as this program takes the exit status of its children itself"
+            how = "ended with an unknown status, because this program collects the exit status of its children itself"
         words = self.output.last_words()
-        return f"the driver process {how}" + (f"; its last words: {words}" if words else "")
+        return f"the driver process {how}" + (f"; its last output: {words}" if words else "")
 
     @property
     def own_end(self) -> Literal["crash", "exit", ""]:
-        """How it ended by its own doing; "" where it has not.
+        """How it ended by its own action; "" if it did not.
 
-        Anybody may send other signals than those of a crash, and the kernel sends SIGKILL where memory is short.
+        Only the signals of a crash count: any process may send others, and the kernel sends SIGKILL when memory runs
+        out.
         """
         self._reap()
         if self.returncode is None or self._taken:
@@ -94,12 +95,12 @@ class DriverProcess(subprocess.Popen[bytes]):
         return "exit" if self.returncode >= 0 else "crash" if -self.returncode in CRASHES else ""
 
     def poll(self) -> int | None:
-        """Its exit status, None while it runs."""
+        """Return its exit status; None while it runs."""
         self._reap()
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end; its exit status. TimeoutExpired after so many seconds."""
+        """Wait for its end and return the exit status. Raises TimeoutExpired after `timeout` seconds."""
         end, pause = None if timeout is None else time.monotonic() + timeout, 0.0005
         while (code := self.poll()) is None:
             if end is not None and time.monotonic() >= end:
@@ -109,7 +110,7 @@ class DriverProcess(subprocess.Popen[bytes]):
         return code
 
     def _reap(self) -> None:
-        """Take over its exit status where it has ended; the interpreter is kept."""
+        """Collect its exit status if it has ended, without releasing the interpreter lock."""
         status = ctypes.c_int()
         with self._reaping:
             if self.returncode is not None:
@@ -122,13 +123,13 @@ class DriverProcess(subprocess.Popen[bytes]):
 
 
 class Output:
-    """Reads what a process says, on a thread that ends with the process or its pipes.
+    """Reads the output of a process, in a thread that ends with the process or its pipes.
 
-    Errors are logged as warnings, output as information. What is not printable is escaped.
+    Errors are logged as warnings, output as information. Unprintable characters are escaped.
     """
 
     def __init__(self, log: Logger) -> None:
-        """Two pipes; `ends` are those to write to. Raises OSError where there is no descriptor left."""
+        """Create two pipes; `ends` are the ends to write to. Raises OSError if no descriptor is free."""
         self._log = log
         self._lock = threading.Lock()
         self._levels: dict[int, int] = {}
@@ -149,18 +150,18 @@ class Output:
             raise
 
     def follow(self, pid: int) -> None:
-        """The process has its ends of the pipes: read from now on."""
+        """Start to read: the process has its ends of the pipes."""
         while self.ends:
             os.close(self.ends.pop())
-        with contextlib.suppress(OSError):  # then its pipes alone say when it has ended
+        with contextlib.suppress(OSError):  # without it, only the pipes signal the end
             self._watch = os.pidfd_open(pid)
         try:
             threading.Thread(target=self._read, name="nnhal-output", daemon=True).start()
-        except RuntimeError:  # no thread to be had; a process that still speaks is told so by EPIPE
+        except RuntimeError:  # no thread is available; a process that still writes gets EPIPE
             self.close()
 
     def last_words(self) -> str:
-        """The last lines, on one; all of them where the process has ended."""
+        """Return the last lines, joined into one; complete if the process has ended."""
         self._drain()
         with self._lock:
             lines = [line for line in (*self._last, *self._begun.values()) if line.strip()]
@@ -168,7 +169,7 @@ class Output:
         return text if len(text) <= WORDS else f"…{text[-WORDS:]}"
 
     def close(self) -> None:
-        """Let go of the pipes."""
+        """Close the pipes."""
         with self._lock:
             fds = [*self._levels, *self.ends, *([self._watch] if self._watch >= 0 else [])]
             self._levels, self._watch = {}, -1
@@ -177,7 +178,7 @@ class Output:
                 os.close(fd)
 
     def forked(self) -> None:
-        """In a forked child: the process is the parent's."""
+        """Reset a forked child: the process is the parent's."""
         self._lock = threading.Lock()
         self.close()
 
@@ -200,7 +201,7 @@ class Output:
             self.close()
 
     def _drain(self) -> list[int]:
-        """Take what is there, a chunk of each pipe; the pipes that have ended."""
+        """Read a chunk of each pipe; return the pipes that have ended."""
         ended: list[int] = []
         lines: list[tuple[int, bytes]] = []
         with self._lock:
@@ -222,7 +223,7 @@ class Output:
         return ended
 
     def _some(self, level: int, lines: list[bytes]) -> list[tuple[int, bytes]]:
-        """As many of them as may be logged now, with their level."""
+        """Return the lines that may be logged now, with their level."""
         now, before = time.monotonic(), []
         if now - self._second > 1:
             if self._left_out:
@@ -235,9 +236,9 @@ class Output:
 
 
 def _at_hand(fd: int) -> bytes | None:
-    """What a pipe that does not block has, b"" at its end, None where there is nothing yet; the interpreter is kept.
+    """Read from a pipe that does not block: b"" at its end, None if nothing is there. Keeps the interpreter lock.
 
-    Beside a busy thread each time that it is given up costs 5 ms, and somebody may wait to be told of a death.
+    Beside a busy thread, each release of the lock costs 5 ms, and a caller may wait to hear of a death.
     """
     chunk = ctypes.create_string_buffer(_CHUNK)
     length = _libc.read(fd, chunk, _CHUNK)

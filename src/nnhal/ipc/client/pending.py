@@ -1,4 +1,4 @@
-"""What a client waits for beside the replies of its calls: notifications, each exactly once."""
+"""Notifications that a client waits for, in addition to replies; each comes exactly once."""
 
 import os
 import select
@@ -13,25 +13,25 @@ from nnhal.ipc.protocol.convert import error_from_wire
 from nnhal.ipc.transport import _native
 from nnhal.ipc.transport.channel import Descriptors
 
-GRACE_NS = 2_000_000  # past a deadline, for the service to say so itself
-CANCEL_SLICE_NS = 20_000_000  # between looks at whether an execution is still wanted
-_LONGEST_NS = 10**15  # 11 days: poll takes no more than 24
+GRACE_NS = 2_000_000  # past a deadline, for the service to report the miss itself
+CANCEL_SLICE_NS = 20_000_000  # between checks whether an execution is still wanted
+_LONGEST_NS = 10**15  # 11 days: poll accepts at most 24
 
 
 class Pending:
-    """A notification to come: exactly one. number: of what it will be about. kind: that it must be of.
+    """A notification to come, exactly once. number: of the object it will be about. kind: its required type.
 
-    given_up: nobody waits for it any more, or for the answer to its call, so it may still come.
+    given_up: abandoned: nothing waits for it or for the answer to its call, but it may still come.
     """
 
     def __init__(self, number: int, kind: type[wire.ServiceCall]) -> None:
         self.number, self.kind = number, kind
         self.given_up = False
         self._answer: list[tuple[Any, Descriptors]] = []  # one, once it came
-        self._wake: Owner | None = None  # an eventfd, while somebody waits
+        self._wake: Owner | None = None  # an eventfd while a thread waits
 
     def set(self, result: Any, fds: Descriptors = _native.NONE) -> None:
-        """It came; result: a reply, or the error why it never will."""
+        """Store the notification and wake the waiting thread. result: a reply, or the error why it will never come."""
         self._answer.append((result, fds))
         wake = self._wake
         if wake is not None and wake.fds:
@@ -39,21 +39,20 @@ class Pending:
 
     @property
     def method(self) -> str:
-        """What it will tell the end of, for messages."""
+        """The name of the call whose end it reports, for messages."""
         return "a preparation" if self.kind is wire.NotifyPrepared else "an execution"
 
     @property
     def came(self) -> bool:
-        """Whether it came."""
         return bool(self._answer)
 
     def wait(
         self, deadline: int | None, cancelled: threading.Event | None = None, watch: int = -1
     ) -> tuple[Any, Descriptors]:
-        """Wait for it; MissedDeadline, Cancelled, or what the service answered.
+        """Wait for it. Raises MissedDeadline, Cancelled, or the error that the service answered.
 
-        watch: a pidfd of the service. DeadObject where that has ended: who waits looks himself, as whoever would tell him
-        has to be given the interpreter first.
+        watch: a pidfd of the service. Raises DeadObject if that process has ended. The waiting thread checks this
+        itself, because another thread would need the interpreter first.
         """
         try:
             if not self._answer:
@@ -71,7 +70,7 @@ class Pending:
         poll, wake, most = select.poll(), Owner(), None
         try:
             wake.fds.extend(map(os.eventfd, (0,), (os.EFD_CLOEXEC | os.EFD_NONBLOCK,)))
-        except OSError:  # no descriptor: look now and then
+        except OSError:  # no free descriptor: check periodically
             most = CANCEL_SLICE_NS
         self._wake = wake
         for fd in (*wake.fds, watch):
@@ -90,7 +89,7 @@ class Pending:
 
 
 def _milliseconds(deadline: int | None, most: int | None) -> float | None:
-    """How long to wait at a stretch, at most so many nanoseconds; None for as long as it takes."""
+    """Return the longest single wait, at most `most` nanoseconds; None for no limit."""
     if deadline is None:
         return None if most is None else most / 1e6
     left = max(0, deadline + GRACE_NS - time.monotonic_ns())

@@ -1,4 +1,4 @@
-"""The memories that a client sends: as descriptors of what the service may map, else of a sealed copy."""
+"""The memories that a client sends: a descriptor of a memory that the service may map, otherwise of a sealed copy."""
 
 import weakref
 from collections.abc import Iterable
@@ -9,14 +9,14 @@ from nnhal.ipc.protocol import wire
 
 
 class ClientPools:
-    """The memories of this process in a form that one service may map."""
+    """The memories of this process, made mappable for one service."""
 
     def __init__(self, *, shared: bool) -> None:
         self._shared = shared
         self._copies: weakref.WeakKeyDictionary[Memory, Memory] = weakref.WeakKeyDictionary()
 
     def shareable(self, memory: Memory) -> Memory:
-        """The memory itself where the service may map it, else a sealed copy, made once."""
+        """Return the memory itself if the service may map it, otherwise a sealed copy, made once."""
         if memory.sealed or (memory.readonly and not self._shared and memory.fd >= 0 and seals(memory.fd) is None):
             return memory
         copy = self._copies.get(memory)
@@ -25,13 +25,13 @@ class ClientPools:
         return copy
 
     def forget(self, memories: Iterable[Memory]) -> None:
-        """The service needs these no more: copies of them can go. Where one is asked for again, it is made again."""
+        """Drop the copies of memories that the service no longer needs. A later request makes them again."""
         for memory in memories:
             self._copies.pop(memory, None)
 
 
 class Packing:
-    """The memories of one message, which live until it was answered. fds: what to send along. held: sent ahead already."""
+    """The memories of one message, kept until its answer. fds: the descriptors to send. held: memories sent ahead."""
 
     def __init__(self, pools: ClientPools, held: "dict[Memory, tuple[int, int]] | None" = None) -> None:
         self._pools, self._held = pools, held or {}
@@ -39,7 +39,7 @@ class Packing:
         self.fds: list[int] = []
 
     def pool(self, memory: Memory) -> wire.Pool:
-        """The wire form of a memory; its descriptor joins the message."""
+        """Return the wire message of a memory; its descriptor joins the message."""
         memory = self._pools.shareable(memory)
         owner = memory.owner()
         self._keep.append((memory, owner))

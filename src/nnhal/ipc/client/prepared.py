@@ -52,13 +52,11 @@ from nnhal.ipc.protocol.convert import options_to_wire, timing_from_wire
 from nnhal.ipc.transport.channel import Descriptors
 from nnhal.model.graph import Model
 
-TELL_NS = 1_000_000_000  # that a process has at least to tell what an execution that has ended came to
+TELL_NS = 1_000_000_000  # the least time that a process has to report the result of an ended execution
 _log = logger("driver")
 
 
 class RemotePrepared(Prepared):
-    """A model prepared in the driver's process."""
-
     timely = True
 
     def __init__(self, session: Session, model: Model, priority: Priority = Priority.MEDIUM) -> None:
@@ -72,12 +70,15 @@ class RemotePrepared(Prepared):
         self._ended = False
 
     def close(self) -> None:
-        """Let go of it; the service closes it when no execution uses it any more."""
+        """Release it; the service closes it when no execution uses it any more."""
         self.frames.close()
         self._lease.release()
 
     def end(self) -> None:
-        """As `close`; comes back when the driver's own `close` has. DeadObject where its process ends with that."""
+        """Like `close`, but return only when the driver's own `close` has.
+
+        Raises DeadObject if its process ends with that.
+        """
         if not self._ended:
             self._ended = True
             self._lease.keep()
@@ -85,12 +86,11 @@ class RemotePrepared(Prepared):
             self.session.end_object(self.number)
 
     def memory(self) -> MemoryUse:
-        """What the driver in its process says."""
         use, _ = self.session.call(wire.GetMemoryUse(self.number), wire.WireMemoryUse, UNLIMITED)
         return MemoryUse(*msgspec.structs.astuple(use))
 
     def reconfigure(self, options: Mapping[str, Any]) -> None:
-        """In the driver's process, where no execution runs meanwhile."""
+        """Change options in the driver's process, while no execution runs."""
         data = options_to_wire(options, f"options of {self.session.welcome.name}")
         self.session.call(wire.Reconfigure(self.number, data), wire.Acknowledged, UNLIMITED)
 
@@ -99,9 +99,9 @@ class RemotePrepared(Prepared):
     def bound(
         self, request: Request, control: Control, *, apart: bool = False
     ) -> tuple[Frame, deque[Frame], "RemoteBinding"]:
-        """A frame for this request alone, filled and bound in the service, and where to append it afterwards.
+        """Return a frame for this request alone, filled and bound in the service, and the queue to return it to.
 
-        apart: as of `Frame`, as where the execution may have to end early.
+        apart: see `Frame`; also applies if the execution may end early.
         """
         if request.output_buffers or request.input_buffers:
             self.session.confirm_abandoned(control)
@@ -117,7 +117,7 @@ class RemotePrepared(Prepared):
         return frame, home, frame.binding or self.bind(request, frame, control)
 
     def bind(self, request: Request, frame: Frame, control: Control) -> "RemoteBinding":
-        """Have the service bind a frame."""
+        """Bind a frame in the service."""
         session, binding = self.session, RemoteBinding(self.session)
         with session.carrying(frame.pools, control) as packing:
             message = wire.Bind(binding.number, self.number, self._request(request, frame, packing))
@@ -129,7 +129,7 @@ class RemotePrepared(Prepared):
         return binding
 
     def run(self, request: Request, control: Control) -> Timing | None:
-        """Execute and wait; arguments travel in a frame of shared memory unless they lie in a pool already."""
+        """Execute and wait. Arguments travel in a frame of shared memory unless they lie in a pool."""
         frame, home, binding = self.bound(request, control, apart=self.form is None)
         session = self.session
         if self.form is None:
@@ -157,15 +157,15 @@ class RemotePrepared(Prepared):
         return timing
 
     def taken(self, request: Request, frame: Frame, control: Control, shapes: Sequence[tuple[int, ...]] = ()) -> None:
-        """Take over the outputs. shapes: none where all are as the model says."""
+        """Collect the outputs. shapes: empty if all match the model."""
         if shapes and len(shapes) != len(request.shapes):
-            raise ContractBroken(f"{self.session.where}: told {len(shapes)} shapes, must be {len(request.shapes)}")
+            raise ContractBroken(f"{self.session.where}: reported {len(shapes)} shapes, must be {len(request.shapes)}")
         frame.collect(request, shapes)
         for n, buffer in request.output_buffers.items():
             request.filled(n, self.signature.outputs[n].fixed or buffer.within(control).shape or ())
 
     def executed(self, reply: wire.Reply) -> wire.Executed:
-        """The reply to an execution; raises what it says went wrong."""
+        """Return the reply to an execution; raise the error that it reports."""
         if isinstance(reply, wire.Executed):
             return reply
         if isinstance(reply, wire.Failed):
@@ -180,7 +180,9 @@ class RemotePrepared(Prepared):
                 pools.append(wire.BufferPool(buffer.of(self.session)))
                 return wire.WireArgument(len(pools) - 1, 0, 0, ())
             if buffer is not None:
-                raise InvalidArgument(f"buffer {buffer.token} is none of this device, must be allocated by it")
+                raise InvalidArgument(
+                    f"buffer {buffer.token}: belongs to another device, must be allocated by this one"
+                )
             return None if at is None else wire.WireArgument(*at)
 
         inputs = tuple(argument(at, request.input_buffers.get(n)) for n, at in enumerate(frame.inputs))
@@ -195,7 +197,7 @@ class RemotePrepared(Prepared):
         return wire.Execute(self.session.number(), form, binding.number, measure, deadline, loop)
 
     def finish(self, request: Request, frame: Frame, result: wire.Executed, fds: Descriptors) -> Timing | None:
-        """Take outputs and shapes over, after a check that they can be true."""
+        """Collect outputs and shapes after verifying that they are possible."""
         shapes = [tuple(shape) for shape in result.shapes]
         if shapes and not (len(shapes) == len(result.sufficient) == len(request.shapes) and all(result.sufficient)):
             request.lacks(shapes, result.sufficient)
@@ -208,7 +210,7 @@ class RemotePrepared(Prepared):
         return timing_from_wire(result.timing)
 
     def _take_provided(self, request: Request, result: wire.Executed, fds: Descriptors) -> None:
-        """Outputs in the driver's memory."""
+        """Collect outputs that lie in the driver's memory."""
         outputs = self.signature.outputs
         places = range(len(outputs))
         if any(n not in places or n in request.output_buffers or len(result.shapes) <= n for n in result.provided):
@@ -230,12 +232,12 @@ class RemotePrepared(Prepared):
             raise ContractBroken(f"{self.session.where}: provided {data.size} bytes of outputs, must be {total}")
         offset = 0
         for n, size in zip(result.provided, sizes, strict=True):
-            part = np.array(data[offset : offset + size])  # at an address that suits its type
+            part = np.array(data[offset : offset + size])  # at an address with the alignment of its type
             request.write(n, part.view(outputs[n].dtype).reshape(result.shapes[n]))
             offset += size
 
     def execute(self, request: Request, control: Control, notify: Notify) -> None:
-        """Execute in the driver's background; the notification comes on a thread of its own."""
+        """Execute in the driver's background; the notification comes in a separate thread."""
         frame, home, binding = self.bound(request, control, apart=True)
         pending = self.session.notified(self._execution(binding, control), control)
         notify_of(partial(self._notified, pending, frame, home), request, control, notify)
@@ -252,10 +254,10 @@ class RemotePrepared(Prepared):
     def execute_fenced(
         self, request: Request, control: Control, wait_for: Sequence[Fence] = (), after: int | None = None
     ) -> FencedExecution:
-        """Execute once the fences are signalled; the fence that comes back is the service's.
+        """Execute once the fences are signalled, and return the service's fence.
 
-        But for outputs in pools of an execution that may have to end early: the driver does not write there itself, and when
-        the fence is signalled they are to be there.
+        Exception: outputs in pools, of an execution that may end early. The driver does not write there itself, but the
+        outputs must be there when the fence is signalled.
         """
         early = control.bounded or after is not None
         if wire.form_for(wire.ExecuteFenced, self.session.methods) is None or (early and in_pools(request)):
@@ -263,7 +265,7 @@ class RemotePrepared(Prepared):
         check_fenced(request, wait_for)
         wait_for = [fence for fence in wait_for if fence.status() != ErrorStatus.NONE]
         frame, home, binding = self.bound(request, control, apart=early)
-        if wait_for and (frame.copies or len(wait_for) > wire.MAX_DESCRIPTORS):  # inputs are what they are by then
+        if wait_for and (frame.copies or len(wait_for) > wire.MAX_DESCRIPTORS):  # inputs are read only then
             wait_for = [once_signalled(wait_for, lambda: frame.fill(request))]
         execution = RemoteExecution(self, request, control, frame, home)
         execution.launch(binding, wait_for, after or 0)
@@ -271,26 +273,28 @@ class RemotePrepared(Prepared):
         return execution
 
     def burst(self) -> Burst:
-        """A burst over fast message queues where the service has them, else plain executions."""
+        """Return a burst over fast message queues if the service has them, otherwise plain executions."""
         return self.open_burst(UNLIMITED)
 
     def open_burst(self, control: Control) -> Burst:
-        """As `burst`, for an execution: within its budget."""
+        """Like `burst`, within the budget of an execution."""
         if wire.form_for(wire.ConfigureExecutionBurst, self.session.methods) is None:
-            _log.debug("%s: no bursts at level %s; executions are plain calls", self.session.where, self.session.level)
+            _log.debug(
+                "%s: no bursts at HAL version %s; executions are plain calls", self.session.where, self.session.level
+            )
             return super().burst()
         return RemoteBurst(self, control)
 
 
 def answered(request: Request, frame: Frame) -> None:
-    """The service has answered an execution, and knows whether buffers that it was to write have contents."""
+    """Record that the service has answered an execution, and knows whether its output buffers have contents."""
     for buffer in request.output_buffers.values():
         if isinstance(buffer, RemoteBuffer):
             buffer.answered(frame.mark)
 
 
 class RemoteBinding:
-    """A request that the service has bound, by its number; let go of with the last reference."""
+    """A request that the service has bound, by its number; released with the last reference."""
 
     __slots__ = ("_calls", "_lease", "number", "packets")
 
@@ -301,7 +305,7 @@ class RemoteBinding:
         self.packets: dict[bool, bytes] = {}  # of bursts, by whether they measure
 
     def call(self, control: Control, form: Level) -> bytes:
-        """The call that executes it, encoded."""
+        """Return the encoded call that executes it."""
         deadline, loop = (control.deadline or 0, _loop(control)) if form >= V1_3 else (0, 0)
         if deadline or loop:
             message = wire.ExecuteSynchronously(form, self.number, control.measure, deadline, loop)
@@ -314,8 +318,6 @@ class RemoteBinding:
 
 
 class RemoteExecution(FencedExecution):
-    """A fenced execution in the driver's process."""
-
     timely = True
 
     def __init__(
@@ -329,7 +331,7 @@ class RemoteExecution(FencedExecution):
         self._number = self._lease.number
 
     def launch(self, binding: RemoteBinding, wait_for: Sequence[Fence], after: int) -> None:
-        """Have it begin."""
+        """Start the execution."""
         control = self._control
         message = wire.ExecuteFenced(
             self._number, binding.number, len(wait_for), control.measure, control.deadline or 0, _loop(control), after
@@ -342,11 +344,11 @@ class RemoteExecution(FencedExecution):
         self._session.watch_wish(self._number, control.cancelled)
 
     def get_execution_info(self) -> ExecutionInfo:
-        """Asks the service; takes the outputs over on the first success. Who comes meanwhile waits for that."""
+        """Ask the service, and collect the outputs on the first success; concurrent callers wait for that."""
         return self.info_until(None)
 
     def info_until(self, until: int | None) -> ExecutionInfo:
-        """As `get_execution_info`. The process has until then, or until the deadline, and `TELL_NS` at least."""
+        """Like `get_execution_info`. The process has until then or the deadline, and at least `TELL_NS`."""
         if not self._done.is_set():
             limits = [point for point in (until, self._control.deadline) if point is not None]
             control = Control(max(min(limits), time.monotonic_ns() + TELL_NS)) if limits else UNLIMITED
@@ -362,7 +364,7 @@ class RemoteExecution(FencedExecution):
 
     def _ask(self, control: Control) -> None:
         if self._request.ended:
-            self._request.reopen()  # who asked before was interrupted
+            self._request.reopen()  # an earlier caller was interrupted
         message = wire.GetExecutionInfo(self._number)
         try:
             answer, _ = self._session.ask(message, control)
@@ -379,10 +381,10 @@ class RemoteExecution(FencedExecution):
             error = raised
         self.finish(error, info)
         if error is None:
-            self._home.append(self._frame)  # once, and nobody takes outputs out of it any more
+            self._home.append(self._frame)  # only once: the outputs are collected
 
     def _untold(self) -> Untold:
-        return Untold(f"{self._session.where}: did not tell in time what an execution came to")
+        return Untold(f"{self._session.where}: did not report the result of an execution in time")
 
     def _collect(self, shapes: Sequence[tuple[int, ...]], request: Request, control: Control) -> None:
         self._prepared.taken(request, self._frame, control, shapes)

@@ -1,9 +1,9 @@
-"""A driver in a process of its own, started on demand, and what happens when it dies.
+"""An isolated driver, started on demand and again after a death.
 
-The process belongs to one client and ends with it. When it dies, every waiter gets DEAD_OBJECT; the next use starts it
-again, after a pause that doubles with every recent death, and compiled models are prepared again, once. A device whose
-process caused its own death three times within a minute is quarantined until a quiet minute has passed. A process that
-comes back as another device is not used.
+The process belongs to one client and ends with it. When it dies, every waiting call gets DEAD_OBJECT. The next use
+starts it again, after a pause that doubles with every recent death, and prepares compiled models again, once. If the
+process caused its own death three times within a minute, the device is quarantined until a quiet minute has passed. A
+process that comes back as another device is not used.
 """
 
 import os
@@ -44,14 +44,14 @@ from nnhal.ipc.client.session import Session
 from nnhal.ipc.environment import allowed
 from nnhal.model.graph import Model
 
-DEATHS, WINDOW_NS = 3, 60_000_000_000  # so many that a process caused itself within this time are a crash loop
+DEATHS, WINDOW_NS = 3, 60_000_000_000  # this many deaths that a process caused within this time are a crash loop
 FIRST_PAUSE_NS, LONGEST_PAUSE_NS = 20_000_000, 1_000_000_000
-FIRST_PASSED = 3  # the lowest descriptor after those of input, output and errors
+FIRST_PASSED = 3  # the lowest descriptor after input, output and errors
 _log = logger("driver")
 
 
 class Health(Struct):
-    """Deaths of a driver's process, and what follows from them. clock: monotonic nanoseconds.
+    """Deaths of a driver's process and their consequences. clock: monotonic nanoseconds.
 
     deaths: the last ones, which delay the next start. faults: those that the process caused, which lead to quarantine.
     """
@@ -63,7 +63,7 @@ class Health(Struct):
     total: int = 0
 
     def died(self, why: str, *, fault: bool = True) -> None:
-        """Note a death. fault: whether the process caused it, as of `NnhalError.driver_fault`."""
+        """Record a death. fault: whether the process caused it, see `NnhalError.driver_fault`."""
         self.deaths.append((self.clock(), why))
         if fault:
             self.faults.append(self.deaths[-1])
@@ -73,13 +73,13 @@ class Health(Struct):
 
     @property
     def quarantined_ns(self) -> int:
-        """How long the device stays in quarantine; 0 where it is in none."""
+        """How long the device stays in quarantine; 0 if it is not."""
         if len(self.faults) < DEATHS or self.faults[-1][0] - self.faults[0][0] > WINDOW_NS:
             return 0
         return max(0, self.faults[-1][0] + WINDOW_NS - self.clock())
 
     def check(self) -> None:
-        """DeviceUnavailable, with the reason, where the device is quarantined."""
+        """Raise DeviceUnavailable, with the reason, if the device is quarantined."""
         left = self.quarantined_ns
         if left:
             span = (self.faults[-1][0] - self.faults[0][0]) / 1e9
@@ -89,7 +89,7 @@ class Health(Struct):
             )
 
     def pause_ns(self) -> int:
-        """How long to wait before the process is started again; 0 after a quiet interval."""
+        """Return how long to wait before the next start; 0 after a quiet interval."""
         now = self.clock()
         recent = [at for at, _ in self.deaths if now - at < WINDOW_NS]
         if not recent:
@@ -108,7 +108,7 @@ class Health(Struct):
 
 @trace.spanning("ipc", "initialisation", "start driver process", lambda driver: f"device {name_of(driver)}")
 def start(driver: str, *, level: str = "", options: Sequence[str] = ()) -> Session:
-    """Start a driver's process, for this client alone, and connect. driver: a name, or the path of a file or package."""
+    """Start a driver's process for this client alone, and connect. driver: a name, or the path of a file or package."""
     transport.require()
     try:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -117,7 +117,7 @@ def start(driver: str, *, level: str = "", options: Sequence[str] = ()) -> Sessi
     passed = Owner()
     with theirs:
         try:
-            # This program may have closed its input, output or errors: what the process has there is its own.
+            # If this program closed its input, output or errors, the process opens other files under these numbers.
             passed.fds.extend(map(fcntl, (theirs.fileno(),), (F_DUPFD_CLOEXEC,), (FIRST_PASSED,)))
             command = [sys.executable, "-P", "-m", "nnhal.serve", driver, "--fd", str(passed.fds[0]), *options]
             if level:
@@ -133,14 +133,14 @@ def start(driver: str, *, level: str = "", options: Sequence[str] = ()) -> Sessi
 
 
 def _not_started(driver: str, error: OSError) -> NnhalError:
-    """Why this client starts no process. What the client lacks itself is no fact about the device."""
+    """Return the error for a process that did not start. The device is not at fault for a shortage in the client."""
     raise_own(error)
     kind = ResourceExhausted if ran_short(error) else DeviceUnavailable
-    return kind(f"device {driver}: its process cannot be started: {error.strerror or error}")
+    return kind(f"device {driver}: cannot start its process: {error.strerror or error}")
 
 
 class Resilient(Device):
-    """A remote device that connects again after a death. connect: gives a fresh session."""
+    """A remote device that connects again after a death. connect: returns a new session."""
 
     timely = True
 
@@ -150,7 +150,7 @@ class Resilient(Device):
         self._lock = threading.Lock()
         self._closed = False
         self._forked = False
-        self._replaced: DeviceUnavailable | None = None  # why it is not used any more: another device took its place
+        self._replaced: DeviceUnavailable | None = None  # why it is unusable: another device took its place
         self._cache_files: CacheFiles | None = None
         self._remote = self._fresh()
         self.restarts = 0
@@ -163,7 +163,7 @@ class Resilient(Device):
 
     @property
     def unusable(self) -> bool:
-        """Whether it was closed, was replaced by another device, or belongs to the process that this one was forked from."""
+        """Whether it was closed, was replaced by another device, or belongs to the process that forked this one."""
         return self._closed or self._forked or self._replaced is not None
 
     @property
@@ -173,18 +173,18 @@ class Resilient(Device):
 
     @property
     def isolated(self) -> bool:
-        """Whether the process is this client's own."""
+        """Whether the process belongs to this client alone."""
         return self._remote.session.process is not None
 
     @property
     def pid(self) -> int:
-        """The driver's process."""
+        """The process id of the driver."""
         return self._remote.session.welcome.pid
 
     def _fresh(self) -> RemoteDevice:
         try:
             session = self._connect()
-        except NnhalError as error:  # a process that ends before it serves has died like any other
+        except NnhalError as error:  # a process that ends before it serves counts as a death
             if hasattr(self, "_remote") and error.driver_fault:
                 self.health.died(str(error))
             raise
@@ -207,9 +207,9 @@ class Resilient(Device):
         return remote
 
     def remote(self) -> RemoteDevice:
-        """The living remote device; connects again where the last one died.
+        """Return the live remote device; connect again if the last one died.
 
-        DeviceUnavailable in quarantine, and for good once another device has come back in its place.
+        Raises DeviceUnavailable in quarantine, and permanently once another device has come back in its place.
         """
         remote = self._remote
         if remote.session.dead is None:
@@ -232,7 +232,7 @@ class Resilient(Device):
                 fresh.close()
                 raise
             self._remote = fresh
-            if self.unusable:  # was closed while it started: `close` may have met the one before
+            if self.unusable:  # closed during the start: `close` may have met the previous one
                 fresh.close()
                 raise Closed(f"device {self.name}: was closed")
             self.restarts += 1
@@ -240,7 +240,7 @@ class Resilient(Device):
             return fresh
 
     def _require_the_same(self, fresh: RemoteDevice) -> None:
-        """DeviceUnavailable where what came back says anything of itself that it did not say before."""
+        """Raise DeviceUnavailable if the new process reports anything that differs from before."""
         changed = fresh.statement.difference(self._remote.statement)
         if not changed and self._cache_files is not None:
             files = fresh.number_of_cache_files()
@@ -253,27 +253,24 @@ class Resilient(Device):
             raise again(self._replaced)
 
     def capabilities(self) -> Capabilities:
-        """As stated at the first start: answers may not change while the device lives."""
+        """Return what was declared at the first start: it may not change while the device lives."""
         return self._remote.capabilities()
 
     def status(self) -> DeviceStatus:
-        """OFFLINE in quarantine."""
+        """Ask the driver; OFFLINE in quarantine."""
         return DeviceStatus.OFFLINE if self.health.quarantined_ns else self.remote().status()
 
     def supports(self, model: Model) -> Sequence[Verdict]:
-        """The driver's verdicts."""
         return self.remote().supports(model)
 
     def consider(self, model: Model, hints: Hints) -> Considered:
-        """What the driver says."""
         return self.remote().consider(model, hints)
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
-        """Compile in the driver's process."""
         return ResilientPrepared(self, model, hints)
 
     def number_of_cache_files(self) -> CacheFiles:
-        """As the driver says, which must be the same after a restart. It is asked each time: its code may have changed."""
+        """Ask the driver each time, because its code may have changed. The numbers must be the same after a restart."""
         files = self.remote().number_of_cache_files()
         if self._cache_files is None:
             self._cache_files = files
@@ -281,30 +278,29 @@ class Resilient(Device):
 
     @property
     def code_identity(self) -> CodeIdentity:
-        """That of the driver in the process that there is now."""
+        """The identity of the driver's code in the current process."""
         return self.remote().code_identity
 
     def prepare_from_cache(self, outline: Model, hints: Hints) -> Prepared:
-        """Restore in the driver's process."""
         return ResilientPrepared(self, outline, hints, restored=True)
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
-        """A buffer in the driver's process; its contents do not survive a death."""
+        """Allocate a buffer in the driver's process; its contents do not survive a death."""
         return self.remote().allocate(desc, roles)
 
     def close(self) -> None:
-        """End the connection, and the process where it is this client's own."""
+        """End the session, and the process if it belongs to this client alone."""
         self._closed = True
         self._remote.close()
 
 
 class ResilientPrepared(Prepared):
-    """A prepared model that is prepared again, once, when the process that held it has died: so it keeps the model."""
+    """A prepared model that keeps its model, so that it is prepared again, once, after its process has died."""
 
     timely = True
 
     def __init__(self, device: Resilient, model: Model, hints: Hints, *, restored: bool = False) -> None:
-        """restored: from the hints' cache; `model` is an outline, until whoever asked for that sets the whole one."""
+        """Prepare. restored: from the hints' cache; `model` is an outline until the caller sets the complete one."""
         self._device, self.model = device, model
         self._hints = replace(hints, deadline=None, worked_out=None, cache=None)
         self._lock = threading.Lock()
@@ -319,7 +315,7 @@ class ResilientPrepared(Prepared):
 
     @property
     def remote(self) -> RemotePrepared:
-        """The model in the living process."""
+        """The model in the live process."""
         inner = self._inner
         if inner.session.dead is None:
             return inner
@@ -331,68 +327,62 @@ class ResilientPrepared(Prepared):
             return self._inner
 
     def within(self, control: Control) -> RemotePrepared:
-        """As `remote`, as long as an execution may last: what is not there by then is there for one that comes later."""
+        """Like `remote`, within the budget of an execution. A later restart continues for the next execution."""
         if self.alive or not control.bounded:
             return self.remote
         what = f"device {self._device.name}: its process, which died, is started again"
         return by(control.deadline, what, lambda: self.remote, wanted=control.check)
 
     def run(self, request: Request, control: Control) -> Timing | None:
-        """Execute; DeadObject where the process dies meanwhile, and the next execution finds a new one."""
+        """Execute. Raises DeadObject if the process dies meanwhile; the next execution starts a new one."""
         inner = self._inner
         if inner.session.dead is not None:
             inner = self.within(control)
         return inner.run(request, control)
 
     def execute(self, request: Request, control: Control, notify: Notify) -> None:
-        """As `run`, in the background."""
         self.within(control).execute(request, control, notify)
 
     def execute_fenced(
         self, request: Request, control: Control, wait_for: Sequence[Fence] = (), after: int | None = None
     ) -> FencedExecution:
-        """As `run`, with fences."""
         return self.within(control).execute_fenced(request, control, wait_for, after)
 
     def burst(self) -> Burst:
-        """A burst that opens again after a death."""
+        """Return a burst that opens again after a death."""
         return ResilientBurst(self)
 
     @property
     def changeable(self) -> Collection[str]:  # type: ignore[override]
-        """As the driver says."""
         return self._inner.changeable
 
     @property
     def writes_later(self) -> bool:  # type: ignore[override]
-        """As the driver's process says."""
         return self._inner.writes_later
 
     def memory(self) -> MemoryUse:
-        """Of the model in the living process."""
         return self.remote.memory()
 
     def reconfigure(self, options: Mapping[str, Any]) -> None:
-        """In the living process; one that takes its place is told the same."""
+        """Change options in the live process, and in the one that replaces it."""
         self.remote.reconfigure(options)
         self._hints = replace(self._hints, options=dict(options))
 
     def close(self) -> None:
-        """Let go of the model."""
         self._inner.close()
 
     @property
     def alive(self) -> bool:
-        """Whether the process that holds it lives, as far as is known."""
+        """Whether its process lives, as far as is known."""
         return self._inner.session.dead is None
 
     def end(self) -> None:
-        """As `RemotePrepared.end`."""
+        """Like `RemotePrepared.end`."""
         self._inner.end()
 
 
 class ResilientBurst(Burst):
-    """A burst that is opened again when the process that held it has died, or its queues came to an end."""
+    """A burst that opens again after its process has died or its queues have ended."""
 
     def __init__(self, prepared: ResilientPrepared) -> None:
         self.of = self._prepared = prepared
@@ -402,11 +392,10 @@ class ResilientBurst(Burst):
 
     @property
     def plain(self) -> Mapping[str, int]:  # type: ignore[override]
-        """Of the burst in the living process."""
+        """The counters of the burst in the live process."""
         return self._inner.plain
 
     def run(self, request: Request, control: Control) -> Timing | None:
-        """As `Burst.run`."""
         if (self._target.session.dead is not None or self._inner.ended) and not self._closed:
             self._inner.close()
             self._target = self._prepared.within(control)
@@ -414,16 +403,14 @@ class ResilientBurst(Burst):
         return self._inner.run(request, control)
 
     def free_memory(self, memory: Memory) -> None:
-        """As `Burst.free_memory`."""
         self._inner.free_memory(memory)
 
     def stats(self) -> dict[str, int]:
-        """Counters of the queues."""
+        """Return the counters of the queues."""
         counters: Any = getattr(self._inner, "stats", dict)
         return dict(counters())
 
     def close(self) -> None:
-        """End the burst."""
         self._closed = True
         self._inner.close()
 

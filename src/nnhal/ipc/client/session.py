@@ -1,11 +1,12 @@
-"""A client's connection to a service: lanes for calls, notifications, releases, and the news that the service died.
+"""A client's session with a service: channels for calls, notifications, releases, and detection of its death.
 
-A call takes a lane that is free, or opens one, so any number of threads may call at once. A lane whose call was given up, by
-its deadline or an interrupt, is never used again: it is hung up and watched until the service has seen the end of that call.
-After the greeting the first lane carries what wants no answer, and asks for new lanes, one thread at a time. One thread a
-session keeps house: it takes notifications, sends releases in batches, watches the process and the lanes that were given up.
+A call uses a free channel or opens one, so any number of threads may call at once. A channel whose call was abandoned
+(deadline, interrupt) is never used again: the client hangs it up, and watches it until the service has ended that call.
+After the greeting, the first channel carries messages without an answer and requests for new channels, one thread at a
+time. Each session has one housekeeping thread: it receives notifications, sends releases in batches, and watches the
+process and the abandoned channels.
 
-Longer than other files: what callers, that thread and a death do to one another has to be read together.
+This file is longer than others: the interactions of callers, that thread and a death have to be read together.
 """
 
 import contextlib
@@ -51,23 +52,23 @@ from nnhal.ipc.transport.channel import Channel, Descriptors, Message, NoProtoco
 from nnhal.ipc.transport.fate import DYING_MS, ended, pidfd
 
 GREETING_NS = 30_000_000_000  # a driver may import a large engine first
-SETTLE_NS = 2_000_000_000  # after an interrupt, for a driver that writes to memory of the caller's to see it
+SETTLE_NS = 2_000_000_000  # after an interrupt, for a driver that writes to the caller's memory to notice it
 HUNG_NS = 2_000_000_000  # past a deadline without an answer: the process hangs
-HUNG_BESIDE_OTHERS_NS = LOOP_TIMEOUT_MAXIMUM_NS  # the same where its end would take something from others
-MAX_LANES = 32  # for calls at once; as many may be given up and not have ended
-KEPT_LANES = 4  # of them, that executions of each lower priority leave to those of higher ones
-_PLACED = 60  # descriptors that go along with a message
+HUNG_BESIDE_OTHERS_NS = LOOP_TIMEOUT_MAXIMUM_NS  # the same if its end would also cost other calls
+MAX_LANES = 32  # for calls at once; as many may be abandoned and not have ended
+KEPT_LANES = 4  # of them, the number that each lower priority leaves to higher ones
+_PLACED = 60  # descriptors of one message
 _BATCH_SECONDS = 0.002
-_WANT = 0.005  # seconds between looks for a lane
-_LANE_NS = 5_000_000  # at a stretch, for the service to give a new one
+_WANT = 0.005  # seconds between checks for a channel
+_LANE_NS = 5_000_000  # for one wait for a new channel
 NotifiedCall = wire.PrepareModel | wire.PrepareConsidered | wire.PrepareModelFromCache | wire.Execute
-_WISH_MS = 20  # between looks at whether what goes on is still wanted
+_WISH_MS = 20  # between checks whether a call is still wanted
 _log = logger("driver")
 T = TypeVar("T", bound=wire.Reply)
 
 
 def _by_its_name(answer_to: Any) -> Any:
-    """`Session.answer_to` where something is traced: a span of the method's name."""
+    """Wrap `Session.answer_to` during a trace, in a span with the method's name."""
 
     def traced(session: "Session", name: str, *args: Any, **kwargs: Any) -> Any:
         with trace.span("ipc", wire.phase_of(name), name, session.where):
@@ -77,18 +78,18 @@ def _by_its_name(answer_to: Any) -> Any:
 
 
 class OpenBurst(Protocol):
-    """What a session needs of a burst."""
+    """The interface that a session uses of a burst."""
 
     @property
     def busy(self) -> bool:
         """Whether an execution waits for its result."""
 
     def session_died(self) -> None:
-        """Wake whoever waits."""
+        """Wake the waiting thread."""
 
 
 class _GivenUp(NamedTuple):
-    """A lane whose call was given up, and when. late: for a missed deadline. made: what the call was to make, or 0."""
+    """A channel with an abandoned call, and when. late: by a missed deadline. made: the number of its result, or 0."""
 
     channel: Channel
     since: int
@@ -97,17 +98,19 @@ class _GivenUp(NamedTuple):
 
 
 class Session:
-    """One connection; close it to have the service end what it held for it.
+    """One session; close it to have the service release everything it holds for it.
 
-    dead: why nothing works any more, None while it does. calls: how often each HAL method was called.
+    dead: the error of every further call, None while it lives. calls: how often each HAL method was called.
     """
 
     def __init__(
         self, sock: socket.socket, where: str, process: DriverProcess | None = None, greeting: int | None = None
     ) -> None:
-        """Take over a connected socket and greet. process: the service's, where it is this client's own.
+        """Greet over a connected socket, which the session then owns.
 
-        greeting: nanoseconds that it may take to answer the greeting, None for `GREETING_NS`.
+        process: the service's, if it belongs to this client alone.
+
+        greeting: the nanoseconds that it may take to answer the greeting, None for `GREETING_NS`.
         """
         self.where, self.process = where, process
         self._patience = GREETING_NS if greeting is None else greeting
@@ -115,31 +118,33 @@ class Session:
         self.calls: dict[str, int] = {}
         self._control = Channel(sock)
         self._death_lock = threading.Lock()
-        # Of the first lane, which stays open meanwhile: for who asks for a new one, for who sends what wants no answer.
+        # Locks of the first channel, which stays open meanwhile: for requests of new ones, and for messages without an
+        # answer.
         self._attaching, self._sending = threading.Lock(), threading.Lock()
-        self._asked_for = 0  # the number of the lane that was asked for last
-        self._overdue = 0  # since when it is, where whoever asked for it had a deadline
+        self._asked_for = 0  # the number of the last requested channel
+        self._overdue = 0  # when it became overdue, if the requesting call had a deadline
         self._free: deque[Channel] = deque()
-        # All but those given up; one that nobody holds is closed.
+        # All but the abandoned ones; an unreferenced one is closed.
         self._lanes: weakref.WeakSet[Channel] = weakref.WeakSet()
-        self._in_want: deque[threading.Event] = deque()  # of those who wait for a lane
-        self._given_up: dict[int, _GivenUp] = {}  # by the number of the lane, until the service has ended the call
+        self._in_want: deque[threading.Event] = deque()  # of the threads that wait for a channel
+        self._given_up: dict[int, _GivenUp] = {}  # by the channel's number, until the service has ended the call
         self._numbers = itertools.count(1)
-        self._pending: dict[int, Pending] = {}  # by the number it will be about; also one that nobody waits for
+        self._pending: dict[int, Pending] = {}  # by the number it will be about; including abandoned ones
         self.bursts: weakref.WeakValueDictionary[int, OpenBurst] = weakref.WeakValueDictionary()
-        # What only the service holds: contents of buffers, results behind fences. They keep a slow process from being ended.
+        # Objects that only the service holds: contents of buffers, results behind fences. They delay the end of a slow
+        # process.
         self.holders: weakref.WeakSet[object] = weakref.WeakSet()
-        self._tidied = False  # what the thread that keeps house leaves behind is closed by whoever comes
-        self._late: deque[tuple[Pending, int]] = deque()  # that missed their deadline, and since when
+        self._tidied = False  # then every caller closes what the housekeeping thread left behind
+        self._late: deque[tuple[Pending, int]] = deque()  # those that missed their deadline, and when
         self._released: deque[int] = deque()
         self._cancelled: deque[int] = deque()
-        self._wishes: dict[int, threading.Event] = {}  # of calls that go on; set where they are not wanted any more
+        self._wishes: dict[int, threading.Event] = {}  # of running calls; set when they are no longer wanted
         self._on_death: list[Callable[[NnhalError], None]] = []
         self.watch = self._wake = -1
-        self._own = Owner()  # of both: whoever holds the session may use them
+        self._own = Owner()  # of both: holders of the session may use them
         self.group = next(trace.groups)
         self._followed: trace.Recording | None = None
-        self._log = 0  # the number of what the service writes a trace to
+        self._log = 0  # the number of the service's trace log
         try:
             self._start()
         except BaseException:
@@ -153,9 +158,9 @@ class Session:
             self.await_follow(recording, time.monotonic() + trace.TAKEN_UP_SECONDS)
 
     def _start(self) -> None:
-        """Greet, attach the callback lane, start the thread."""
+        """Greet, attach the callback channel, start the thread."""
         self.welcome = self._greet()
-        if self.process is not None:  # it was started by a path, perhaps
+        if self.process is not None:  # it may have been started by a path
             self.where = f"device {printable(self.welcome.name)}"
         self.level = Level(self.welcome.level)
         self.methods = min(self.level, V1_3)
@@ -177,7 +182,7 @@ class Session:
             raise ResourceExhausted(f"{self.where}: no thread to keep its connection") from None
 
     def _abandon(self) -> None:
-        """Leave nothing of a session that did not come about: no descriptor, no process."""
+        """Clean up a session that failed to start: no descriptor and no process remain."""
         self._control.close()
         if hasattr(self, "_callbacks"):
             self._callbacks.close()
@@ -192,7 +197,7 @@ class Session:
             data, _ = self._control.call(wire.encode(wire.Hello(wire.VERSION, _native.cpus())), (), self._patience)
             reply = wire.decode_reply(data)
         except (NoProtocol, wire.WireError) as error:
-            raise self._unfit(f"is no driver service: {error}") from None
+            raise self._unfit(f"is not a driver service: {error}") from None
         except (DeadObject, MissedDeadline) as error:
             how = self._fate()
             fault = "" if self.process is None else self.process.own_end
@@ -202,17 +207,20 @@ class Session:
         if not isinstance(reply, wire.Welcome) or reply.version != wire.VERSION:
             raise self._unfit(f"answered the greeting with {type(reply).__name__}, must be Welcome")
         if reply.level not in Level.__members__.values():
-            raise self._unfit(f"is at level {reply.level}, must be 1 to {max(Level):d}")
+            raise self._unfit(f"has HAL version {reply.level}, must be 1 to {max(Level):d}")
         return reply
 
     def _unfit(self, why: str, fault: Any = "protocol") -> DeviceUnavailable:
-        """Why nobody is served. fault: as of `NnhalError.driver_fault`, where the process is this client's own."""
+        """Return the error of a failed greeting.
+
+        fault: see `NnhalError.driver_fault`; used if the process belongs to this client.
+        """
         error = DeviceUnavailable(f"{self.where}: {why}")
         error.driver_fault = "" if self.process is None else fault
         return error
 
     def _refused(self, error: NnhalError) -> NnhalError:
-        """What a greeting that was answered by an error raises."""
+        """Return the error for a greeting that was answered by an error."""
         if isinstance(error, ResourceExhausted):
             return with_note(ResourceExhausted(f"{self.where}: {error}"), error.stack)
         what = "did not start" if self.process is not None else "refused the connection"
@@ -222,20 +230,23 @@ class Session:
     # --------------------------------------------------------------------------------------------------------- calls
 
     def number(self) -> int:
-        """A number for what ends by itself. What has an owner, who exists before the call, has a `lease`."""
+        """Return a number for an object that ends by itself.
+
+        An object whose owner exists before the call has a `lease`.
+        """
         return next(self._numbers)
 
     def lease(self) -> _native.Lease:
-        """A number that is given back with what holds the lease, whatever a signal handler does meanwhile."""
+        """Return a number that is released with the holder of the lease, whatever a signal handler does."""
         return _native.Lease(self.number(), self._released.append, self._own)
 
     def packing(self, held: "dict[Memory, tuple[int, int]] | None" = None) -> Packing:
-        """For the memories of one message. held: those that were sent ahead, by object and place."""
+        """Collect the memories of one message. held: those that were sent ahead, by object and place."""
         return Packing(self.pools, held)
 
     @contextlib.contextmanager
     def carrying(self, memories: Sequence[Memory], control: Control) -> Iterator[Packing]:
-        """For a message with these memories; where they are more than go with one message, they are sent ahead."""
+        """Collect the memories of a message; if they exceed one message's descriptors, they are sent ahead."""
         held: dict[Memory, tuple[int, int]] = {}
         leases: list[_native.Lease] = []
         try:
@@ -263,18 +274,19 @@ class Session:
         fds: Sequence[int] = (),
         work: bool = False,
     ) -> tuple[T, Descriptors]:
-        """Call and wait, as long as `control` allows; the reply and its descriptors.
+        """Call and wait within `control`; return the reply and its descriptors.
 
         Args:
             message: The call.
             expect: The kind of its reply.
-            control: The budget of what the call is a part of. Without a deadline, the process has `QUERY_NS` to answer.
+            control: The budget of the operation that the call belongs to. Without a deadline, the process has `QUERY_NS` to
+                answer.
             packing: The memories that the message names.
-            fds: Descriptors that go along.
-            work: Whether the driver may be at work before it answers: then it has `WORK_NS`.
+            fds: Descriptors to send with the message.
+            work: Whether the driver may execute before it answers: then it has `WORK_NS`.
 
         Raises:
-            NnhalError: What the service reports.
+            NnhalError: The error that the service reports.
             MissedDeadline: The deadline has passed.
             Cancelled: Its owner cancelled it.
             DeviceUnavailable: There is no deadline, and the process stays silent; the session has ended.
@@ -292,13 +304,13 @@ class Session:
         fds: Sequence[int] = (),
         work: bool = False,
     ) -> tuple[wire.Reply, Descriptors]:
-        """As `call`, with a reply of any kind, which may be that it failed."""
+        """Like `call`, with a reply of any kind, including an error."""
         given = (*fds, *packing.fds) if packing is not None else tuple(fds)
         made = message.object if isinstance(message, wire.MakingCall) else 0
         return self.answer_to(wire.hal_name(message), wire.encode(message), control, given, made=made, work=work)
 
     def expected(self, message: wire.ClientCall, reply: wire.Reply, expect: type[T]) -> T:
-        """The reply to a call, of the kind that it must be; raises what the service reports."""
+        """Return the reply to a call if it has the required kind; raise the error that the service reports."""
         if isinstance(reply, wire.Failed):
             raise self.error(reply)
         if not isinstance(reply, expect):
@@ -317,10 +329,10 @@ class Session:
         lanes: int = MAX_LANES,
         work: bool = False,
     ) -> tuple[wire.Reply, Descriptors]:
-        """As `call`, with a call that is encoded already, and with an answer of any kind.
+        """Like `call`, for an encoded call, and with an answer of any kind.
 
-        name: the HAL's, of the method. direct: the driver writes to memory of the caller's, and must not after the end.
-        made: the number of what the call makes. lanes: it waits while so many calls are at it.
+        name: the HAL method's. direct: whether the driver writes to the caller's memory, which it must not do after the
+        end. made: the number of the call's result. lanes: the call waits while this many calls are running.
         """
         self.calls[name] = self.calls.get(name, 0) + 1
         try:
@@ -334,7 +346,7 @@ class Session:
         try:
             return wire.decode_reply(answer), received
         except wire.WireError as error:
-            raise self._died(NoProtocol(f"{self.where}: answered {name} with what is no message: {error}")) from None
+            raise self._died(NoProtocol(f"{self.where}: answered {name} with an invalid message: {error}")) from None
 
     def _transact(
         self,
@@ -346,7 +358,7 @@ class Session:
         lanes: int,
         patience: int,
     ) -> Message:
-        """Send bytes on a lane of this call's own and wait for the answer."""
+        """Send bytes on a channel reserved for this call and wait for the answer."""
         if self.dead is not None:
             raise again(self.dead)
         try:
@@ -383,7 +395,7 @@ class Session:
         control: Control,
         patience: int,
     ) -> Message:
-        """As `Channel.call`, until the deadline, or for as long as the process may be silent, and while it is wanted."""
+        """Like `Channel.call`, until the deadline or the end of `patience`, and while the call is wanted."""
         channel.ask(data, fds)
         deadline, cancelled = control.deadline, control.cancelled
         end = time.monotonic_ns() + patience if deadline is None else deadline + GRACE_NS
@@ -398,7 +410,7 @@ class Session:
                     raise MissedDeadline(f"{self.where}: the deadline has passed without an answer") from None
 
     def silent(self, name: str, *, work: bool) -> NnhalError:
-        """The error for a process that did not answer in time a call without a deadline; the session ends."""
+        """Return the error for a process that did not answer a call without a deadline in time; the session ends."""
         seconds = (WORK_NS if work else QUERY_NS) // 10**9
         text = f"device {self.welcome.name}: did not answer {name} within {seconds} s; it is dropped"
         self.give_up(text)
@@ -417,9 +429,9 @@ class Session:
         packing: Packing | None = None,
         late: str = "",
     ) -> tuple[Any, Descriptors]:
-        """A call, and what its notification says: what the service does may begin before it has answered the call.
+        """Call, and return the content of its notification. The service may begin before it has answered the call.
 
-        late: of the MissedDeadline where that does not come in time.
+        late: the message of MissedDeadline if the notification does not come in time.
         """
         pending = None
         try:
@@ -432,7 +444,7 @@ class Session:
 
     @trace.seam("ipc", "", "launch", detail=lambda self: self.where)
     def notified(self, message: NotifiedCall, control: Control) -> Pending:
-        """A call and the notification that is to follow. MissedDeadline where not even the call is taken."""
+        """Call, and return the expected notification. Raises MissedDeadline if not even the call was received."""
         trace.hand_over((self.group, message.object))
         return self._notified(message, control, None)
 
@@ -448,7 +460,7 @@ class Session:
         except BaseException:  # interrupted
             pending.given_up = True
             raise
-        if self.dead is not None and not pending.came:  # it may have died between
+        if self.dead is not None and not pending.came:  # it may have died in between
             pending.set(self.dead)
         return pending
 
@@ -459,7 +471,7 @@ class Session:
         direction=trace.OUT,
     )
     def outcome(self, pending: Pending, control: Control) -> tuple[Any, Descriptors]:
-        """Wait for a notification; where that is given up, the service is told."""
+        """Wait for a notification; if that is abandoned, inform the service."""
         return self._outcome(pending, control)
 
     def _outcome(self, pending: Pending, control: Control) -> tuple[Any, Descriptors]:
@@ -482,10 +494,10 @@ class Session:
             raise
 
     def confirm_abandoned(self, control: Control) -> None:
-        """Come back when the service knows every call that this client abandoned: none begins to write a buffer any more.
+        """Return when the service knows every abandoned call of this client: none begins to write a buffer after that.
 
-        An execution that uses driver buffers comes after that. The thread that keeps house sends the same without an
-        answer, so the service may still begin an abandoned call when the next one has ended.
+        An execution that uses driver buffers must come after this. The housekeeping thread sends the same message
+        without an answer, so without this the service might still begin an abandoned call after the next one has ended.
         """
         lanes = list(self._given_up.values())
         numbers = {lane.channel.number for lane in lanes} | {lane.made for lane in lanes if lane.made}
@@ -494,30 +506,30 @@ class Session:
             self.call(wire.Cancel(tuple(numbers)), wire.Acknowledged, control)
 
     def watch_wish(self, number: int, cancelled: threading.Event | None) -> None:
-        """Tell the service when nobody wants any more what a call began; until `forget_wish`."""
+        """Until `forget_wish`, inform the service when a call's result is no longer wanted."""
         if cancelled is not None:
             self._wishes[number] = cancelled
             self._rouse()
 
     def forget_wish(self, number: int) -> None:
-        """What a call began has ended."""
+        """Stop watching: the call's work has ended."""
         self._wishes.pop(number, None)
 
     def error(self, failed: wire.Failed) -> NnhalError:
-        """The error that the service reported; a process that asks to be replaced is."""
+        """Return the error that the service reported; a process that requests replacement is replaced."""
         error = error_from_wire(failed)
         if failed.recycle and self.process is not None:
             self._died(DeadObject(f"{self.where}: the process is replaced: {error}"), fate=False)
         return error
 
     def _lane(self, control: Control, most: int) -> Channel:
-        """A lane when fewer calls are at it: one that is free, or a new one up to the limit.
+        """Return a channel when few enough calls are running: a free one, or a new one up to the limit.
 
-        MissedDeadline, Cancelled, and ResourceExhausted where none will be. A process that has not given a new lane within
-        `QUERY_NS` is silent, which is a MissedDeadline too.
+        Raises MissedDeadline, Cancelled, or ResourceExhausted if there will not be one. A process that has not provided
+        a new channel within `QUERY_NS` is silent, which is a MissedDeadline too.
         """
         deadline, cancelled = control.deadline, control.cancelled
-        asked = 0  # since when
+        asked = 0  # the time of the first request
         while True:
             if self.dead is not None:
                 raise again(self.dead)
@@ -537,12 +549,12 @@ class Session:
                     return channel
                 asked = asked or time.monotonic_ns()
                 if deadline is None and time.monotonic_ns() - asked > QUERY_NS:
-                    raise MissedDeadline(f"{self.where}: gave no lane in time")
+                    raise MissedDeadline(f"{self.where}: provided no channel in time")
             else:
                 self._await_lane()
             if deadline is not None and time.monotonic_ns() > deadline + GRACE_NS:
                 if not few:
-                    raise MissedDeadline(f"{self.where}: no lane was free by the deadline")
+                    raise MissedDeadline(f"{self.where}: no channel was free by the deadline")
                 self._overdue = self._overdue or time.monotonic_ns()
                 self._rouse()
                 raise MissedDeadline(f"{self.where}: the deadline has passed without an answer")
@@ -550,25 +562,23 @@ class Session:
                 raise Cancelled("execution: cancelled by its owner")
 
     def _check_given_up(self) -> None:
-        """Refuse one more lane where as many as there may be have calls that were given up and do not end."""
+        """Refuse one more channel if the most allowed have abandoned calls that do not end."""
         if len(self._given_up) >= MAX_LANES:
             if self.process is not None:
-                raise self._died(
-                    DeadObject(f"{self.where}: {MAX_LANES} calls were given up and do not end; it is replaced")
-                )
-            raise ResourceExhausted(f"{self.where}: {MAX_LANES} calls were given up and have not ended, must be fewer")
+                raise self._died(DeadObject(f"{self.where}: {MAX_LANES} abandoned calls do not end; it is replaced"))
+            raise ResourceExhausted(f"{self.where}: {MAX_LANES} abandoned calls have not ended, must be fewer")
 
     def _attach(self, deadline: int) -> Channel:
-        """The lane for notifications, by a deadline; DeviceUnavailable after it."""
+        """Return the channel for notifications; raise DeviceUnavailable after the deadline."""
         while (channel := self._asked(_LANE_NS, callbacks=True)) is None:
             if time.monotonic_ns() > deadline:
-                raise DeviceUnavailable(f"{self.where}: gave no lane for notifications in time")
+                raise DeviceUnavailable(f"{self.where}: provided no channel for notifications in time")
         return channel
 
     def _asked(self, wait: int, *, callbacks: bool = False) -> Channel | None:
-        """A new lane, where the service gives one within so many nanoseconds; one that comes later is for who asks next."""
+        """Return a new channel if the service provides one within `wait` ns; a later one is for the next request."""
         control = self._control
-        with self._attaching:  # never for longer than a moment: others have deadlines
+        with self._attaching:  # held only briefly: other callers have deadlines
             if self.dead is not None:
                 raise again(self.dead)
             try:
@@ -585,7 +595,9 @@ class Session:
             except MissedDeadline:
                 return None
             except wire.WireError as error:
-                raise self._died(NoProtocol(f"{self.where}: answered AttachLane with no message: {error}")) from None
+                raise self._died(
+                    NoProtocol(f"{self.where}: answered AttachLane with an invalid message: {error}")
+                ) from None
             except DeadObject as error:
                 raise self._died(error) from None
         if isinstance(reply, wire.Failed):
@@ -593,7 +605,7 @@ class Session:
         raise self._died(NoProtocol(f"{self.where}: answered AttachLane with {type(reply).__name__}"))
 
     def _await_lane(self) -> None:
-        """Until a lane is free, as far as this thread is first of those that wait for one; a moment at most."""
+        """Wait briefly for a free channel, while this thread is first in line."""
         gate = threading.Event()
         self._in_want.append(gate)
         if not gate.wait(_WANT):
@@ -601,21 +613,21 @@ class Session:
                 self._in_want.remove(gate)
 
     def _keep(self, channel: Channel) -> None:
-        """For the next call."""
+        """Return a channel for the next call."""
         self._free.append(channel)
         self._call_in()
         self._close_late_lanes()
 
     def _call_in(self) -> None:
-        """Have whoever waits for a lane first look again."""
+        """Wake the first thread that waits for a channel."""
         if self._in_want:
             with contextlib.suppress(IndexError):
                 self._in_want.popleft().set()
 
     def _give_up(self, lane: _GivenUp) -> None:
-        """Nobody waits for the answer on this lane any more."""
+        """Abandon a channel: no thread waits for the answer."""
         self._lanes.discard(lane.channel)
-        if self.dead is None:  # else all lanes end, and who waited is not kept from hearing of it
+        if self.dead is None:  # otherwise all channels end, and waiting threads must still hear of it
             lane.channel.hang_up()
         self._cancelled.append(lane.channel.number)
         pending = self._pending.get(lane.made)
@@ -626,12 +638,12 @@ class Session:
         self._close_late_lanes()
 
     def _close_late_lanes(self) -> None:
-        """Those that came after the thread that keeps house."""
+        """Close the channels that came after the end of the housekeeping thread."""
         if self._tidied:
             self._close_lanes()
 
     def _close_lanes(self) -> None:
-        """Those that nobody uses."""
+        """Close unused channels."""
         while self._free:
             with contextlib.suppress(IndexError):
                 self._free.pop().close()
@@ -642,12 +654,12 @@ class Session:
     # ---------------------------------------------------------------------------------------------------- house-keeping
 
     def release(self, number: int) -> None:
-        """Give back an object; sent with others in a moment. Safe in finalizers."""
+        """Release an object, in a batch with others. Safe in finalizers."""
         self._released.append(number)
         self._rouse()
 
     def end_object(self, number: int) -> None:
-        """Give back an object at once, and wait until the driver has ended it."""
+        """Release an object immediately, and wait until the driver has ended it."""
         release = wire.encode(wire.Release((number,)))
         try:
             self._transact(release, (), UNLIMITED, False, 0, MAX_LANES, QUERY_NS)
@@ -655,15 +667,15 @@ class Session:
             raise self.silent("Release", work=False) from None
 
     def _settle(self, channel: Channel) -> None:
-        """Wait until the service has ended a call that was given up: the driver may be writing to memory of the caller's.
+        """Wait until the service has ended an abandoned call: the driver may be writing to the caller's memory.
 
-        A process of this client's own that takes too long is ended.
+        A process of this client alone that takes too long is ended.
         """
         end = time.monotonic_ns() + SETTLE_NS
         while self.dead is None and channel.socket.fileno() >= 0:
             if time.monotonic_ns() > end:
                 if self.process is not None:
-                    self._died(DeadObject(f"{self.where}: a call that was interrupted does not end; it is replaced"))
+                    self._died(DeadObject(f"{self.where}: an interrupted call does not end; it is replaced"))
                 return
             time.sleep(0.002)
             self._rouse()
@@ -675,7 +687,7 @@ class Session:
             os.eventfd_write(self._wake, 1)
 
     def on_death(self, call: Callable[[NnhalError], None]) -> None:
-        """Call this, held weakly where it is a method, when the service dies."""
+        """Register a callback for the service's death; a method is held weakly."""
         with self._death_lock:
             if self.dead is None:
                 self._on_death.append(call)
@@ -714,11 +726,11 @@ class Session:
         try:
             message = wire.decode_callback(data)
         except wire.WireError as error:
-            raise NoProtocol(f"{self.where}: called back with what is no message: {error}") from None
+            raise NoProtocol(f"{self.where}: called back with an invalid message: {error}") from None
         pending, came = self._pending.get(message.object), type(message).__name__
         if pending is None:
             raise NoProtocol(
-                f"{self.where}: notified by {came} of {message.object}, must be of what was asked for, once"
+                f"{self.where}: notified by {came} of {message.object}, must be of a requested object, once"
             )
         if type(message) is not pending.kind:
             raise NoProtocol(
@@ -738,7 +750,7 @@ class Session:
                 self._rouse()
 
     def _send_endings(self) -> None:
-        """What nobody waits for at once, what nobody holds in batches."""
+        """Send cancellations immediately, and releases in batches."""
         if self._cancelled:
             self._control.send(wire.encode(wire.Cancel(_some(self._cancelled))))
         if self._released:
@@ -748,11 +760,11 @@ class Session:
             self._rouse()
 
     def _is_late(self) -> bool:
-        """Whether anything that was given up has not ended, as far as is known."""
+        """Whether anything abandoned has not ended, as far as is known."""
         return bool(self._given_up or self._late or self._overdue)
 
     def _look_at_late(self) -> None:
-        """What was given up: it ends when the service has seen to it; a process that never does hangs."""
+        """Check abandoned calls: they end when the service has handled them. A process that never does hangs."""
         now = time.monotonic_ns()
         if self._overdue:
             self._take_overdue(now)
@@ -763,9 +775,9 @@ class Session:
                 self._late.append((pending, since))
         for number, lane in list(self._given_up.items()):
             if self._has_ended(lane):
-                self._given_up.pop(number, None)  # it may have been closed by another thread: the session has died
+                self._given_up.pop(number, None)  # another thread may have closed it: the session has died
                 lane.channel.close()
-                if lane.made:  # the service has made it by now, and did not know it when its owner went
+                if lane.made:  # the service has made it by now, and did not know it when its owner was released
                     self._cancelled.append(lane.made)
                     self.release(lane.made)
                 continue
@@ -773,7 +785,7 @@ class Session:
                 self._look_whether_hangs(now - lane.since)
 
     def _take_overdue(self, now: int) -> None:
-        """The lane that nobody waited for, where it is there by now; a process that never gives it hangs."""
+        """Receive the channel that no thread waits for, if it is there; a process that never provides it hangs."""
         since = self._overdue
         with contextlib.suppress(ResourceExhausted):
             channel = self._asked(0)
@@ -784,9 +796,9 @@ class Session:
                 self._look_whether_hangs(now - since)
 
     def _has_ended(self, lane: _GivenUp) -> bool:
-        """Whether the service has ended a lane that was given up; what it still says is nobody's.
+        """Whether the service has ended an abandoned channel; further answers on it are ignored.
 
-        What was refused is not notified of.
+        A refused call has no notification.
         """
         while True:
             try:
@@ -796,30 +808,30 @@ class Session:
                 return False
             except DeadObject:
                 return True
-            except NnhalError:  # an answer that is refused
+            except NnhalError:  # an invalid answer
                 continue
 
     def _look_whether_hangs(self, late: int) -> None:
-        """End an own process where a call is so many nanoseconds past its deadline without an answer.
+        """End this client's own process if a call is `late` nanoseconds past its deadline without an answer.
 
-        It may be slow: while it has something of others, it has longer.
+        It may be slow: while other calls depend on it, it has longer.
         """
         if self.process is not None and late > HUNG_NS and (late > HUNG_BESIDE_OTHERS_NS or not self._has_others()):
             self._died(DeadObject(f"{self.where}: the driver process hangs and was killed"))
 
     def _has_others(self) -> bool:
-        """Whether somebody waits for the process, or would lose what only it holds."""
+        """Whether another call waits for the process, or would lose data that only it holds."""
         calls = len(self._lanes) > len(self._free) or any(not each.given_up for each in list(self._pending.values()))
         return calls or bool(self.holders) or any(burst.busy for burst in list(self.bursts.values()))
 
     def confirm_death(self, text: str) -> NnhalError:
-        """The error for a lane or queue that ended by itself: the process's death where that is why."""
+        """Return the error for a channel or queue that ended by itself: the process's death if that is the cause."""
         if self.dead is None and self.watch >= 0 and not ended(self.watch, DYING_MS):
             return DeadObject(text)
         return self._died(DeadObject(text))
 
     def give_up(self, why: str) -> None:
-        """End a session whose service does not answer; its own process is killed."""
+        """End a session whose service does not answer, and kill a process of this client alone."""
         self._died(DeadObject(why))
 
     # ---------------------------------------------------------------------------------------------------------- traces
@@ -833,7 +845,7 @@ class Session:
         try:
             memory = Memory.allocate(trace.size_of(slots), "nnhal-trace")
             number, packing = self.number(), self.packing()
-            self._log = number  # also of what is interrupted on its way
+            self._log = number  # also the number of an interrupted request
             message = wire.WriteTrace(number, packing.pool(memory), recording.since)
             with self._sending:
                 self._control.send(wire.encode(message), packing.fds)
@@ -847,16 +859,16 @@ class Session:
         recording.look()
 
     def await_follow(self, recording: trace.Recording, until: float) -> None:
-        """Wait for the service to take it up, never longer, whatever that is at."""
+        """Wait until the service has started to record, but not past `until`."""
         memory = next((remote.memory for remote in recording.remotes if remote.group == self.group), None)
         while memory is not None and not trace.taken(memory):
             if time.monotonic() > until or self.dead is not None:
-                recording.notes.append(f"{self.where}: did not take the trace up in time, spans are missing")
+                recording.notes.append(f"{self.where}: did not start to trace in time; spans are missing")
                 return
             time.sleep(0.0005)
 
     def unfollow(self) -> None:
-        """The service need not write any more."""
+        """Stop the service from recording."""
         self._followed = None
         if self._log:
             self.release(self._log)
@@ -865,16 +877,16 @@ class Session:
     # ------------------------------------------------------------------------------------------------------------- end
 
     def _fate(self) -> str:
-        """How this client's own process ended, "" where it did not, or is not known."""
+        """Describe how this client's own process ended; "" if it did not, or that is not known."""
         if self.process is None:
             return ""
         return self.process.fate()
 
     def _died(self, error: NnhalError, *, fate: bool = True) -> NnhalError:
-        """Note that nothing works any more, wake every waiter; returns the error to raise.
+        """End the session and wake every waiting thread; return the error to raise.
 
-        fate: whether the message says how the process ended. The driver is at fault where its process broke the protocol, or
-        ended itself before this client ended it.
+        fate: whether the message describes how the process ended. The driver is at fault if its process broke the
+        protocol, or ended itself before this client ended it.
         """
         with self._death_lock:
             if self.dead is not None:
@@ -898,19 +910,19 @@ class Session:
             burst.session_died()
         for call in self._on_death:
             call(error)
-        if self._wake >= 0 and (self.process is None or self.watch < 0):  # else the end of the process wakes it
+        if self._wake >= 0 and (self.process is None or self.watch < 0):  # otherwise the end of the process wakes it
             os.eventfd_write(self._wake, 1)
         return again(error)
 
     def end(self) -> None:
-        """End the connection, and with it an own process, without a wait: safe in finalizers."""
+        """End the session, and with it an own process, without a wait: safe in finalizers."""
         if self.dead is None:
             self.dead = Closed(f"{self.where}: the connection was closed")
             os.eventfd_write(self._wake, 1)
 
     @trace.seam("ipc", "termination", "end the connection", detail=lambda self: self.where)
     def close(self) -> None:
-        """As `end`, and wait for it."""
+        """Like `end`, and wait for it."""
         self.end()
         if threading.current_thread() is not self._thread:
             self._thread.join(5)
@@ -936,7 +948,7 @@ class Session:
                 self.process.wait()
 
     def _forked(self) -> None:
-        """In a forked child: the connection is the parent's."""
+        """Reset a forked child: the session is the parent's."""
         self.dead = Closed(f"{self.where}: belongs to the process that this one was forked from; compile again here")
         self._death_lock, self._attaching, self._sending = threading.Lock(), threading.Lock(), threading.Lock()
         for channel in (self._control, self._callbacks, *list(self._lanes)):
@@ -946,7 +958,7 @@ class Session:
 
 
 def _some(numbers: deque[int]) -> tuple[int, ...]:
-    """As many numbers as go with one message."""
+    """Remove and return as many numbers as fit one message."""
     return tuple(numbers.popleft() for _ in range(min(len(numbers), 1 << 15)))
 
 

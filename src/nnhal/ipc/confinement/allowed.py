@@ -1,14 +1,14 @@
-"""Which system calls a confined process may make, and why. Whatever is not named here is refused.
+"""The system calls that a sandboxed process may make, with reasons. All others are refused.
 
-Measured, not guessed: what the service, the reference kernels, LiteRT, numpy, scipy and imports call once they are confined,
-and what the same needs in musl. docs/reference/sandbox.md says the same; a test holds it to that.
+The list was measured: the calls of the service, the reference kernels, LiteRT, numpy, scipy and imports in the sandbox,
+and their equivalents in musl. `docs/reference/sandbox.md` has the same list; a test compares them.
 """
 
 from nnhal.base.records import Record
 
 
 class AllowedCalls(Record, frozen=True):
-    """System calls that are harmless whatever their arguments."""
+    """System calls that are harmless with any arguments."""
 
     what: str
     why: str
@@ -18,7 +18,7 @@ class AllowedCalls(Record, frozen=True):
 ALLOWED = (
     AllowedCalls(
         "memory",
-        "heaps, arrays, pools that both processes map, libraries that are loaded",
+        "heaps, arrays, pools that both processes map, loaded libraries",
         "brk mmap munmap mprotect mremap madvise mbind membarrier memfd_create",
     ),
     AllowedCalls(
@@ -29,7 +29,7 @@ ALLOWED = (
     ),
     AllowedCalls(
         "open descriptors",
-        "what is held or was sent: memories, files, pipes, devices",
+        "descriptors that are held or were sent: memories, files, pipes, devices",
         """read readv pread64 preadv write writev pwrite64 pwritev lseek close close_range dup dup2 dup3 fstat ftruncate
         fallocate pipe pipe2 tee""",
     ),
@@ -41,17 +41,17 @@ ALLOWED = (
     ),
     AllowedCalls(
         "sockets",
-        "lanes, clients of a service; none can be named or connected",
+        "channels, clients of a service; none can be bound or connected",
         "sendmsg recvmsg recvfrom accept accept4 shutdown getsockname getsockopt",
     ),
     AllowedCalls(
         "files",
-        "imports; landlock judges what is opened, and nothing guards whether a path is there",
+        "imports; landlock checks what is opened, but not whether a path exists",
         "open openat stat lstat newfstatat statx access faccessat faccessat2 getdents64 getcwd",
     ),
     AllowedCalls(
         "time",
-        "clocks, pauses, alarms of the process's own",
+        "clocks, pauses, alarms of the process itself",
         """clock_gettime clock_getres clock_nanosleep nanosleep gettimeofday time times getitimer setitimer alarm pause""",
     ),
     AllowedCalls(
@@ -60,20 +60,20 @@ ALLOWED = (
         "rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigsuspend rt_sigtimedwait sigaltstack",
     ),
     AllowedCalls(
-        "itself and the machine",
-        "numbers that tell who it is, how much memory and how many processors there are; random bytes",
+        "the process and the machine",
+        "identity of the process, amount of memory, number of processors; random bytes",
         "getpid getppid getuid geteuid getgid getegid getrusage uname sysinfo getrandom",
     ),
 )
 
-OWN = -1  # stands for the process's own number
+OWN = -1  # represents the process's own id
 
 
 class Check(Record, frozen=True):
-    """What an argument (0 to 5) must be: one of `values`, where there are any, with all bits of `has` and none of `lacks`.
+    """A condition of an argument (0 to 5): one of `values` if there are any, all bits of `has`, none of `lacks`.
 
-    The lower 32 bits are looked at, as the kernel does for an int; all 64 for `null`, which must be zero. kinds: what its
-    second byte may not be, which says of an ioctl what it is for.
+    The lower 32 bits count, as the kernel treats an int; all 64 for `null`, which must be zero. kinds: forbidden values
+    of the second byte, which for an ioctl identifies the kind of device.
     """
 
     argument: int
@@ -85,7 +85,7 @@ class Check(Record, frozen=True):
 
 
 class JudgedCall(Record, frozen=True):
-    """A system call that is allowed with some arguments: those that pass all checks of one of the ways."""
+    """A system call that is allowed if its arguments pass all checks of one of the ways."""
 
     name: str
     rule: str
@@ -107,26 +107,26 @@ IOCTL = (
 )
 PRCTL = (3, 15, 16, 51, 64, 0x53564D41)  # GET_DUMPABLE, SET_NAME, GET_NAME, SVE_GET_VL, SME_GET_VL, SET_VMA
 AF_UNIX, SOCK_SEQPACKET, SOCK_CLOEXEC = 1, 5, 0x80000
-# Of files, block devices, terminals, sockets, userfaultfd, seccomp, namespaces, processes: what else a process has open.
+# Of files, block devices, terminals, sockets, userfaultfd, seccomp, namespaces, processes: other open descriptors.
 NO_DEVICE = (0x00, 0x12, 0x21, 0x54, 0x58, 0x66, 0x76, 0x89, 0x8A, 0x8B, 0x93, 0x94, 0xAA, 0xB7, 0xE5, 0xFF)
 _itself = Check(0, (0, OWN))
 
 JUDGED = (
     JudgedCall(
         "clone",
-        "a thread, no process: a child would outlive whoever ends the driver",
+        "a thread, not a process: a child would outlive the end of the driver",
         ((Check(0, has=CLONE_AS_THREADS_DO, lacks=CLONE_OTHERWISE),),),
     ),
     JudgedCall("kill", "its own process", ((Check(0, (OWN,)),),)),
-    JudgedCall("tgkill", "threads of its own process", ((Check(0, (OWN,)),),)),
+    JudgedCall("tgkill", "threads of this process", ((Check(0, (OWN,)),),)),
     JudgedCall(
         "fcntl",
-        "flags, copies, seals and own locks of a descriptor; no owner or signal of one, no O_ASYNC, leases or notices",
+        "flags, copies, seals and own locks of a descriptor; not its owner or signal, O_ASYNC, leases or notices",
         ((Check(1, FCNTL),), (Check(1, (F_SETFL,)), Check(2, lacks=O_ASYNC))),
     ),
     JudgedCall(
         "ioctl",
-        "whether it is a terminal, how much can be read, FIONBIO and FIOCLEX; facts of a sync_file; a dma-buf over a memfd",
+        "terminal check, readable bytes, FIONBIO and FIOCLEX; facts of a sync_file; a dma-buf over a memfd",
         ((Check(1, IOCTL),),),
     ),
     JudgedCall("prctl", "names of threads and mappings, the length of vectors", ((Check(0, PRCTL),),)),
@@ -134,23 +134,23 @@ JUDGED = (
     JudgedCall("prlimit64", "reading its own limits", ((_itself, Check(2, null=True)),)),
     JudgedCall("get_robust_list", "its own", ((_itself,),)),
     JudgedCall("sched_setaffinity", "its own", ((_itself,),)),
-    JudgedCall("sendto", "without a receiver's name: to whom the socket is connected", ((Check(4, null=True),),)),
+    JudgedCall("sendto", "without an address: only to the connected peer", ((Check(4, null=True),),)),
     JudgedCall(
         "socketpair",
-        "both ends of a lane: SEQPACKET of the Unix family, connected to nobody else",
+        "both ends of a channel: SEQPACKET of the Unix family, connected to each other",
         ((Check(0, (AF_UNIX,)), Check(1, (SOCK_SEQPACKET | SOCK_CLOEXEC,)), Check(2, (0,))),),
     ),
 )
 
 
-# For a process that is given devices. What a descriptor is of cannot be seen here; landlock opens no other devices.
+# For a process that is given devices. The filter cannot see what kind a descriptor is; landlock opens no other devices.
 WITH_DEVICES = JudgedCall(
     "ioctl",
-    "the same, and what is not for files, terminals, sockets, processes or memory",
+    "the same, and all kinds except those of files, terminals, sockets, processes or memory",
     ((Check(1, IOCTL),), (Check(1, kinds=NO_DEVICE),)),
 )
 
 
 def plain_names() -> list[str]:
-    """Names of the calls that are allowed with any arguments."""
+    """Return the names of the calls that are allowed with any arguments."""
     return [name for group in ALLOWED for name in group.calls.split()]

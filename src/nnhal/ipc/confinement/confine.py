@@ -1,16 +1,17 @@
-"""Confine this process for good: before a driver's service runs engine code that may be broken or hostile.
+"""Sandboxes this process irreversibly, before a driver's service runs engine code that may be broken or hostile.
 
-Afterwards the process computes on memory and descriptors it holds or is sent, reads what it needs to import, and no more:
-no other file, no write, no new socket, no program started, no child, no other process touched, no terminal read. Each of the
-five parts is applied where the kernel has it (x86-64 and aarch64), and the report says what was not.
+Afterwards the process can only compute on memory and descriptors that it holds or receives, and read what it needs to
+import. It cannot open other files, write files, create sockets, start programs or children, affect other processes, or
+read a terminal. Each of the five mechanisms is applied if the kernel has it (x86-64 and aarch64); the report lists
+those that were not.
 
-    service:  sockets made ──► chdir("/") ──► confine(driver's files, Limits()) ──► import numpy, engine ──► serve
+    service:  sockets made ──► chdir("/") ──► `confine(driver's files, Limits())` ──► import numpy, engine ──► serve
 
-Call it while the process has one thread, before numpy or an engine starts its own: landlock covers the calling thread and
-what it starts later (all threads since ABI 8). The report counts threads that escape it; seccomp covers those too. For the
-same reason nothing here imports numpy, nor what imports it.
+Call it while the process has one thread, before numpy or an engine starts threads: landlock covers the calling thread
+and threads that it starts later (all threads since ABI 8). The report counts threads that landlock misses; seccomp
+covers those too. Therefore this package does not import numpy, even indirectly.
 
-docs/reference/sandbox.md lists the system calls that are left, and what is still open.
+`docs/reference/sandbox.md` lists the remaining system calls and risks.
 """
 
 import difflib
@@ -29,27 +30,34 @@ __all__ = ["Limits", "available", "confine"]
 def confine(
     read: Sequence[Path], limits: Limits, allow: Collection[str] = (), devices: Sequence[Path] = ()
 ) -> dict[str, str]:
-    """Confine the calling process, irreversibly.
+    """Sandbox the calling process, irreversibly.
 
-    read: absolute paths it may read besides what Python needs. allow: names of system calls that it may make besides those
-    of `confinement.allowed`, with any arguments; landlock and the limits stay. devices: absolute paths of character devices
-    that it may read, write and control.
+    Args:
+        read: Absolute paths that it may read in addition to Python's.
+        limits: Its resource limits.
+        allow: Names of system calls that it may make, with any arguments, in addition to `confinement.allowed`.
+            Landlock and the limits still apply.
+        devices: Absolute paths of character devices that it may read, write and control.
 
-    Answers "stdio", "no_new_privs", "rlimits", "landlock", "seccomp" with "applied: what" or "not applied: why".
-    Raises InvalidArgument, before anything is applied, for a path that is relative or does not exist, for what is no
-    character device, and for a name that is no system call's.
+    Returns:
+        For each of "stdio", "no_new_privs", "rlimits", "landlock" and "seccomp": "applied: what" or "not applied: why".
+
+    Raises:
+        InvalidArgument: A path is relative or missing or is not a character device, or a system call is unknown. Nothing
+            is applied then.
     """
     for path in read:
         fits = path.is_absolute() and os.path.exists(path)
-        require(fits, f"confine: read path {str(path)!r} is relative or missing, must be absolute and exist")
+        require(fits, f"sandbox: read path {str(path)!r} is relative or missing, must be absolute and exist")
     for path in devices:
         fits = path.is_absolute() and path.is_char_device()
         require(
-            fits, f"confine: device {str(path)!r} must be the absolute path of a character device, such as /dev/null"
+            fits,
+            f"sandbox: device is {str(path)!r}, must be the absolute path of a character device, such as /dev/null",
         )
     for name in allow:
         like = ", ".join(difflib.get_close_matches(name, NAMES)) or "read"
-        require(name in NAMES, f"confine: allowed call is {name!r}, must be the name of a system call, such as {like}")
+        require(name in NAMES, f"sandbox: allowed call is {name!r}, must be the name of a system call, such as {like}")
     steps = {
         "stdio": stdio.redirect,
         "no_new_privs": kernel.no_new_privileges,
@@ -61,7 +69,7 @@ def confine(
 
 
 def available() -> dict[str, str]:
-    """What this kernel offers, by the keys of `confine`, with nothing applied."""
+    """Return what this kernel offers, by the keys of `confine`, without applying anything."""
     offers = {
         "stdio": lambda: "input, output and errors",
         "no_new_privs": lambda: f"prctl, now {kernel.prctl('PR_GET_NO_NEW_PRIVS', kernel.PR_GET_NO_NEW_PRIVS)}",

@@ -1,4 +1,4 @@
-"""The filter of system calls: a program of classic BPF that the kernel runs before each of them (seccomp)."""
+"""The filter of system calls: a program of classic BPF that the kernel runs before each call (seccomp)."""
 
 import ctypes
 import errno
@@ -19,7 +19,7 @@ ALLOW, REFUSE = 0x7FFF0000, 0x00050000
 
 
 class Bpf(Record, frozen=True):
-    """One instruction; a jump names the labels it goes to, "" is the next step."""
+    """One instruction; a jump names its target labels, "" is the next step."""
 
     code: int
     value: int
@@ -28,7 +28,10 @@ class Bpf(Record, frozen=True):
 
 
 def assemble(items: Sequence[Bpf | str]) -> bytes:
-    """The machine code of a program; a string among its steps labels the step after it. Jumps reach 255 steps."""
+    """Return the machine code of a program.
+
+    A string in it labels the following instruction. Jumps reach 255 instructions.
+    """
     places: dict[str, int] = {}
     steps: list[Bpf] = []
     for item in items:
@@ -46,12 +49,12 @@ def assemble(items: Sequence[Bpf | str]) -> bytes:
 
 
 def program(name: str, pid: int, more: Collection[str] = (), *, devices: bool = False) -> list[Bpf | str]:
-    """The filter for the process `pid` on that machine (a key of AUDIT_ARCH), with more calls allowed, by name.
+    """Return the filter for the process `pid` on a machine (a key of AUDIT_ARCH), with more calls allowed, by name.
 
-    devices: whether it is given any.
+    devices: whether the process has any.
 
-    Refused is EPERM, but ENOSYS from UNIFIED on (clone3 and x32's numbers, from 1 << 30 on, are among them), as on a kernel
-    that does not have the call: libraries then do without.
+    A refused call gets EPERM, but ENOSYS from UNIFIED on (this includes clone3 and x32's numbers, from 1 << 30 on), as
+    on a kernel without the call: libraries then use alternatives.
     """
     of = numbers(name)
     plain = [x for x in dict.fromkeys([*plain_names(), *more]) if x in of]
@@ -69,7 +72,7 @@ def program(name: str, pid: int, more: Collection[str] = (), *, devices: bool = 
 
 
 def _judge(call: JudgedCall, number: int, pid: int) -> Iterator[Bpf | str]:
-    """Answers for the call of that number; goes on, with the number still loaded, for all others."""
+    """Yield the answer for the call of that number; other calls continue, with the number still loaded."""
     others = f"not {call.name}"
     yield Bpf(EQUAL, number, no=others)
     for at, way in enumerate(call.ways):
@@ -81,7 +84,7 @@ def _judge(call: JudgedCall, number: int, pid: int) -> Iterator[Bpf | str]:
 
 
 def _check(check: Check, passed: str, failed: str, pid: int) -> Iterator[Bpf | str]:
-    """Goes on if the argument is as it must be, else to `failed`."""
+    """Continue if the argument passes, otherwise jump to `failed`."""
     low = FIRST_ARGUMENT + 8 * check.argument
     if check.null:
         yield from (Bpf(LOAD, low + 4), Bpf(EQUAL, 0, no=failed))
@@ -101,23 +104,23 @@ def _check(check: Check, passed: str, failed: str, pid: int) -> Iterator[Bpf | s
 
 
 def install(more: Collection[str] = (), *, devices: bool = False) -> str:
-    """Filter the system calls of all threads, for good. more: names of calls that are allowed besides, unjudged."""
+    """Filter the system calls of all threads, irreversibly. more: additional calls, allowed with any arguments."""
     name = machine()
     code = ctypes.create_string_buffer(assemble(program(name, os.getpid(), more, devices=devices)))
     count = len(code) // 8
     filters = struct.pack("@HP", count, ctypes.addressof(code))
     stuck = syscall("seccomp", SECCOMP[name], SET_MODE_FILTER, ALL_THREADS, filters)
     if stuck:
-        raise OSError(0, f"seccomp: thread {stuck} has a filter of its own")
+        raise OSError(0, f"seccomp: thread {stuck} has another filter")
     of = numbers(name)
     plain, judged = (sum(x in of for x in names) for names in (plain_names(), [x.name for x in JUDGED]))
     said = f"{name}, {plain + judged} system calls allowed, {judged} of them with some arguments only, all threads"
-    said += "; for devices ioctl of all kinds but those of files, terminals, sockets, processes and memory" * devices
+    said += "; for devices ioctl of all kinds except those of files, terminals, sockets, processes and memory" * devices
     return said + (f"; by option also {', '.join(sorted(more))}" if more else "")
 
 
 def offer() -> str:
-    """What this kernel has of it. Raises OSError where it has none."""
+    """Describe what this kernel supports. Raises OSError if it has no seccomp filters."""
     name = machine()
     syscall("seccomp", SECCOMP[name], GET_ACTION_AVAIL, 0, struct.pack("=I", REFUSE))
     return f"filters for {name}"

@@ -1,4 +1,4 @@
-"""Landlock: which files a confined process may open, and that signals and abstract sockets do not leave it."""
+"""Landlock: limits the files that a sandboxed process may open, and keeps signals and abstract sockets inside."""
 
 import os
 import pwd
@@ -20,7 +20,7 @@ READ, WRITE = READ_FILE | READ_DIR, WRITE_FILE | TRUNCATE
 TCP_BIND_CONNECT, SCOPE_ABSTRACT_SIGNAL = 0b11, 0b11
 RESTRICT_ALL_THREADS = 1 << 3
 SINCE = {3: "truncation", 4: "TCP", 5: "ioctl of devices", 6: "abstract sockets and signals to others"}
-# Of /proc/self without `environ`, `net` and the like, also beneath `task`: of that the names alone.
+# Places in /proc/self, without `environ`, `net` and the like, also beneath `task`: there only the names.
 ITSELF = (
     *("auxv", "cgroup", "cmdline", "comm", "fd", "fdinfo", "limits"),
     *("maps", "smaps", "smaps_rollup", "stat", "statm", "status"),
@@ -35,14 +35,14 @@ LIBRARIES = "lib", "lib32", "lib64"
 
 
 def version() -> int:
-    """The kernel's ABI of landlock. Raises OSError where it has none."""
+    """Return the kernel's ABI of landlock. Raises OSError if it has none."""
     return syscall("landlock_create_ruleset", CREATE, None, 0, 1)
 
 
 def _private_places() -> tuple[set[Path], Path | None]:
-    """Homes, the folder for temporary files and the root; and the working folder, None where it was deleted."""
+    """Return homes, the folder for temporary files and the root; and the working folder, None if it was deleted."""
     names = {os.path.expanduser("~"), os.environ.get("TMPDIR", "/tmp"), "/"}
-    with suppress(KeyError):  # a user without a name, as containers have
+    with suppress(KeyError):  # a user without a name, common in containers
         names.add(pwd.getpwuid(os.getuid()).pw_dir)
     try:
         working = Path.cwd()
@@ -52,14 +52,14 @@ def _private_places() -> tuple[set[Path], Path | None]:
 
 
 def _real(path: str | Path) -> Path:
-    return Path(os.path.realpath(path))  # unlike Path.resolve, no error for links in a circle
+    return Path(os.path.realpath(path))  # unlike Path.resolve, no error for circular links
 
 
 def import_paths() -> tuple[set[Path], set[Path]]:
-    """What modules and shared libraries are loaded from: to be opened, and those of sys.path that stay closed.
+    """Return the paths that modules and shared libraries are loaded from: those to open, and those that stay closed.
 
-    Closed are the working folder, and what holds a home, the temporary files or everything. Of a prefix only its libraries
-    are opened: the rest of /usr is none of an engine's business.
+    Closed entries of sys.path: the working folder, and folders that contain a home, the temporary files or everything.
+    Only the libraries of a prefix are opened: an engine does not need the rest of /usr.
     """
     prefixes = (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix, "/", "/usr", "/usr/local")
     opened = {Path(prefix) / name for prefix in prefixes for name in LIBRARIES}
@@ -71,7 +71,7 @@ def import_paths() -> tuple[set[Path], set[Path]]:
 
 
 def _rules(readable: Iterable[Path], devices: Iterable[Path]) -> dict[Path, int]:
-    """Every place that may be opened, with its rights; symbolic links resolved, places that do not exist left out."""
+    """Return every place that may be opened, with its rights; symbolic links resolved, missing places left out."""
     rules = {_real(x): READ for x in [*readable, *map(Path, SYSTEM)]}
     rules |= {_real(THREADS): READ_DIR}
     rules |= {Path("/dev/null"): READ | WRITE, Path("/dev/udmabuf"): READ | WRITE | IOCTL_DEV}
@@ -80,9 +80,9 @@ def _rules(readable: Iterable[Path], devices: Iterable[Path]) -> dict[Path, int]
 
 
 def restrict(read: Iterable[Path], devices: Sequence[Path] = ()) -> str:
-    """Close every file but those that Python needs and these, for good; what was done, and what the kernel lacks for it.
+    """Close all other files than Python's and these, irreversibly; describe what was done and what the kernel lacks.
 
-    devices: are written to as well, and controlled by ioctl.
+    devices: may also be written, and controlled by ioctl.
     """
     abi = version()
     handled = (1 << RIGHTS_SINCE[min(abi, max(RIGHTS_SINCE))]) - 1
@@ -90,7 +90,7 @@ def restrict(read: Iterable[Path], devices: Sequence[Path] = ()) -> str:
     opened, closed = import_paths()
     rules = _rules([*opened, *read], devices)
     escaped = _other_threads() if abi < 8 else ""
-    fields = struct.pack("=QQQ", handled, net, scopes)  # a kernel that knows fewer fields takes zeros for the rest
+    fields = struct.pack("=QQQ", handled, net, scopes)  # a kernel with fewer fields accepts zeros for the rest
     ruleset = syscall("landlock_create_ruleset", CREATE, fields, len(fields), 0)
     try:
         for place, rights in rules.items():

@@ -1,4 +1,4 @@
-"""How much a confined process may use."""
+"""Resource limits of a sandboxed process."""
 
 import os
 import resource
@@ -13,13 +13,17 @@ def _three_quarters_of_memory() -> int:
 
 
 class Limits(Record, frozen=True):
-    """What a confined process may use. A limit never rises above the one it is under already, but that of descriptors may
-    up to the hard one.
+    """Resource limits of a sandboxed process.
 
-    memory: bytes of private writable memory (RLIMIT_DATA: heaps, stacks, arenas; shared pools do not count).
-    descriptors: one more than the highest descriptor (RLIMIT_NOFILE).
-    file: bytes that one file, or memory that can be sent, may grow to (RLIMIT_FSIZE).
-    processes: processes and threads of the *user*, all of them, not of this process alone (RLIMIT_NPROC); None leaves it.
+    A limit never rises above the current one, except descriptors, up to the hard one.
+
+    Attributes:
+        memory: Bytes of private writable memory (RLIMIT_DATA: heaps, stacks, arenas; shared pools do not count).
+        descriptors: One more than the highest descriptor (RLIMIT_NOFILE).
+        file: The most bytes of one file, or of memory that can be sent (RLIMIT_FSIZE).
+        processes: All processes and threads of the *user*, not of this process alone (RLIMIT_NPROC); None for no
+            change.
+
     Core dumps are always off.
     """
 
@@ -32,19 +36,19 @@ class Limits(Record, frozen=True):
         for name in ("memory", "descriptors", "file", "processes"):
             value = getattr(self, name)
             fits = value is None or 1 <= value < 1 << 63
-            require(fits, f"Limits: {name} = {value}, must be at least 1 and below 1 << 63")
+            require(fits, f"Limits: {name} is {value}, must be at least 1 and below 1 << 63")
 
 
 def require(fact: bool, message: str) -> None:
-    """InvalidArgument where it is not so."""
+    """Raise InvalidArgument unless `fact` holds."""
     if not fact:
-        from nnhal.base.errors import InvalidArgument  # it imports numpy, whose threads are not to be there yet
+        from nnhal.base.errors import InvalidArgument  # it imports numpy, which must not start threads yet
 
         raise InvalidArgument(message)
 
 
 def limit(limits: Limits) -> str:
-    """Set the limits, for good; what they are."""
+    """Set the limits, irreversibly, and describe them."""
     wanted = {
         "data": (resource.RLIMIT_DATA, limits.memory),
         "descriptors": (resource.RLIMIT_NOFILE, limits.descriptors),
@@ -56,7 +60,7 @@ def limit(limits: Limits) -> str:
 
 
 def _lowered(which: int, value: int) -> int:
-    """Set a limit, not above what it is already; what it is now."""
+    """Set a limit, not above the current one, and return it."""
     under = resource.getrlimit(which)[which == resource.RLIMIT_NOFILE :]
     least = min([value, *(x for x in under if x != resource.RLIM_INFINITY)])
     resource.setrlimit(which, (least, least))
@@ -64,7 +68,7 @@ def _lowered(which: int, value: int) -> int:
 
 
 def raise_descriptors(value: int) -> None:
-    """Have this process open so many, where its hard limit allows; never fewer than it may already."""
+    """Raise the number of descriptors if the hard limit allows it; never lower it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = value if hard == resource.RLIM_INFINITY else min(value, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -1,8 +1,8 @@
-"""Numbers of the kernel's system calls on x86-64 and aarch64. What the filter allows is named."""
+"""Numbers of the kernel's system calls on x86-64 and aarch64. The filter refers to calls by name."""
 
 from nnhal.ipc.confinement.kernel import AUDIT_ARCH
 
-UNIFIED = 424  # from here on, Linux 5.1, all architectures have the same numbers
+UNIFIED = 424  # from here on, since Linux 5.1, all architectures have the same numbers
 
 # name, number on x86-64, number on aarch64 (- for none); to 469, Linux 6.17
 CALLS = """
@@ -79,6 +79,6 @@ NAMES = frozenset(name for name, *_ in _ROWS)
 
 
 def numbers(machine: str) -> dict[str, int]:
-    """System calls by name, as far as the architecture (a key of AUDIT_ARCH) has them."""
+    """Return the numbers of the system calls that the architecture (a key of AUDIT_ARCH) has, by name."""
     column = list(AUDIT_ARCH).index(machine)
     return {name: int(found[column]) for name, *found in _ROWS if found[column] != "-"}

@@ -1,4 +1,4 @@
-"""What a process inherits from whoever started it: the terminal, and descriptors that were left open."""
+"""Descriptors that a process inherits: the terminal, and those that were left open."""
 
 import fcntl
 import os
@@ -10,34 +10,34 @@ _NAMES = {1: "output", 2: "errors"}
 
 
 def occupy() -> None:
-    """Open what is closed of 0 to 2, so that no socket takes a number that others write to."""
+    """Open the closed ones of descriptors 0 to 2, so that no socket gets a number that others write to."""
     while (fd := os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)) <= 2:
         pass
     os.close(fd)
 
 
 def close_inherited(keep: Iterable[int]) -> None:
-    """Close every descriptor but 0 to 2 and these that came from elsewhere: what Python opens is not inheritable."""
+    """Close every inherited descriptor except 0 to 2 and these. Python's descriptors are not inheritable."""
     kept = {0, 1, 2, *keep}
     with suppress(FileNotFoundError):  # /proc is not mounted
         for fd in map(int, os.listdir("/proc/self/fd")):
             if fd not in kept:
-                with suppress(OSError):  # the listing's own
+                with suppress(OSError):  # the descriptor of the listing
                     if os.get_inheritable(fd):
                         os.close(fd)
 
 
 def redirect() -> str:
-    """Have the standard descriptors give nothing to read: input is /dev/null, a terminal is opened anew for writing."""
+    """Make the standard descriptors unreadable: input is /dev/null, a terminal is reopened for writing only."""
     _replace(0, "/dev/null", os.O_RDONLY)
     left = [_NAMES[fd] for fd in _NAMES if not _write_only(fd)]
     if left:
-        raise OSError(0, f"{' and '.join(left)} can be read as well as written, and not be opened for writing only")
+        raise OSError(0, f"{' and '.join(left)} can be read, and cannot be reopened for writing only")
     return "input is /dev/null, output and errors for writing only"
 
 
 def _write_only(fd: int) -> bool:
-    """Make it so; whether it is."""
+    """Make a descriptor write-only if possible; return whether it is."""
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     mode = os.fstat(fd).st_mode
     if flags & os.O_ACCMODE == os.O_WRONLY or stat.S_ISSOCK(mode):  # the socket of a journal has nothing to read

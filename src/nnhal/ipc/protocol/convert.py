@@ -1,4 +1,4 @@
-"""The canonical classes as wire structs and back: models, capabilities, errors, timing. What comes in is not trusted."""
+"""Converts models, capabilities, errors and timing to wire structs and back. Incoming messages are not trusted."""
 
 import json
 import warnings
@@ -37,7 +37,7 @@ from nnhal.model.graph import Location, Model, Operand, Operation, Subgraph, wit
 
 
 def model_to_wire(model: Model, pool: Callable[[Memory], wire.Pool]) -> wire.WireModel:
-    """A model, in the form of the service's level; `pool` gives the wire form of a memory."""
+    """Convert a model for the service's HAL version; `pool` converts a memory."""
     graphs = tuple(
         wire.WireSubgraph(
             tuple(_operand_to_wire(o) for o in graph.operands),
@@ -61,7 +61,7 @@ def _operand_to_wire(o: Operand) -> wire.WireOperand:
 
 
 def model_from_wire(model: wire.WireModel, pool: Callable[[wire.Pool], Memory]) -> Model:
-    """A model as the service sees it; InvalidModel for what no model can be (all else is for validation to find)."""
+    """Convert a model from a client. Raises InvalidModel for an impossible model; validation finds other faults."""
     pools = tuple(pool(p) for p in model.pools)
     graphs = [_graph_from_wire(g, n, model, pools) for n, g in enumerate(model.subgraphs)]
     made = Model(
@@ -119,9 +119,9 @@ def _graph_from_wire(
 
 
 def capabilities_to_wire(capabilities: Capabilities, form: Level) -> wire.Stated:
-    """Capabilities in the form of a level."""
+    """Convert capabilities for a HAL version."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", LossWarning)  # what the form cannot hold is not for this client
+        warnings.simplefilter("ignore", LossWarning)  # this client cannot use what that HAL version lacks
         old = convert_capabilities(capabilities, form)
     if isinstance(old, OldCapabilities):
         table: dict[int, Stated] = {
@@ -137,7 +137,7 @@ def capabilities_to_wire(capabilities: Capabilities, form: Level) -> wire.Stated
 
 
 def capabilities_from_wire(stated: wire.Stated, form: Level) -> Capabilities:
-    """Capabilities of a service; OperationFailed where parts of the form are missing."""
+    """Convert a service's capabilities. Raises OperationFailed if the HAL version requires a missing entry."""
     table = {code: Stated(p.exec_time, p.power_usage) for code, p in stated.operands.items()}
     others = [Stated(p.exec_time, p.power_usage) for p in stated.others]
     try:
@@ -146,20 +146,20 @@ def capabilities_from_wire(stated: wire.Stated, form: Level) -> Capabilities:
         float32, quant8 = table[OperandType.TENSOR_FLOAT32], table[OperandType.TENSOR_QUANT8_ASYMM]
         return upgrade(OldCapabilities(float32, quant8, others[0] if others else None))
     except (KeyError, TypeError) as error:
-        raise OperationFailed(f"capabilities: {error} is missing, must be stated at level {form}") from None
+        raise OperationFailed(f"capabilities: {error} is missing, must be declared at HAL version {form}") from None
 
 
 # -------------------------------------------------------------------------------------------------------------- claims
 
 
 def claims_to_wire(verdicts: Sequence[Verdict], groups: Sequence[OperationGroup], *, kept: bool) -> wire.Claimed:
-    """What a device says of a model. kept: whether the service keeps it."""
+    """Convert the device's answers about a model. kept: whether the service keeps the model."""
     shown = (wire.WireGroup(tuple(g.operations), wire.WirePerformance(*g.performance), g.at_least) for g in groups)
     return wire.Claimed(tuple((v.ok, v.reason) for v in verdicts), tuple(shown), kept)
 
 
 def claims_from_wire(claimed: wire.Claimed, kept: object) -> Considered:
-    """What a service says; its figures and places are not looked at. kept: stands for what the service keeps."""
+    """Convert a service's answers; figures and indices are not checked. kept: represents what the service keeps."""
     groups = [
         OperationGroup(g.operations, Stated(g.performance.exec_time, g.performance.power_usage), g.at_least)
         for g in claimed.groups
@@ -171,7 +171,7 @@ def claims_from_wire(claimed: wire.Claimed, kept: object) -> Considered:
 
 
 def error_to_wire(error: BaseException) -> wire.Failed:
-    """Any error as a reply; lack of memory, descriptors or threads asks for a fresh process."""
+    """Convert any error to a reply; a lack of memory, descriptors or threads requests a new process."""
     stack = (error.stack if isinstance(error, NnhalError) else "") or stack_of(error)
     if ran_short(error) and not isinstance(error, errors.ResourceExhausted):
         status = ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
@@ -195,7 +195,7 @@ def error_to_wire(error: BaseException) -> wire.Failed:
 
 
 def error_from_wire(failed: wire.Failed) -> NnhalError:
-    """The error that a service reported, of the same class where that is one of the tree; the driver's stack is its note."""
+    """Convert the error that a service reported, to the same class if known here, with the driver's stack as a note."""
     error = _error_from_wire(failed, printable(failed.message))
     return with_note(error, failed.stack)
 
@@ -219,7 +219,7 @@ def _error_from_wire(failed: wire.Failed, message: str) -> NnhalError:
 
 
 def timing_to_wire(timing: Timing | None) -> wire.WireTiming:
-    """Timing with the wire's value for "not measured"."""
+    """Convert timing; unmeasured times become NOT_MEASURED."""
     if timing is None:
         return wire.WireTiming()
     device, driver = (wire.NOT_MEASURED if t is None else int(t) for t in timing)
@@ -227,7 +227,7 @@ def timing_to_wire(timing: Timing | None) -> wire.WireTiming:
 
 
 def timing_from_wire(timing: wire.WireTiming) -> Timing | None:
-    """Timing as measured; None where nothing was. Time on the device is not believed where it exceeds that in the driver."""
+    """Convert timing; None if nothing was measured. Drops time on the device if it exceeds the time in the driver."""
     device, driver = (None if t == wire.NOT_MEASURED else t for t in (timing.on_device, timing.in_driver))
     if device is None and driver is None:
         return None
@@ -238,15 +238,18 @@ def timing_from_wire(timing: wire.WireTiming) -> Timing | None:
 
 
 def options_to_wire(options: Mapping[str, Any], what: str) -> bytes:
-    """A driver's own options as JSON, nothing where there are none; InvalidArgument where JSON cannot hold them."""
+    """Convert a driver's options to JSON, empty if there are none.
+
+    Raises InvalidArgument if JSON cannot represent them.
+    """
     try:
         return json.dumps(dict(options)).encode() if options else b""
     except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"{what}: {error}; must be what JSON can hold") from None
+        raise InvalidArgument(f"{what}: {error}; must be values that JSON can represent") from None
 
 
 def options_from_wire(data: bytes) -> dict[str, Any]:
-    """Options of a client's; InvalidArgument where they are none."""
+    """Return a client's options. Raises InvalidArgument if they are not a JSON object."""
     try:
         options = json.loads(data) if data else {}
     except (ValueError, RecursionError) as error:

@@ -1,10 +1,10 @@
-"""The wire form of the driver interface: messages, their limits, and the HAL level of each method and field.
+"""The wire format of the driver interface: messages, their limits, and the HAL version of each method and field.
 
-Every message is an array in MessagePack whose first element is its tag. Structs are append-only: a field is never moved
-or removed, a new one has a default. `VERSION` changes when that rule has to be broken; tests hold golden bytes. Every
-list, string and byte string has a limit that is checked before its memory is allocated.
+Each message is a MessagePack array whose first element is its tag. Structs are append-only: a field is never moved or
+removed, a new one has a default. `VERSION` changes when that rule must be broken; tests hold golden bytes. Every list,
+string and byte string has a limit that is checked before its memory is allocated.
 
-Longer than other files: it is one table, and a protocol wants to be read in one place.
+This file is longer than others: it is one table, and a protocol is easier to read in one place.
 """
 
 from collections.abc import Callable
@@ -16,9 +16,9 @@ from msgspec import Meta
 from nnhal.base.levels import V1_0, V1_1, V1_2, V1_3, Level
 
 VERSION = 3
-INLINE = 64 << 10  # bytes that travel in the message itself; what is longer goes by a sealed memfd
+INLINE = 64 << 10  # bytes in the message itself; longer messages go in a sealed memfd
 MAX_MESSAGE = 1 << 30  # bytes of a message in a memfd
-MAX_DESCRIPTORS = 64  # that travel with one message; those of models with more pools go ahead of it
+MAX_DESCRIPTORS = 64  # descriptors of one message; those of models with more pools are sent ahead
 NOT_MEASURED = 2**64 - 1
 
 U32 = Annotated[int, Meta(ge=0, lt=2**32)]
@@ -32,14 +32,14 @@ Bytes = Annotated[bytes, Meta(max_length=MAX_MESSAGE)]
 
 
 class Struct(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A part of a message."""
+    """A component of a message."""
 
 
 # --------------------------------------------------------------------------------------------------------------- model
 
 
 class WireOperand(Struct, frozen=True):
-    """An operand. extension: bytes of an extension's own parameters. location: pool, offset, length."""
+    """An operand. extension: bytes of an extension's parameters. location: pool, offset, length."""
 
     type: U32
     dimensions: Dims
@@ -72,7 +72,10 @@ class WireSubgraph(Struct, frozen=True):
 
 
 class Pool(Struct, frozen=True):
-    """A memory of the client's. Its descriptor comes along, or came with the `Hold` whose object and place these are."""
+    """A memory of the client.
+
+    Its descriptor comes with the message, or came with the `Hold` of this object and place.
+    """
 
     kind: Text
     size: U64
@@ -97,7 +100,7 @@ class WireModel(Struct, frozen=True):
 
 
 class WireArgument(Struct, frozen=True):
-    """An input or output: where in which pool of the request. pool -1: the driver provides the memory (outputs only)."""
+    """An input or output: its place in a pool of the request. pool -1: in the driver's memory (outputs only)."""
 
     pool: I32
     offset: U64
@@ -106,13 +109,13 @@ class WireArgument(Struct, frozen=True):
 
 
 class BufferPool(Struct, tag_field="t", tag=1, frozen=True):
-    """A driver buffer in the place of a pool, by its number."""
+    """A driver buffer instead of a pool, by its number."""
 
     buffer: Id
 
 
 class MemoryPool(Struct, tag_field="t", tag=0, frozen=True):
-    """A memory in the place of a pool."""
+    """A memory as a pool."""
 
     memory: Pool
 
@@ -121,7 +124,7 @@ Arguments = Annotated[tuple[WireArgument | None, ...], Meta(max_length=4096)]
 
 
 class WireRequest(Struct, frozen=True):
-    """What one execution reads and writes."""
+    """The arguments of one execution."""
 
     inputs: Arguments
     outputs: Arguments
@@ -129,21 +132,21 @@ class WireRequest(Struct, frozen=True):
 
 
 class WireTiming(Struct, frozen=True):
-    """Nanoseconds; NOT_MEASURED where there is no measure."""
+    """Nanoseconds; NOT_MEASURED if unknown."""
 
     on_device: U64 = NOT_MEASURED
     in_driver: U64 = NOT_MEASURED
 
 
 class WirePerformance(Struct, frozen=True):
-    """Stated performance."""
+    """Declared performance."""
 
     exec_time: float
     power_usage: float
 
 
 class WireGroup(Struct, frozen=True):
-    """Operations that a device runs as one."""
+    """Operations that a device executes as one."""
 
     operations: Annotated[tuple[U32, ...], Meta(max_length=1 << 20)]
     performance: WirePerformance
@@ -154,21 +157,23 @@ class WireGroup(Struct, frozen=True):
 
 
 class ClientCall(msgspec.Struct, array_like=True, frozen=True, gc=False, tag_field="t"):
-    """A call from the client. method: its HAL name. forms: the levels that have a form of it, "" for nnhal's own.
+    """A call from the client.
 
-    phase: what it belongs to, in a trace.
+    method: its HAL name, "" for nnhal's own. forms: the HAL versions that define a variant of it. phase: its phase in a
+    trace.
     """
 
     method: ClassVar[str] = ""
     phase: ClassVar[str] = "initialisation"
     forms: ClassVar[tuple[Level, ...]] = (V1_0,)
-    since: ClassVar[dict[str, Level]] = {}  # fields that later forms added
+    since: ClassVar[dict[str, Level]] = {}  # fields that later variants added
 
 
 class MakingCall(ClientCall, frozen=True):
-    """A call that begins or makes something. object: its number, the client's choice, which it has not used before.
+    """A call that starts or creates something. object: its number, chosen by the client and not used before.
 
-    So the client owns it before it asks, and what is interrupted between an answer and its owner is given back.
+    So the client owns the number before it asks, and releases the object even if it is interrupted before it gets the
+    answer.
     """
 
     object: Id
@@ -182,37 +187,37 @@ class Hello(ClientCall, tag=0, frozen=True):
 
 
 class AttachLane(MakingCall, tag=1, frozen=True):
-    """One more lane for calls. The service makes the pair of sockets; the client's end comes with the answer.
+    """Open one more channel for calls. The service makes the pair of sockets; the client's end comes with the answer.
 
-    callbacks: the service sends notifications on it.
+    callbacks: whether the service sends notifications on it.
     """
 
     callbacks: bool
 
 
 class Release(ClientCall, tag=2, frozen=True):
-    """The client holds these objects no longer. Wants no answer; one that is asked for comes when they have ended."""
+    """Release these objects. Needs no answer; if one is requested, it comes when the objects have ended."""
 
     phase: ClassVar[str] = "termination"
     objects: Annotated[tuple[Id, ...], Meta(max_length=1 << 16)]
 
 
 class Cancel(ClientCall, tag=4, frozen=True):
-    """Nobody waits any more: for what these executions give, for the call on these lanes. Wants no answer."""
+    """Abandon the results of these executions and the calls on these channels. Needs no answer."""
 
     phase: ClassVar[str] = "termination"
     objects: Annotated[tuple[Id, ...], Meta(max_length=1 << 16)]
 
 
 class Hold(MakingCall, tag=3, frozen=True):
-    """Hold pools whose descriptors come along, for messages that have more than fit one; an object until it is released."""
+    """Hold the attached pools, for messages with more pools than fit one; an object until it is released."""
 
     phase: ClassVar[str] = "transfers"
     pools: Annotated[tuple[Pool, ...], Meta(max_length=MAX_DESCRIPTORS)]
 
 
 class HoldFiles(MakingCall, tag=42, frozen=True):
-    """Hold cache files whose descriptors come along, those of the model first; an object until it is released."""
+    """Hold the attached cache files, those of the model first; an object until it is released."""
 
     phase: ClassVar[str] = "transfers"
     token: Annotated[bytes, Meta(min_length=32, max_length=32)]
@@ -221,8 +226,9 @@ class HoldFiles(MakingCall, tag=42, frozen=True):
 
 
 class WriteTrace(MakingCall, tag=43, frozen=True):
-    """Write what is done for this client to the log in this memory, until it is released. Wants no answer: the log says that
-    it was taken. begun: on the monotonic clock; what was before is not for it.
+    """Write a trace of this client's work to the log in this memory, until it is released.
+
+    Needs no answer: the log confirms it. begun: on the monotonic clock; earlier events are not recorded.
     """
 
     pool: Pool
@@ -230,7 +236,7 @@ class WriteTrace(MakingCall, tag=43, frozen=True):
 
 
 class GetCapabilities(ClientCall, tag=10, frozen=True):
-    """`form` (in every versioned call): the HAL level whose form of the method is meant."""
+    """Capabilities. `form` (in every versioned call): the HAL version that defines this variant of the method."""
 
     method: ClassVar[str] = "getCapabilities"
     forms: ClassVar[tuple[Level, ...]] = (V1_0, V1_1, V1_2, V1_3)
@@ -238,7 +244,7 @@ class GetCapabilities(ClientCall, tag=10, frozen=True):
 
 
 class GetStatus(ClientCall, tag=11, frozen=True):
-    """What the device is busy with."""
+    """The device's status."""
 
     method: ClassVar[str] = "getStatus"
 
@@ -251,7 +257,7 @@ class GetVersionString(ClientCall, tag=12, frozen=True):
 
 
 class GetType(ClientCall, tag=13, frozen=True):
-    """What kind of device it is."""
+    """The device's type."""
 
     method: ClassVar[str] = "getType"
     forms: ClassVar[tuple[Level, ...]] = (V1_2,)
@@ -265,14 +271,14 @@ class GetSupportedExtensions(ClientCall, tag=14, frozen=True):
 
 
 class GetNumberOfCacheFiles(ClientCall, tag=40, frozen=True):
-    """How many model and data files the driver keeps one compilation in."""
+    """The number of model and data files of one cached compilation."""
 
     method: ClassVar[str] = "getNumberOfCacheFilesNeeded"
     forms: ClassVar[tuple[Level, ...]] = (V1_2,)
 
 
 class GetRelaxations(ClientCall, tag=34, frozen=True):
-    """Names of what the device's results may do besides what the definitions say; nnhal's own, at every level."""
+    """Names of permitted deviations of the device's results from the definitions; nnhal's, at every HAL version."""
 
 
 class GetSupportedOperations(ClientCall, tag=15, frozen=True):
@@ -286,9 +292,9 @@ class GetSupportedOperations(ClientCall, tag=15, frozen=True):
 
 
 class PreparingCall(MakingCall, frozen=True):
-    """A call that prepares; `NotifyPrepared` with its number follows on the callback lane, exactly once.
+    """A call that prepares; `NotifyPrepared` with its number follows on the callback channel, exactly once.
 
-    options: the driver's own, as JSON. deadline: a point on the monotonic clock, 0 for none. cache: the number of the
+    options: the driver's, as JSON. deadline: a point on the monotonic clock, 0 for none. cache: the number of the
     `HoldFiles` to save to or prepare from, 0 for none.
     """
 
@@ -304,7 +310,7 @@ class PreparingCall(MakingCall, frozen=True):
 
 
 class PrepareModel(PreparingCall, tag=16, frozen=True):
-    """Compile."""
+    """Compile a model."""
 
     method: ClassVar[str] = "prepareModel"
     forms: ClassVar[tuple[Level, ...]] = (V1_0, V1_1, V1_2, V1_3)
@@ -317,7 +323,7 @@ class PrepareModel(PreparingCall, tag=16, frozen=True):
 
 
 class PrepareModelFromCache(PreparingCall, tag=41, frozen=True):
-    """As `PrepareModel`, from what was saved to the files. model: its outline, with no operations."""
+    """Like `PrepareModel`, from the saved files. model: its outline, without operations."""
 
     method: ClassVar[str] = "prepareModelFromCache"
     forms: ClassVar[tuple[Level, ...]] = (V1_2, V1_3)
@@ -325,9 +331,10 @@ class PrepareModelFromCache(PreparingCall, tag=41, frozen=True):
 
 
 class Consider(MakingCall, tag=38, frozen=True):
-    """What the driver says of a model that is to be compiled with these hints, which are as of `PrepareModel`.
+    """The driver's answers about a model that is to be compiled with these hints (see `PrepareModel`).
 
-    The model, the hints and what the driver works out are kept, where the answer says so, until the number is released.
+    If the answer reports it, the service keeps the model, the hints and the driver's results until the number is
+    released.
     """
 
     phase: ClassVar[str] = "preparation"
@@ -342,9 +349,9 @@ class Consider(MakingCall, tag=38, frozen=True):
 
 
 class PrepareConsidered(MakingCall, tag=39, frozen=True):
-    """As `PrepareModel`, of a model that was considered, or of the part of it that is cut to some operations, in order.
+    """Like `PrepareModel`, for a considered model, or for the partition of it with these operations, in order.
 
-    operations: none for the whole model.
+    operations: empty for the whole model.
     """
 
     phase: ClassVar[str] = "compilation"
@@ -356,7 +363,7 @@ class PrepareConsidered(MakingCall, tag=39, frozen=True):
 
 
 class Bind(MakingCall, tag=19, frozen=True):
-    """Check a request against a prepared model and map its memories; what it gives is executed any number of times."""
+    """Check a request against a prepared model and map its memories; the binding can be executed repeatedly."""
 
     phase: ClassVar[str] = "transfers"
     prepared: Id
@@ -364,7 +371,7 @@ class Bind(MakingCall, tag=19, frozen=True):
 
 
 class Execute(MakingCall, tag=20, frozen=True):
-    """Execute in the background; `NotifyExecuted` with its number follows on the callback lane, exactly once."""
+    """Execute in the background; `NotifyExecuted` with its number follows on the callback channel, exactly once."""
 
     phase: ClassVar[str] = "execution"
     method: ClassVar[str] = "execute"
@@ -378,10 +385,10 @@ class Execute(MakingCall, tag=20, frozen=True):
 
 
 class ExecuteSynchronously(ClientCall, tag=21, frozen=True):
-    """Execute and reply when it is done, on a lane or over the queues of a burst.
+    """Execute and reply at the end, on a channel or over the queues of a burst.
 
-    The reply is `Acknowledged` where all outputs were written in the client's memory, in the shapes that the model declares,
-    and nothing was measured; else `Executed` or `Failed`.
+    The reply is `Acknowledged` if all outputs were written to the client's memory, in the model's declared shapes, and
+    nothing was measured; otherwise `Executed` or `Failed`.
     """
 
     phase: ClassVar[str] = "execution"
@@ -396,7 +403,7 @@ class ExecuteSynchronously(ClientCall, tag=21, frozen=True):
 
 
 class ExecuteFenced(MakingCall, tag=22, frozen=True):
-    """Execute once the fences are signalled, whose descriptors come along.
+    """Execute once the attached fences are signalled.
 
     The fence of its end comes with the answer, unless it has ended already.
     """
@@ -413,7 +420,7 @@ class ExecuteFenced(MakingCall, tag=22, frozen=True):
 
 
 class GetExecutionInfo(ClientCall, tag=23, frozen=True):
-    """What became of a fenced execution."""
+    """The result of a fenced execution."""
 
     phase: ClassVar[str] = "results"
     method: ClassVar[str] = "getExecutionInfo"
@@ -422,7 +429,7 @@ class GetExecutionInfo(ClientCall, tag=23, frozen=True):
 
 
 class ConfigureExecutionBurst(MakingCall, tag=24, frozen=True):
-    """Open a burst over the queues whose descriptor comes along."""
+    """Open a burst over the attached queues."""
 
     phase: ClassVar[str] = "preparation"
     method: ClassVar[str] = "configureExecutionBurst"
@@ -469,17 +476,17 @@ class GetShape(ClientCall, tag=33, frozen=True):
 
 
 class GetUsage(ClientCall, tag=35, frozen=True):
-    """What each client of the service holds, and may hold."""
+    """The resources that each client of the service holds, and may hold."""
 
 
 class GetMemoryUse(ClientCall, tag=36, frozen=True):
-    """What a prepared model holds, as its driver knows it."""
+    """The memory of a prepared model, as its driver reports it."""
 
     prepared: Id
 
 
 class Reconfigure(ClientCall, tag=37, frozen=True):
-    """Change a prepared model's options, when no execution of it runs. options: all of them, as JSON."""
+    """Change a prepared model's options while no execution of it runs. options: all of them, as JSON."""
 
     phase: ClassVar[str] = "preparation"
     prepared: Id
@@ -494,13 +501,13 @@ class Reply(msgspec.Struct, array_like=True, frozen=True, gc=False, tag_field="t
 
 
 class Acknowledged(Reply, tag=0, frozen=True):
-    """Done, with nothing to say."""
+    """Done, without a result."""
 
 
 class Failed(Reply, tag=1, frozen=True):
-    """An error. kind: its class in the exception tree. recycle: the process should be replaced by a fresh one.
+    """An error. kind: its class in the exception tree. recycle: whether the process should be replaced by a new one.
 
-    stack: the frames of the driver's own code, where it raised it.
+    stack: the frames of the driver's code where it raised the error.
     """
 
     status: U32
@@ -512,10 +519,10 @@ class Failed(Reply, tag=1, frozen=True):
 
 
 class Welcome(Reply, tag=2, frozen=True):
-    """The answer to Hello. confinement: what of it was applied, and why not. layout: what models are to have, or "".
+    """The answer to Hello. confinement: the applied parts of the sandbox, and why others were not.
 
-    origin: what the process loaded as its driver, a name or a whole path; "" where it does not say. code: a digest of the
-    code that it loaded.
+    layout: the preferred layout of models, or "". origin: the loaded driver, a name or an absolute path; "" if unknown.
+    code: a digest of the loaded code.
     """
 
     version: U32
@@ -550,13 +557,13 @@ class Names(Reply, tag=5, frozen=True):
 
 
 class Verdicts(Reply, tag=6, frozen=True):
-    """Whether, and why not, for each operation."""
+    """For each operation, whether it is supported, and why not."""
 
     verdicts: Annotated[tuple[tuple[bool, Text], ...], Meta(max_length=1 << 20)]
 
 
 class Claimed(Reply, tag=16, frozen=True):
-    """The answer to `Consider`. kept: whether there is something under its number now."""
+    """The answer to `Consider`. kept: whether its number now refers to an object."""
 
     verdicts: Annotated[tuple[tuple[bool, Text], ...], Meta(max_length=1 << 20)]
     groups: Annotated[tuple[WireGroup, ...], Meta(max_length=1 << 20)] = ()
@@ -564,8 +571,9 @@ class Claimed(Reply, tag=16, frozen=True):
 
 
 class Executed(Reply, tag=8, frozen=True):
-    """What an execution gave. provided: outputs in memory of the driver's; their bytes lie one after the other in `data`, or
-    in the memory whose descriptor comes along.
+    """The result of an execution. provided: outputs in the driver's memory.
+
+    Their bytes follow each other in `data`, or in the attached memory.
     """
 
     shapes: Annotated[tuple[Dims, ...], Meta(max_length=4096)] = ()
@@ -576,13 +584,13 @@ class Executed(Reply, tag=8, frozen=True):
 
 
 class Shape(Reply, tag=12, frozen=True):
-    """A shape, None where there are no contents."""
+    """A shape, None without contents."""
 
     shape: Dims | None
 
 
 class Info(Reply, tag=10, frozen=True):
-    """Timing of a fenced execution. shapes: of its outputs; none where all are as the model says."""
+    """Timing of a fenced execution. shapes: those of its outputs; empty if all match the model."""
 
     launched: WireTiming
     fenced: WireTiming
@@ -590,7 +598,10 @@ class Info(Reply, tag=10, frozen=True):
 
 
 class Quota(Struct, frozen=True):
-    """The limit of one resource or thing for each client. own: kept for each; common: for all together; 0 of things."""
+    """The limit of a resource or thing for each client.
+
+    own: reserved for each; common: shared by all; both 0 for things.
+    """
 
     name: Text
     most: U64
@@ -599,14 +610,14 @@ class Quota(Struct, frozen=True):
 
 
 class Usages(Struct, frozen=True):
-    """What the client of a process holds, in the order of the quotas."""
+    """The amounts that a process's client holds, in the order of the quotas."""
 
     pid: U32
     used: Annotated[tuple[U64, ...], Meta(max_length=256)]
 
 
 class Usage(Reply, tag=13, frozen=True):
-    """All quotas, and who holds what. most: clients at once."""
+    """All quotas, and the holdings of each client. most: clients at once."""
 
     most: U32
     quotas: Annotated[tuple[Quota, ...], Meta(max_length=256)]
@@ -614,7 +625,7 @@ class Usage(Reply, tag=13, frozen=True):
 
 
 class WireMemoryUse(Reply, tag=14, frozen=True):
-    """Bytes that a prepared model holds, as of `nnhal.hal.memory_use`."""
+    """Bytes that a prepared model holds, see `nnhal.hal.memory_use`."""
 
     weights_copied: U64 | None = None
     weights_in_place: U64 | None = None
@@ -623,7 +634,10 @@ class WireMemoryUse(Reply, tag=14, frozen=True):
 
 
 class CacheFileCounts(Reply, tag=17, frozen=True):
-    """How many files of each kind. code: what compilations are told apart by; why it is not known, "" where it is."""
+    """The number of files of each kind.
+
+    code: identifies the code for the cache. unknown: why it is unknown, "" otherwise.
+    """
 
     model: Annotated[int, Meta(ge=0, le=32)]
     data: Annotated[int, Meta(ge=0, le=32)]
@@ -632,7 +646,7 @@ class CacheFileCounts(Reply, tag=17, frozen=True):
 
 
 class PreparedTraits(Reply, tag=15, frozen=True):
-    """What a prepared model says of itself, as of `nnhal.hal.device.Traits`, in its notification."""
+    """The traits of a prepared model (see `nnhal.hal.device.Traits`), in its notification."""
 
     weights_consumed: bool = False
     changeable: Annotated[tuple[Text, ...], Meta(max_length=4096)] = ()
@@ -643,7 +657,7 @@ class PreparedTraits(Reply, tag=15, frozen=True):
 
 
 class ServiceCall(msgspec.Struct, array_like=True, frozen=True, gc=False, tag_field="t"):
-    """A call from the service, on the callback lane."""
+    """A call from the service, on the callback channel."""
 
 
 class NotifyPrepared(ServiceCall, tag=0, frozen=True):
@@ -654,7 +668,7 @@ class NotifyPrepared(ServiceCall, tag=0, frozen=True):
 
 
 class NotifyExecuted(ServiceCall, tag=1, frozen=True):
-    """The end of an Execute; where the driver provided outputs by descriptor, it comes along."""
+    """The end of an Execute; a descriptor of outputs that the driver provided is attached."""
 
     object: Id
     result: Executed | Failed
@@ -675,12 +689,15 @@ ServiceCalls = NotifyPrepared | NotifyExecuted
 
 encode = msgspec.msgpack.Encoder().encode
 DONE = Acknowledged()
-ENCODED_DONE = encode(DONE)  # told by its bytes: most answers are this one
+ENCODED_DONE = encode(DONE)  # compared by its bytes: most answers are this one
 WireError = msgspec.DecodeError
 
 
 def _decoder(kind: Any) -> Callable[[bytes], Any]:
-    """Decodes one message; WireError for all that is none, which for msgspec bad UTF-8 and deep nesting are not."""
+    """Return a decoder of one message.
+
+    It raises WireError for all invalid ones; msgspec alone does not for bad UTF-8 and deep nesting.
+    """
     inner = msgspec.msgpack.Decoder(kind).decode
 
     def decode(data: bytes) -> Any:
@@ -698,12 +715,12 @@ decode_callback: Callable[[bytes], ServiceCalls] = _decoder(ServiceCalls)
 
 
 def form_for(call: type[ClientCall], level: Level) -> Level | None:
-    """The newest form of a method that a service of this level has; None where it has none."""
+    """Return the newest variant of a method that a service of this HAL version has; None if it has none."""
     return max((f for f in call.forms if f <= level), default=None)
 
 
 def hal_name(call: ClientCall) -> str:
-    """The HAL's name of what is called: `prepareModel_1_1`; nnhal's own messages by their class."""
+    """Return the HAL's name of a call, such as `prepareModel_1_1`; for nnhal's own messages, their class."""
     form = getattr(call, "form", call.forms[0])
     if not call.method:
         return type(call).__name__
@@ -711,7 +728,7 @@ def hal_name(call: ClientCall) -> str:
 
 
 def phase_of(name: str) -> str:
-    """The phase of what `hal_name` calls so."""
+    """Return the phase of a call that `hal_name` named."""
     return _PHASES.get(name.partition("_1_")[0], "initialisation")
 
 
@@ -719,21 +736,21 @@ _PHASES = {call.method or call.__name__: call.phase for call in get_args(ClientC
 
 
 def refusal(call: ClientCall, level: Level) -> str:
-    """Why a service of this level does not take the call: a later method, form or field; "" where it does."""
+    """Return why a service of this HAL version rejects the call: a later method, variant or field; "" if it accepts."""
     form = getattr(call, "form", call.forms[0])
     if form == call.forms[-1] <= level:  # it has all fields
         return ""
     if form not in call.forms:
-        return f"{call.method}: form {form} does not exist, must be one of {', '.join(map(str, call.forms))}"
+        return f"{call.method}: HAL version is {form}, must be one of {', '.join(map(str, call.forms))}"
     if form > level:
-        return f"{hal_name(call)} needs level {Level(form)}, the service is at {level}"
+        return f"{hal_name(call)} requires HAL version {Level(form)}, the service has {level}"
     for name, since in call.since.items():
         if since > form and getattr(call, name) != _default(call, name):
-            return f"{hal_name(call)}: {name} is there since {since}, must be left out"
+            return f"{hal_name(call)}: {name} is set, must be left out before HAL version {since}"
     return ""
 
 
 def _default(call: ClientCall, name: str) -> object:
-    """What a field is where it is left out."""
+    """Return the default of a field."""
     defaults = type(call).__struct_defaults__
     return defaults[type(call).__struct_fields__.index(name) - len(type(call).__struct_fields__) + len(defaults)]

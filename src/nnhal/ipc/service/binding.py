@@ -1,4 +1,4 @@
-"""What a service keeps of a request: bound once, executed any number of times, by a call or a burst."""
+"""A request in the service: bound once, executed any number of times, by a call or a burst."""
 
 import os
 from collections.abc import Sequence
@@ -16,28 +16,28 @@ from nnhal.ipc.protocol.convert import timing_to_wire
 from nnhal.ipc.service.exports import Export
 from nnhal.ipc.service.metrics import OK, outcome_of
 
-_INLINE_OUTPUTS = 32 << 10  # bytes of outputs in the reply itself; more travel in a memory
+_INLINE_OUTPUTS = 32 << 10  # bytes of outputs in the reply itself; more go in a memory
 
 Answer = tuple[wire.Reply, Sequence[int]]  # a reply, and descriptors to send, which are closed afterwards
 DONE: Answer = wire.DONE, ()
 
 
 class Held:
-    """Memories that a client has sent ahead of the message that needs them."""
+    """Memories that a client has sent ahead of the message that uses them."""
 
     def __init__(self, memories: Sequence[Memory]) -> None:
         self.memories = memories
 
 
 class LaunchedRequest(NamedTuple):
-    """A fenced execution, and the request that it fills."""
+    """A fenced execution, and its request."""
 
     execution: FencedExecution
     request: Request
 
 
 class ServiceBinding:
-    """A request that may run, any number of times, until it is released. memories: those that its arguments lie in."""
+    """A request that may run any number of times until it is released. memories: those of its arguments."""
 
     def __init__(self, entry: Export, bound: BoundRequest, memories: Sequence[Memory]) -> None:
         self.entry, self.memories = entry, memories
@@ -52,15 +52,15 @@ class ServiceBinding:
 
     @property
     def provides(self) -> bool:
-        """Whether an output has no memory of the client's."""
+        """Whether an output has no memory of the client."""
         return bool(self._provided)
 
     def release(self) -> None:
-        """The client let go; an execution that runs goes on."""
+        """Release it for the client; a running execution continues."""
         self._bound, self.memories = None, ()
 
     def request(self) -> Request:
-        """A request for one execution; InvalidArgument after the release."""
+        """Return a request for one execution. Raises InvalidArgument after the release."""
         return self._held().request()
 
     def _held(self) -> BoundRequest:
@@ -70,12 +70,12 @@ class ServiceBinding:
         return bound
 
     def run(self, control: Control) -> Answer:
-        """Execute once and tell what came of it."""
+        """Execute once and return the result."""
         with self.entry:
             return self.execute(self._run, control)
 
     def execute(self, run: Run, control: Control) -> Answer:
-        """As `run`, by what is given, within the `entry`."""
+        """Like `run`, through the given function, inside the `entry`."""
         tally = self.entry.tally
         if tally is None:
             return self._executed(run, control)
@@ -104,8 +104,9 @@ class ServiceBinding:
         return DONE
 
     def _told(self, request: Request, timing: Timing | None) -> Answer:
-        """The reply to an execution of which there is something to tell; outputs that the driver provided lie in it, or in a
-        sealed memory that comes along.
+        """Return the reply to an execution with a result to report.
+
+        Outputs that the driver provided lie in it, or in an attached sealed memory.
         """
         shapes, sufficient = tuple(request.shapes), tuple(request.sufficient)
         spent = timing_to_wire(plausible(timing, request.signature.where))
@@ -127,6 +128,6 @@ class ServiceBinding:
 
 
 def _outcome(reply: wire.Reply) -> str:
-    """What an execution that raised nothing came to."""
+    """Return the outcome of an execution that raised no error."""
     fits = not isinstance(reply, wire.Executed) or all(reply.sufficient)
     return OK if fits else OutputInsufficientSize.__name__

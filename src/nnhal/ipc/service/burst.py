@@ -1,7 +1,7 @@
-"""The service's end of a burst: a listener thread that takes calls out of packets, executes bindings, answers in packets.
+"""The service's end of a burst: a listener thread that decodes packets, executes bindings, and answers in packets.
 
-Everything in a packet is checked before it is used; one that is wrong gets an error as its result, and the next one is taken
-as if nothing had been. A packet that comes again is the same object, and not decoded again.
+Everything in a packet is checked before it is used. An invalid packet gets an error as its result, and does not affect
+the next one. A repeated packet is the same object, and is not decoded again.
 """
 
 import threading
@@ -47,9 +47,10 @@ class ServiceBurst:
         scope: trace.Scope | None = None,
         number: int = 0,
     ) -> None:
-        """binding: gives one of the client's by its number. level: the service's. watch: a pidfd of the client, or -1.
+        """Open the burst. binding: returns a binding of the client by its number. level: the service's.
 
-        claim: what it counts for, until the listener has ended. scope: where spans go. number: its own in the session.
+        watch: a pidfd of the client, or -1. claim: its quota, until the listener has ended. scope: where spans go.
+        number: its number in the session.
         """
         try:
             self._queues = _native.Queues(fd, _native.SERVICE)
@@ -61,7 +62,7 @@ class ServiceBurst:
         self._held = threading.Event()
         self._unwanted = threading.Event()
         self._plain, self._measured = Control(cancelled=self._unwanted), Control(measure=True, cancelled=self._unwanted)
-        self._packet = b""  # the last one, and what it calls for
+        self._packet = b""  # the last one, and the call in it
         self._call: tuple[ServiceBinding, Control] | None = None
         self._executor = executor_by(entry.prepared, entry.signature.where)
         self._slots = Slots(self._executor) if self._executor is not None else None
@@ -76,19 +77,19 @@ class ServiceBurst:
         self._claim = claim.passed()
 
     def start(self) -> None:
-        """Start the listener, which ends with the burst; returns when its liveness can be waited on."""
+        """Start the listener, which ends with the burst; return when its liveness can be waited on."""
         thread = threading.Thread(target=self._listen, name="nnhal-burst", daemon=True)
         try:
             thread.start()
             while not self._held.wait(_LOOK):
-                if not thread.is_alive() and not self._held.is_set():  # it had no memory to begin with
+                if not thread.is_alive() and not self._held.is_set():  # it had no memory to start with
                     raise RuntimeError
         except RuntimeError:
             self._finish()
-            raise ResourceExhausted("burst: no thread for it; close some") from None
+            raise ResourceExhausted("burst: no thread is available; close some bursts") from None
 
     def close(self) -> None:
-        """End the burst; the listener ends after the execution at hand, which is not wanted any more."""
+        """End the burst. The listener ends after the current execution, which is abandoned."""
         self._unwanted.set()
         self._queues.close()
 
@@ -117,7 +118,7 @@ class ServiceBurst:
             self._finish()
 
     def _finish(self) -> None:
-        """What is left to do after the listener, or where none was started."""
+        """Clean up after the listener, or if it did not start."""
         let_go(self._entry.signature.where, "burst_closed()", self._entry.prepared.burst_closed)
         if self._slots is not None:
             let_go(self._entry.signature.where, "remove() of a burst's executor", self._slots.close)
@@ -142,9 +143,9 @@ class ServiceBurst:
             if not self._entry.alive:
                 self._entry.refuse()
             run = self._run if self._slots is None else self._slots.executing(binding)
-            reply, _ = binding.execute(run, control)  # without descriptors: no output is the driver's to provide
+            reply, _ = binding.execute(run, control)  # without descriptors: the driver provides no output
             return _DONE if reply is wire.DONE else pack(wire.encode(reply))
-        except BaseException as error:  # whatever a driver raises is a result
+        except BaseException as error:  # an error of the driver is a result
             return pack(wire.encode(error_to_wire(error)))
 
     def _decoded(self, packet: bytes) -> tuple[ServiceBinding, Control]:
@@ -156,31 +157,32 @@ class ServiceBurst:
         if why:
             raise InvalidArgument(f"burst packet: {why}")
         if not isinstance(call, wire.ExecuteSynchronously) or call.deadline or call.loop_timeout:
-            raise InvalidArgument(
-                f"burst packet: is {type(call).__name__}, must be a call without limits that executes"
-            )
+            raise InvalidArgument(f"burst packet: is {type(call).__name__}, must be an execution without limits")
         binding = self._binding(call.binding)
         if binding.entry is not self._entry:
-            raise InvalidArgument(f"burst packet: binding {call.binding} is of another model, must be the burst's")
+            raise InvalidArgument(
+                f"burst packet: binding {call.binding} belongs to another model, must belong to the burst's"
+            )
         if binding.provides:
-            raise InvalidArgument("burst packet: an output has no memory, must have; use a plain execution")
+            raise InvalidArgument("burst packet: an output has no memory, must have one; use a plain execution")
         return binding, self._measured if call.measure else self._plain
 
 
 class Slots:
-    """Numbers for the memories that a driver's own executor knows: added before their first use, removed after the last
-    binding that they belong to.
+    """Numbers for the memories that a driver's own executor knows.
+
+    Each is added before its first use, and removed with the last binding that uses it.
     """
 
     def __init__(self, executor: BurstExecutor) -> None:
         self._executor = executor
-        self._known: dict[int, list[Any]] = {}  # id of a memory: the memory, its slot, how many bindings it is in
+        self._known: dict[int, list[Any]] = {}  # id of a memory: the memory, its slot, the number of its bindings
         self._of: weakref.WeakKeyDictionary[ServiceBinding, tuple[int, ...]] = weakref.WeakKeyDictionary()
-        self._gone: deque[tuple[int, ...]] = deque()  # ids of the memories of bindings that went
+        self._gone: deque[tuple[int, ...]] = deque()  # ids of the memories of released bindings
         self._next = 1
 
     def executing(self, binding: ServiceBinding) -> Run:
-        """What executes a request of this binding."""
+        """Return the function that executes a request of this binding."""
         while self._gone:
             for memory in self._gone.popleft():
                 self._leave(memory)
@@ -192,7 +194,7 @@ class Slots:
         return lambda request, control: self._executor.execute(request, slots, control)
 
     def close(self) -> None:
-        """Remove all that are left."""
+        """Remove all remaining memories."""
         while self._known:
             self._executor.remove(self._known.popitem()[1][1])
 

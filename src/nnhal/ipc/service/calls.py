@@ -1,4 +1,4 @@
-"""What a service does for each call of a client: queries, compilation, executions, bursts, driver memory."""
+"""The service's action for each call of a client: queries, compilation, executions, bursts, driver memory."""
 
 import math
 import os
@@ -79,11 +79,11 @@ _OfModel = wire.PrepareModel | wire.PrepareModelFromCache | wire.Consider
 
 
 class Client(Protocol):
-    """What calls need of the connection that they came by, which owns their handler and outlives each of them.
+    """The interface of the connection that calls use. It owns their handler and outlives each of them.
 
-    watch: a pidfd of the client's process, or -1. wanted: tells what is not, any more. ends: has an object's end done,
-    elsewhere. share: what the client holds. tally: counts its executions, where anybody wants to know. scope: where spans
-    of its calls go.
+    watch: a pidfd of the client's process, or -1. wanted: reports abandoned calls. ends: runs an object's end,
+    elsewhere. share: what the client holds. tally: counts its executions, None without metrics. scope: where spans of
+    its calls go.
     """
 
     watch: int
@@ -94,9 +94,9 @@ class Client(Protocol):
     scope: trace.Scope
 
     def in_background(self, work: Work, priority: Priority, *, takes_long: bool = False) -> None:
-        """Do work on another thread and send its notification, exactly once; of what waits the highest priority first.
+        """Do work in another thread and send its notification, exactly once; the highest priority runs first.
 
-        takes_long: other work is not to wait for it.
+        takes_long: whether other work must not wait for it.
         """
 
 
@@ -106,7 +106,8 @@ class CallHandler:
     def __init__(self, device: Device, client: Client, *, shared: bool) -> None:
         self._device, self._own, self._where = device, identity_of(device), where_of(device)
         self._level = min(self._own.level, V1_3)
-        self._client: Client = weakref.proxy(client)  # no circle: what a client had goes when its connection does
+        # No reference cycle: a client's objects are released with its connection
+        self._client: Client = weakref.proxy(client)
         self._wanted, self._share, self._tally = client.wanted, client.share, client.tally
         self._process = client_of(client.share.pid)
         self._scope, ends = client.scope, client.ends
@@ -117,9 +118,10 @@ class CallHandler:
         self._contents: weakref.WeakKeyDictionary[Buffer, Claim] = weakref.WeakKeyDictionary()  # of open shape
 
     def answer(self, call: wire.ClientCall, fds: Descriptors, plain: Control, size: int) -> Answer:
-        """The reply to a call. plain: of executions without limits, cancelled when nobody waits for the reply any more.
+        """Return the reply to a call.
 
-        size: bytes that it came in.
+        plain: the control of executions without limits, cancelled when the call is abandoned. size: the bytes of the
+        message.
         """
         if isinstance(call, wire.ExecuteSynchronously):
             return self.binding(call.binding).run(control_of(call, plain))
@@ -137,7 +139,7 @@ class CallHandler:
         return _HANDLERS[type(call)](self, call, fds)
 
     def settle(self) -> None:
-        """Come back when the driver has ended what was released before."""
+        """Return when the driver has ended everything released before."""
         done = threading.Event()
         self._client.ends(done.set)
         done.wait()
@@ -177,7 +179,7 @@ class CallHandler:
         return wire.Verdicts(verdicts), ()
 
     def _usage(self, _: wire.GetUsage, __: Descriptors) -> Answer:
-        """What all clients of the service may hold, and hold."""
+        """Return the quotas and the holdings of all clients."""
         quotas = self._share.quotas
         rows = quotas.table.rows
         limits = tuple(wire.Quota(row.name, row.most, row.own, row.common) for row in rows.values())
@@ -201,7 +203,7 @@ class CallHandler:
     def _write_trace(self, call: wire.WriteTrace, fds: Descriptors) -> Answer:
         memory = self._pools.accept(call.pool, fds)
         if memory.readonly:
-            raise InvalidArgument("trace: its memory is for reading only, must be for writing")
+            raise InvalidArgument("trace: its memory is read-only, must be writable")
         slots = trace.slots_in(memory.size)
         if not 0 < slots <= trace.SLOTS_OF_DRIVERS:
             raise InvalidArgument(f"trace: its memory has {slots} slots, must have 1 to {trace.SLOTS_OF_DRIVERS}")
@@ -214,7 +216,7 @@ class CallHandler:
     # --------------------------------------------------------------------------------------------------- compilation
 
     def _model(self, call: _OfModel, fds: Descriptors, size: int) -> tuple[Model, int]:
-        """The model of a call that came in so many bytes, and what it counts for in memory."""
+        """Return the model of a call with `size` bytes, and its memory for the quota."""
         model = model_from_wire(call.model, lambda pool: self._pools.accept(pool, fds, written=False, kept=True))
         return model, len(model.values) + DECODED * (size - len(model.values))
 
@@ -227,7 +229,7 @@ class CallHandler:
         return claims_to_wire(claims.verdicts, claims.groups, kept=kept), ()
 
     def _kept(self, number: int, considered: ConsideredModel) -> bool:
-        """Keep it under a number; where there is no room for it, it goes, and whoever prepares begins anew."""
+        """Keep the model under a number. If its quota is exhausted, drop it; its preparation then starts again."""
         try:
             claim = self._share.take(considered=1, memory=considered.memory)
             self._exports.add(number, considered, considered.claims.let_go, claim)
@@ -246,7 +248,7 @@ class CallHandler:
     def _restore(self, call: wire.PrepareModelFromCache, fds: Descriptors, size: int) -> Answer:
         (outline, memory), hints = self._model(call, fds, size), self._with_cache(_hints(call), call.cache)
         if hints.cache is None:
-            raise InvalidArgument("prepareModelFromCache: cache is 0, must be the number of files that are held")
+            raise InvalidArgument("prepareModelFromCache: cache is 0, must be the number of held files")
         memory += sum(os.fstat(fd).st_size for fd in hints.cache.files)
 
         validate_outline(outline)
@@ -283,12 +285,14 @@ class CallHandler:
         claims, hints, memory = self._exports.get(call.considered, ConsideredModel, "considered model")
         places, count = call.operations, len(claims.model.main.operations)
         if any(a >= b for a, b in pairwise(places)) or any(place >= count for place in places):
-            raise InvalidArgument(f"prepareModel: operations of a part must be in order, each once, and below {count}")
+            raise InvalidArgument(
+                f"prepareModel: operations of a partition must be in order, each once, and below {count}"
+            )
 
         hints = self._with_cache(hints, call.cache)
 
         def prepare() -> tuple[Prepared, Model]:
-            part = cut(claims.model, places or range(count)).model.again()  # its constants may be let go of
+            part = cut(claims.model, places or range(count)).model.again()  # its constants may be released
             return self._prepared(part, claims.hints(hints, places or None)), part
 
         return self._prepare_later(call.object, memory, hints.priority, prepare, kept=call.cache != 0)
@@ -296,7 +300,7 @@ class CallHandler:
     def _counted(
         self, prepare: Callable[[], tuple[Prepared, Model]], source: str, kept: bool
     ) -> tuple[Prepared, Model]:
-        """Prepare, and count it where anybody wants to know."""
+        """Prepare, and count it if the service has metrics."""
         if self._tally is None:
             return prepare()
         metrics, began, outcome = self._tally.metrics, time.monotonic_ns(), OK
@@ -321,7 +325,7 @@ class CallHandler:
         *,
         kept: bool = False,
     ) -> Answer:
-        """Prepare in the background, and notify. memory: what the model counts for. source, kept: as of `Metrics`."""
+        """Prepare in the background, and notify. memory: the model's, for the quota. source, kept: see `Metrics`."""
         exports, claim = self._exports, self._share.take(prepared=1, memory=memory)
 
         def work() -> tuple[wire.ServiceCall, Sequence[int]]:
@@ -384,7 +388,7 @@ class CallHandler:
         return self._exports.get(number, Export, "prepared model")
 
     def binding(self, number: int) -> ServiceBinding:
-        """A binding of this client's."""
+        """Return a binding of this client."""
         return self._exports.get(number, ServiceBinding, "binding")
 
     def _execute(self, call: wire.Execute, _: Descriptors, plain: Control) -> Answer:
@@ -395,7 +399,7 @@ class CallHandler:
             given: Sequence[int] = ()
             try:
                 result, given = binding.run(control)
-                # a status is all that there is to tell
+                # only a status can be reported
                 if call.form < Level.V1_2 or not isinstance(result, wire.Executed):
                     result = wire.Executed()
                 return wire.NotifyExecuted(number, result), given
@@ -412,9 +416,10 @@ class CallHandler:
         return DONE
 
     def _begun(self, call: wire.Execute | wire.ExecuteFenced, plain: Control) -> Control:
-        """The control of an execution that goes on after the answer; `Wanted.ended` is to follow.
+        """Return the control of an execution that continues after the answer; call `Wanted.ended` at its end.
 
-        A client that abandons the call cancels its connection, then the execution: one of the two is seen here or later.
+        A client that abandons the call cancels its channel, then the execution: one of the two is noticed here or
+        later.
         """
         event = self._wanted.begin(call.object)
         if plain.cancelled is not None and plain.cancelled.is_set():
@@ -427,14 +432,14 @@ class CallHandler:
 
     def _execute_fenced(self, call: wire.ExecuteFenced, fds: Descriptors, plain: Control) -> Answer:
         if len(fds) != call.fences:
-            raise InvalidArgument(f"executeFenced: {len(fds)} descriptors came along, must be {call.fences} fences")
+            raise InvalidArgument(f"executeFenced: {len(fds)} descriptors are attached, must be {call.fences} fences")
         fences = [Fence.taken(fds.take) for _ in range(call.fences)]
         binding, left = self.binding(call.binding), ExitStack()
         began: int | None = None
-        self._exports.claim(call.object)  # ahead of what cannot be taken back
+        self._exports.claim(call.object)  # before anything irreversible
         try:
             left.enter_context(self._share.take(fenced=1, fences=call.fences))
-            kept = self._share.take(descriptors=1)  # the fence, until the client lets go
+            kept = self._share.take(descriptors=1)  # the fence, until the client releases it
             control = self._begun(call, plain)
             left.callback(self._wanted.ended, call.object)
             left.enter_context(binding.entry)
@@ -464,20 +469,20 @@ class CallHandler:
 
     def _burst(self, call: wire.ConfigureExecutionBurst, fds: Descriptors) -> Answer:
         if not fds:
-            raise InvalidArgument("configureExecutionBurst: no descriptor came along, must be that of the queues")
+            raise InvalidArgument("configureExecutionBurst: no descriptor is attached, must be that of the queues")
         fd = fds.take()
         try:
             with self._share.take(bursts=1) as claim:
                 entry = self._entry(call.prepared)
                 if seals(fd) is not None and not ordinary(fd):
                     raise InvalidArgument(
-                        "configureExecutionBurst: the queues are in no memfd of ordinary pages, must be"
+                        "configureExecutionBurst: the queues are not in a memfd of ordinary pages, must be"
                     )
                 told = self._level, self._client.watch, claim, self._scope, call.object
                 burst = ServiceBurst(entry, fd, self.binding, *told)
         finally:
             os.close(fd)
-        burst.start()  # first: who cannot add it closes it, and then the listener does the rest
+        burst.start()  # first: if adding fails, the burst is closed, and the listener cleans up
         self._exports.add(call.object, burst, burst.close)
         return DONE
 
@@ -491,7 +496,7 @@ class CallHandler:
         with self._share.take(buffers=1, memory=size) as claim:
             try:
                 buffer = allocated_by(self._device, desc, roles)
-            except MemoryError as error:  # what was asked for is too much, the process is sound
+            except MemoryError as error:  # the request is too large; the process is sound
                 raise ResourceExhausted(f"allocate: {error or 'out of memory'}") from None
             end = partial(let_go, self._where, "close() of a buffer", buffer.close)
             self._exports.add(call.object, buffer, end, claim)
@@ -567,7 +572,7 @@ def _ended(tally: Tally, began: int, execution: FencedExecution) -> None:
 
 
 def control_of(call: wire.Execute | wire.ExecuteSynchronously | wire.ExecuteFenced, plain: Control) -> Control:
-    """The control that a call asks for, `plain` where that is nothing; InvalidArgument for too long a loop time-out."""
+    """Return the control of a call, `plain` if it sets nothing. Raises InvalidArgument for too long a loop timeout."""
     if not (call.deadline or call.loop_timeout or call.measure):
         return plain
     loop = call.loop_timeout or LOOP_TIMEOUT_DEFAULT_NS

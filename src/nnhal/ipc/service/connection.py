@@ -1,8 +1,8 @@
 """The driver's side: serves one device to its clients over sockets.
 
-A client's connection is a control lane and any number of lanes for calls, each with a thread of its own here, so calls of
-several client threads run at once. Objects, pools and buffers are private to the connection; when its client is gone, by
-hang-up or by the end of its process, all of it goes.
+A client's connection has a control channel and any number of channels for calls, each with its thread in the service.
+So calls of several client threads run at once. Objects, pools and buffers are private to the connection. They are
+released when the client hangs up or its process ends.
 """
 
 import contextlib
@@ -37,8 +37,8 @@ from nnhal.ipc.transport.channel import Channel, Descriptors, pair
 from nnhal.ipc.transport.fate import peer_of, watch_peer
 
 HELLO_TIMEOUT_NS = 10_000_000_000
-TURNED_AWAY = 8  # clients at once, that are told why
-END_SECONDS = 5  # for a driver to close what a client had
+TURNED_AWAY = 8  # clients at once that receive the reason
+END_SECONDS = 5  # for a driver to close a client's objects
 _ENDS = errno.EBADF, errno.EINVAL, errno.ENOTSOCK  # of a listening socket that was closed
 _BREATH = 0.05  # seconds
 _DYING_MS = 20
@@ -46,7 +46,7 @@ _log = logger("driver")
 
 
 def _encoded(message: wire.Reply | wire.ServiceCall) -> bytes:
-    """A message; where a driver put in what cannot travel, the same message with an error that says so."""
+    """Encode a message; if a driver's value cannot be encoded, the same message with an error that reports this."""
     try:
         return wire.encode(message)
     except Exception as error:
@@ -57,18 +57,18 @@ def _encoded(message: wire.Reply | wire.ServiceCall) -> bytes:
 
 
 class _LongMessage:
-    """What a lane has at hand counts as memory, from before it is read in, which waits for its turn in a shared service."""
+    """Counts a long message as memory before it is read, which in a shared service waits for the rate limit."""
 
     def __init__(self, share: Share, gone: threading.Event, *, shared: bool) -> None:
-        """gone: set where the client is."""
+        """Count for `share`. gone: set when the client is gone."""
         self._share, self._gone, self._shared = share, gone, shared
         self._claim: Claim | None = None
 
     def __call__(self, length: int) -> None:
         if self._shared and length > LONGEST:
             raise ResourceExhausted(
-                f"message has {length} bytes, must be at most {LONGEST} in a shared service, as others wait while it is "
-                "decoded; give the driver a process of its own (isolation='process')"
+                f"message has {length} bytes, must be at most {LONGEST} in a shared service: others wait while it is "
+                "decoded; isolate the driver in a separate process (isolation='process')"
             )
         self._claim = self._share.take(memory=DECODED * length)
         pause = self._share.long.pause(length) if self._shared else 0
@@ -76,19 +76,19 @@ class _LongMessage:
             raise DeadObject("connection: is ending")
 
     def over(self) -> None:
-        """It was answered, and let go: what it counted for goes back with its owner."""
+        """Release the quota of the answered message."""
         self._claim = None
 
 
 class Loaded(NamedTuple):
-    """What the process loaded as its driver, for `wire.Welcome`. It stays the same whatever changes on disk later."""
+    """The driver that the process loaded, for `wire.Welcome`; later changes on disk have no effect on it."""
 
     origin: str = ""
     code: bytes = b""
 
     @classmethod
     def now(cls, origin: str, device: Device) -> "Loaded":
-        """To be called when the driver was loaded. Code that cannot be known is known by the reason."""
+        """Describe the driver; call this when it is loaded. Unknown code is identified by the reason."""
         code = code_by(device)
         return cls(origin, blake2b(code.unknown.encode(), digest_size=32).digest() if code.unknown else code.digest)
 
@@ -97,9 +97,9 @@ _UNNAMED = Loaded()
 
 
 class Connection:
-    """One client. share: what it holds, until the connection has ended and all is given back.
+    """One client's connection. share: what it holds, until the connection has ended and everything is released.
 
-    metrics: of the service, where anybody wants to know.
+    metrics: the service's, or None.
     """
 
     def __init__(
@@ -130,10 +130,10 @@ class Connection:
         self._background = Workers(WORKERS, lambda: share.take(**share.quotas.table.worker))
         self._ending = False
 
-    # --------------------------------------------------------------------------------------------------------- lanes
+    # --------------------------------------------------------------------------------------------------------- channels
 
     def serve(self) -> None:
-        """Greet, then answer the control lane until the client is gone; then end everything."""
+        """Greet, answer the control channel until the client is gone, then end everything."""
         greeted = False
         try:
             data, _ = self._control.receive(HELLO_TIMEOUT_NS)
@@ -154,7 +154,7 @@ class Connection:
             if not isinstance(hello, wire.Hello):
                 raise InvalidArgument(f"first message is {type(hello).__name__}, must be Hello")
             if hello.version != wire.VERSION:
-                raise InvalidArgument(f"client speaks version {hello.version}, must be {wire.VERSION}")
+                raise InvalidArgument(f"client has protocol version {hello.version}, must be {wire.VERSION}")
         except (wire.WireError, InvalidArgument) as error:
             self._control.answer(wire.encode(error_to_wire(error)))
             return False
@@ -175,12 +175,12 @@ class Connection:
         return True
 
     def _answer_lane(self, channel: Channel, plain: Control) -> None:
-        """Answer calls until the lane is closed; what comes without a number is not answered."""
+        """Answer calls until the channel is closed; messages without a number get no answer."""
         long = channel.admit = _LongMessage(self.share, self.wanted.gone, shared=self._shared)
         while True:
             try:
                 data, fds = channel.receive()
-            except (InvalidArgument, ResourceExhausted, MemoryError, OSError) as error:  # refused; the lane is sound
+            except (InvalidArgument, ResourceExhausted, MemoryError, OSError) as error:  # refused; the channel is sound
                 channel.answer(wire.encode(error_to_wire(error)))
                 continue
             answer = self._answer if self.scope.log is None else self._answer_traced
@@ -216,13 +216,16 @@ class Connection:
             if isinstance(call, wire.Release) and channel.lane.asked:
                 self._calls.settle()
             return answer
-        except BaseException as error:  # whatever a driver raises is an answer, not the end of the service
+        except BaseException as error:  # an error of the driver is an answer, not the end of the service
             return error_to_wire(error), ()
         finally:
             fds.close()
 
     def _attach(self, call: wire.AttachLane) -> Answer:
-        """A new lane. This side makes both ends, so the client has none that shares flags and options with this one."""
+        """Open a new channel.
+
+        This side makes both ends, so the client has no end that shares flags and options with this one.
+        """
         ours, theirs = pair()
         with theirs:
             channel = Channel(ours, peer_cpus=self._peer_cpus, number=call.object)
@@ -239,7 +242,7 @@ class Connection:
             if self._ending:
                 raise DeadObject("connection: is ending")
             if call.callbacks and self._callbacks is not None:
-                raise InvalidArgument("AttachLane: there is a callback lane already, must be one")
+                raise InvalidArgument("AttachLane: there is a callback channel already, must be one")
             if call.callbacks:
                 self._callbacks = channel
                 return
@@ -252,13 +255,13 @@ class Connection:
                 threading.Thread(target=self._lane, args=given, name="nnhal-lane", daemon=True).start()
             except RuntimeError:
                 self.wanted.ended(call.object)
-                raise ResourceExhausted("connection: no thread for another lane; wait for calls to end") from None
+                raise ResourceExhausted("connection: no thread for another channel; wait for calls to end") from None
 
     def _lane(self, channel: Channel, number: int, plain: Control, claim: Claim) -> None:
         try:
             self._answer_lane(channel, plain)
         except NnhalError as error:
-            _log.debug("lane ends: %s", error)
+            _log.debug("channel ends: %s", error)
         finally:
             self.wanted.ended(number)
             self._lanes.discard(channel)
@@ -266,30 +269,30 @@ class Connection:
             claim.give()
 
     def _hang_up(self) -> None:
-        """End the connection from any thread: the lanes see it."""
+        """End the connection from any thread: its channels notice it."""
         with contextlib.suppress(OSError):
             self._control.socket.shutdown(socket.SHUT_RDWR)
 
     def _end(self) -> None:
-        """End all that the client had; a driver's `close` that takes too long is left behind."""
+        """End everything that the client had, without waiting too long for a driver's `close`."""
         with self._lock:
             self._ending = True
             lanes = [*self._lanes, *([] if self._callbacks is None else [self._callbacks])]
         self.wanted.end()
         for channel in lanes:
-            with contextlib.suppress(OSError):  # its own thread may have closed it, its peer hung up
+            with contextlib.suppress(OSError):  # its thread may have closed it, its peer hung up
                 channel.socket.shutdown(socket.SHUT_RDWR)
         self._background.end()
         self._calls.close()
         if not self.ends.finish(END_SECONDS):
-            _log.warning("a driver's close() takes more than %d s, and is not waited for", END_SECONDS)
+            _log.warning("a driver's close() takes more than %d s; the service does not wait for it", END_SECONDS)
         self._control.close()
         if self._callbacks is not None:
             with self._callback_lock:
                 self._callbacks.close()
 
     def _leave(self, greeted: bool) -> None:
-        """The last of the end: count how it came, and let go of the watch."""
+        """Finish the end: count its cause, and close the watch."""
         if self._metrics is not None:
             how = "closed" if greeted else "not greeted"
             self._metrics.left(self.share.pid, "process ended" if _has_ended(self.watch) else how)
@@ -299,9 +302,9 @@ class Connection:
     # ----------------------------------------------------------------------------------------------------- callbacks
 
     def in_background(self, work: Work, priority: Priority = Priority.MEDIUM, *, takes_long: bool = False) -> None:
-        """Do work and notify, exactly once. ResourceExhausted where too much waits already."""
+        """Do work and notify, exactly once. Raises ResourceExhausted if too much work is waiting."""
         if self._callbacks is None:
-            raise InvalidArgument("connection: has no callback lane, must be attached before calls that notify")
+            raise InvalidArgument("connection: has no callback channel, must attach one before calls that notify")
         claim = self.share.take(background=1)
 
         def notify() -> None:
@@ -311,7 +314,7 @@ class Connection:
                     self._call_back(message, given)
                 finally:
                     Owner(*given).close()
-            except NnhalError as error:  # the client is gone, or reads no more: it must not wait for ever
+            except NnhalError as error:  # the client is gone or no longer reads: it must not wait for ever
                 _log.debug("notification lost: %s", error)
                 self._hang_up()
             finally:
@@ -336,7 +339,10 @@ class Connection:
             self._open_callbacks().send(_encoded(message), fds)
 
     def _open_callbacks(self) -> Channel:
-        """The callback lane, under its lock; DeadObject once it was closed: its number may be another's by now."""
+        """Return the callback channel, under its lock.
+
+        Raises DeadObject after its end: its number may have been reused.
+        """
         if self._callbacks is None or self._ending:
             raise DeadObject("connection: is ending")
         return self._callbacks
@@ -360,7 +366,7 @@ def serve_one(
 
 
 def refuse(sock: socket.socket, error: BaseException) -> None:
-    """Answer the greeting of a client that is not served with the reason."""
+    """Answer the greeting of a refused client with the reason."""
     channel = Channel(sock)
     try:
         channel.receive(HELLO_TIMEOUT_NS)
@@ -377,9 +383,9 @@ def serve_clients(
     watched: Callable[[Quotas], Metrics] | None = None,
     loaded: Loaded = _UNNAMED,
 ) -> int:
-    """Serve whoever connects, of the same user, until the process is told to end; 0.
+    """Serve all clients of the same user until the process is asked to end; return 0.
 
-    watched: gives what is to count what goes on, where anybody wants to know.
+    watched: returns the service's metrics, None without metrics.
     """
     quotas = Quotas(table)
     metrics = None if watched is None else watched(quotas)
@@ -402,7 +408,7 @@ def serve_clients(
         try:
             refuse(sock, error)
         except NnhalError as gone:
-            _log.debug("a client that was refused: %s", gone)
+            _log.debug("a refused client: %s", gone)
         finally:
             turned_away.release()
 
@@ -434,7 +440,7 @@ def serve_clients(
 
 
 def _accepted(listener: socket.socket) -> socket.socket | None:
-    """Who connects next; None where the service ends."""
+    """Return the next client's socket; None when the service ends."""
     while True:
         try:
             return listener.accept()[0]
@@ -442,5 +448,5 @@ def _accepted(listener: socket.socket) -> socket.socket | None:
             if error.errno in _ENDS:
                 _log.debug("service ends: %s", error)
                 return None
-            _log.warning("a client was not accepted: %s", error)  # no descriptors for now, or it is gone already
+            _log.warning("a client was not accepted: %s", error)  # no descriptors at the moment, or it is gone
             time.sleep(_BREATH)

@@ -1,4 +1,4 @@
-"""What a service holds for one client: objects by number, private to the connection."""
+"""The objects that a service holds for one client, by number, private to the connection."""
 
 import fcntl
 import os
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class ConsideredModel(NamedTuple):
-    """What a device said of a model under some hints. memory: bytes that the model counts for."""
+    """A device's answers about a model under some hints. memory: the model's bytes, for the quota."""
 
     claims: Claims
     hints: Hints
@@ -34,23 +34,29 @@ class ConsideredModel(NamedTuple):
 
 
 class ClientFiles:
-    """Cache files of the client's, open until nobody refers to this any more."""
+    """Cache files of the client, open while anything refers to this."""
 
     def __init__(self, fds: Descriptors, count: int) -> None:
-        """Take the descriptors that came along. InvalidArgument where one is none of a file to read and write."""
+        """Take the attached descriptors.
+
+        Raises InvalidArgument for a descriptor that is not a readable and writable file.
+        """
         self.owner = Owner()
         while len(fds):
             self.owner.fds.append(fds.take())
         if len(self.owner.fds) != count:
-            raise InvalidArgument(f"cache files: {len(self.owner.fds)} descriptors came along, must be {count}")
+            raise InvalidArgument(f"cache files: {len(self.owner.fds)} descriptors are attached, must be {count}")
         for fd in self.owner.fds:
             regular = stat.S_ISREG(os.fstat(fd).st_mode)
             if not regular or fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDWR:
-                raise InvalidArgument("cache files: a descriptor is of no file that can be read and written, must be")
+                raise InvalidArgument("cache files: a descriptor is not a readable and writable file, must be")
 
 
 class Export:
-    """A prepared model with the executions that use it: it is closed when the last has ended after the client let go."""
+    """A prepared model and its executions.
+
+    It is closed after the client's release, when the last execution has ended.
+    """
 
     def __init__(
         self,
@@ -61,9 +67,10 @@ class Export:
         priority: Priority = Priority.MEDIUM,
         tally: Tally | None = None,
     ) -> None:
-        """where: whose executions they are, for messages. claim: what it counts for, until it is closed.
+        """Hold a prepared model.
 
-        tally: counts its executions.
+        where: the owner of the executions, for messages. claim: its quota, until it is closed. tally: counts its
+        executions.
         """
         self.priority = priority
         self.prepared, self.model, self.signature = prepared, model, Signature.of(model, where)
@@ -86,11 +93,11 @@ class Export:
             self._close_if_idle()
 
     def refuse(self) -> NoReturn:
-        """Tell who comes when it is not `alive`."""
+        """Raise the error for a use after the release."""
         raise Closed("prepared model: was released")
 
     def release(self) -> None:
-        """The client let go; close now, or when the last user leaves."""
+        """Release it for the client; close now, or when the last user leaves."""
         self.alive = False
         self._close_if_idle()
 
@@ -105,27 +112,26 @@ class Export:
 
 
 class Exports:
-    """Objects by the numbers that the client picked, until it lets go of them or is gone; what comes after that is ended
-    at once.
+    """Objects by the numbers that the client chose, until it releases them or is gone; later ones end immediately.
 
-    ends: has an object's end done, elsewhere. share: of the client; an object counts until its end is done.
+    ends: runs an object's end, elsewhere. share: the client's; an object counts until its end is done.
     """
 
     def __init__(self, ends: Callable[[Callable[[], object]], object], share: Share) -> None:
         self._ends, self._share = ends, share
-        self._objects: dict[int, tuple[Any, Callable[[], object]]] = {}  # number: object, what to do at the end
+        self._objects: dict[int, tuple[Any, Callable[[], object]]] = {}  # number: object, its end
         self._closed = False
         self._lock = threading.Lock()
 
     def claim(self, number: int) -> None:
-        """A number for what is being made. InvalidArgument where it is taken, ResourceExhausted where there is no room."""
+        """Reserve a number. Raises InvalidArgument if it is in use, ResourceExhausted if the quota is exhausted."""
         claim = self._share.take(objects=1)
         with self._lock:
             self._check(number)
             self._objects[number] = None, claim.passed().give
 
     def fill(self, number: int, item: Any, end: Callable[[], object]) -> None:
-        """What was made for a number that was claimed; ended at once where the client has let go of it meanwhile."""
+        """Store the object of a reserved number; end it immediately if the client has released the number."""
         with self._lock:
             found = self._objects.get(number)
             if found is not None:
@@ -135,9 +141,9 @@ class Exports:
         raise Closed(f"object {number}: was released before it was made")
 
     def add(self, number: int, item: Any, end: Callable[[], object], claim: Claim | None = None) -> None:
-        """A new object under its number. end: called, exactly once, when the client holds it no longer.
+        """Store a new object under its number. end: called exactly once, when the client no longer holds it.
 
-        claim: what it counts for besides, until then.
+        claim: an additional quota, until then.
         """
         whole = end if claim is None else partial(_ended, end, claim.passed().give)
         try:
@@ -154,11 +160,11 @@ class Exports:
             raise InvalidArgument(f"object {number} is held already, must be a new number")
 
     def holds(self, number: int) -> bool:
-        """Whether there is an object, or one is being made."""
+        """Whether an object exists or is being made."""
         return number in self._objects
 
     def get(self, number: int, kind: type[T], what: str) -> T:
-        """The object; InvalidArgument where the number is none of this connection's, or stands for something else."""
+        """Return the object. Raises InvalidArgument for a number of another connection or of another kind of object."""
         found = self._objects.get(number)
         if found is None or not isinstance(found[0], kind):
             raise InvalidArgument(f"{what} {number} is not held by this connection, must be one that it holds")
@@ -166,8 +172,8 @@ class Exports:
         return item
 
     def release(self, number: int) -> None:
-        """End an object; nothing happens where there is none."""
-        with self._lock:  # else `fill` may put it back
+        """End an object; ignore unknown numbers."""
+        with self._lock:  # otherwise `fill` may put it back
             found = self._objects.pop(number, None)
         if found is not None:
             self._ends(found[1])
@@ -185,7 +191,7 @@ class Exports:
 
 
 def _ended(end: Callable[[], object], give: Callable[[], object]) -> None:
-    """End an object, and give back what it counted for."""
+    """End an object, and release its quota."""
     try:
         end()
     finally:

@@ -1,4 +1,4 @@
-"""What a service counts, as the families of metrics that Prometheus is told."""
+"""A service's counters as families of Prometheus metrics."""
 
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,7 +21,7 @@ from nnhal.ipc.service.quota import Quotas
 
 
 class _Kind(NamedTuple):
-    """A metric: what it is, by which labels it is told apart, what it says."""
+    """A metric: its kind, labels and help text."""
 
     kind: Callable[..., Any]
     labels: tuple[str, ...]
@@ -29,52 +29,52 @@ class _Kind(NamedTuple):
 
 
 METRICS = {
-    "nnhal_service": _Kind(InfoMetricFamily, (), "Device, version and level that the service is of, always 1"),
+    "nnhal_service": _Kind(InfoMetricFamily, (), "Device, driver version and HAL version of the service, always 1"),
     "nnhal_executions": _Kind(
         CounterMetricFamily,
         ("device", "client", "outcome"),
         "Executions that have ended, by client process and outcome",
     ),
     "nnhal_execution_seconds": _Kind(
-        HistogramMetricFamily, ("device", "client"), "How long they took in the service, waiting included"
+        HistogramMetricFamily, ("device", "client"), "Duration of executions in the service, including waiting"
     ),
     "nnhal_executions_inside": _Kind(
         GaugeMetricFamily, ("device", "client"), "Executions that have begun and not ended"
     ),
-    "nnhal_executions_running": _Kind(GaugeMetricFamily, ("device",), "Of these, those that wait for no other's end"),
-    "nnhal_executions_waiting": _Kind(GaugeMetricFamily, ("device",), "Of these, those that wait for their turn"),
+    "nnhal_executions_running": _Kind(GaugeMetricFamily, ("device",), "Executions in progress that are running"),
+    "nnhal_executions_waiting": _Kind(GaugeMetricFamily, ("device",), "Executions in progress that are waiting"),
     "nnhal_preparations": _Kind(
         CounterMetricFamily,
         ("device", "source", "outcome"),
-        "Models that were prepared, from the model itself or from files that a client has kept",
+        "Models that were prepared, from the model itself or from a client's cache files",
     ),
-    "nnhal_preparation_seconds": _Kind(HistogramMetricFamily, ("device", "source"), "How long that took"),
+    "nnhal_preparation_seconds": _Kind(HistogramMetricFamily, ("device", "source"), "Duration of preparations"),
     "nnhal_cache": _Kind(
         CounterMetricFamily,
         ("device", "result"),
-        "Preparations of clients that keep compilations: hit, unusable (files that nothing came of), absent",
+        "Preparations of clients with a cache: hit, unusable (invalid files), absent",
     ),
     "nnhal_connections_ended": _Kind(
-        CounterMetricFamily, ("how",), "Connections that have ended, or were refused, by how it came"
+        CounterMetricFamily, ("how",), "Connections that have ended or were refused, by cause"
     ),
-    "nnhal_connections": _Kind(GaugeMetricFamily, (), "Connections that the service has"),
+    "nnhal_connections": _Kind(GaugeMetricFamily, (), "Open connections"),
     "nnhal_quota_used": _Kind(
-        GaugeMetricFamily, ("client", "quota"), "What a client process holds; memory and addresses in bytes"
+        GaugeMetricFamily, ("client", "quota"), "Resources that a client process holds; memory and addresses in bytes"
     ),
-    "nnhal_quota_most": _Kind(GaugeMetricFamily, ("quota",), "What one connection may hold at most"),
-    "nnhal_quota_refusals": _Kind(CounterMetricFamily, ("quota",), "How often more was refused"),
+    "nnhal_quota_most": _Kind(GaugeMetricFamily, ("quota",), "Limit of one connection"),
+    "nnhal_quota_refusals": _Kind(CounterMetricFamily, ("quota",), "Requests refused for a quota"),
 }
 
 
 class ServiceCollector(Collector):
-    """Makes the families of `METRICS` out of what was counted."""
+    """Makes the families of `METRICS` from the counters."""
 
     def __init__(self, metrics: Metrics, quotas: Quotas, facts: dict[str, str]) -> None:
-        """facts: of the service: `device`, `version`, `level`."""
+        """Collect for a service. facts: `device`, `version`, `level`."""
         self._metrics, self._quotas, self._facts = metrics, quotas, facts
 
     def collect(self) -> Iterator[Metric]:
-        """All families, of one reading."""
+        """Yield all families, from one reading."""
         device, reading, depth = self._facts["device"], self._metrics.read(), self._metrics.depth()
         service = InfoMetricFamily("nnhal_service", METRICS["nnhal_service"].what)
         service.add_metric([], self._facts)
@@ -108,7 +108,7 @@ class ServiceCollector(Collector):
 
 
 def _family(name: str, samples: Iterable[tuple[Sequence[str], int]]) -> Metric:
-    """A counter or gauge. samples: labels and value of each."""
+    """Make a counter or gauge. samples: labels and value of each."""
     kind = METRICS[name]
     family = kind.kind(name, kind.what, labels=kind.labels)
     for labels, value in samples:
@@ -117,7 +117,7 @@ def _family(name: str, samples: Iterable[tuple[Sequence[str], int]]) -> Metric:
 
 
 def _histogram(name: str, bounds: Sequence[float], samples: Iterable[tuple[Sequence[str], Times]]) -> Metric:
-    """A histogram. bounds: upper ones of its buckets, in seconds."""
+    """Make a histogram. bounds: upper bounds of its buckets, in seconds."""
     kind = METRICS[name]
     family = HistogramMetricFamily(name, kind.what, labels=kind.labels)
     names = [*map(str, map(float, bounds)), "+Inf"]
@@ -127,7 +127,7 @@ def _histogram(name: str, bounds: Sequence[float], samples: Iterable[tuple[Seque
 
 
 def start(listener: socket.socket, quotas: Quotas, facts: dict[str, str]) -> Metrics:
-    """Answer on a listening socket, on a thread of its own; where all is to be counted. facts: as of the collector."""
+    """Serve all metrics on a listening socket, in a separate thread; return the counters. facts: see the collector."""
     metrics = Metrics()
     registry = CollectorRegistry()
     for collector in (ServiceCollector(metrics, quotas, facts), scrapes.PROCESS):

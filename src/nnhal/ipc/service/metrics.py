@@ -1,8 +1,8 @@
-"""What a service counts of its clients and their executions: plain numbers, until somebody reads them.
+"""Counters of a service's clients and their executions: plain numbers, until a reader asks.
 
-Each client process has a `Tally`, for as long as it is connected; then what it counted goes to one of all that have ended,
-so there are never more of them than clients, and no sum ever falls. One lock guards all, so what is read at once belongs
-together: executions by outcome add up to those in the histogram, in every `Reading`. Who counts takes it for some 100 ns.
+Each client process has a `Tally` while it is connected. Afterwards its counts go to one tally of all ended clients, so
+there are never more tallies than clients, and no sum ever falls. One lock guards all, so a `Reading` is consistent:
+executions by outcome add up to those in the histogram. Counting holds the lock for some 100 ns.
 """
 
 import threading
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from nnhal.base.errors import DriverFailed, NnhalError
 from nnhal.hal.queue import RunQueue
 
-ENDED = "ended"  # stands for all client processes that are no more
+ENDED = "ended"  # represents all ended client processes
 OK = "ok"
 # Upper bounds in seconds, of an execution and of a preparation.
 EXECUTION = (
@@ -26,32 +26,30 @@ PREPARATION = 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5
 
 
 def outcome_of(error: BaseException) -> str:
-    """The class of the tree in `base.errors` that an error is of; what a driver raises otherwise is DriverFailed."""
+    """Return an error's class in the tree of `base.errors`; DriverFailed for other errors of a driver."""
     kinds = type(error).__mro__ if isinstance(error, NnhalError) else ()
     return next((kind.__name__ for kind in kinds if kind.__module__ == NnhalError.__module__), DriverFailed.__name__)
 
 
 class Times:
-    """Durations in nanoseconds: how many, in which buckets, their sum. To be used under a lock."""
+    """Durations in nanoseconds: number, histogram, sum. Use it under a lock."""
 
     __slots__ = ("bounds", "buckets", "total")
 
     def __init__(self, bounds: tuple[int, ...]) -> None:
-        """bounds: the greatest duration of each bucket but the last, which has no bound."""
+        """bounds: the greatest duration of each bucket except the last, which has no bound."""
         self.bounds, self.buckets, self.total = bounds, [0] * (len(bounds) + 1), 0
 
     def add(self, took: int) -> None:
-        """One more."""
         self.buckets[bisect_left(self.bounds, took)] += 1
         self.total += took
 
     def join(self, other: "Times") -> None:
-        """Those of another with the same bounds."""
+        """Add the durations of another one with the same bounds."""
         self.buckets = [a + b for a, b in zip(self.buckets, other.buckets, strict=True)]
         self.total += other.total
 
     def copy(self) -> "Times":
-        """As they are now."""
         same = Times(self.bounds)
         same.join(self)
         return same
@@ -65,7 +63,7 @@ _EXECUTION, _PREPARATION = _nanoseconds(EXECUTION), _nanoseconds(PREPARATION)
 
 
 class Tally:
-    """Executions of one client process. connections: that it has."""
+    """Executions of one client process. connections: their number."""
 
     __slots__ = ("_heir", "_lock", "connections", "inside", "metrics", "outcomes", "times")
 
@@ -77,13 +75,13 @@ class Tally:
         self.times = Times(_EXECUTION)
 
     def begin(self) -> int:
-        """An execution begins, to be ended whatever comes; when, in monotonic nanoseconds."""
+        """Count the start of an execution, and return its time in monotonic nanoseconds; call `end` in any case."""
         with self._lock:
             self._heir.inside += 1
         return time.monotonic_ns()
 
     def end(self, began: int, outcome: str) -> None:
-        """It has ended; the client need not be there any more."""
+        """Count the end of an execution; the client may be gone."""
         took = time.monotonic_ns() - began
         with self._lock:
             to = self._heir
@@ -92,7 +90,7 @@ class Tally:
             to.times.add(took)
 
     def bequeath(self, heir: "Tally") -> None:
-        """All that was counted, and will be, is another's; under the lock."""
+        """Pass all counts, also future ones, to another tally; under the lock."""
         self._heir = heir
         heir.inside += self.inside
         heir.times.join(self.times)
@@ -101,7 +99,7 @@ class Tally:
 
 
 class Executions(NamedTuple):
-    """Of one client, its number as text or `ENDED`: executions by outcome, how long they took, how many have not ended."""
+    """The executions of one client (its number as text, or `ENDED`): by outcome, durations, number in progress."""
 
     client: str
     outcomes: dict[str, int]
@@ -110,17 +108,17 @@ class Executions(NamedTuple):
 
 
 class Depth(NamedTuple):
-    """Of all executions in the service that have not ended, those that run and those that wait for their turn."""
+    """The executions in progress in the service: those that run and those that wait."""
 
     running: int
     waiting: int
 
 
 class Reading(NamedTuple):
-    """What was counted, at one moment.
+    """All counters at one moment.
 
-    preparations: by where they came from (`model` or `cache`), and outcome. cache: by what became of it (`Metrics.kept`).
-    connections: those that ended or were refused, by how.
+    preparations: by source (`model` or `cache`) and outcome. cache: by result (`Metrics.kept`). connections: those that
+    ended or were refused, by cause.
     """
 
     executions: list[Executions]
@@ -131,7 +129,7 @@ class Reading(NamedTuple):
 
 
 class Metrics:
-    """What a service counts."""
+    """The counters of a service."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -144,14 +142,14 @@ class Metrics:
         self._queues: weakref.WeakSet[RunQueue] = weakref.WeakSet()
 
     def connect(self, pid: int) -> Tally:
-        """Where executions of a process that connects are counted; `left` is to follow."""
+        """Return the tally of a process that connects; call `left` at its end."""
         with self._lock:
             tally = self._tallies.setdefault(pid, Tally(self, self._lock))
             tally.connections += 1
             return tally
 
     def left(self, pid: int, how: str) -> None:
-        """A connection has ended; with the last of a process goes its tally."""
+        """Count the end of a connection; the last one of a process ends its tally."""
         with self._lock:
             self._connections[how] += 1
             tally = self._tallies[pid]
@@ -160,14 +158,14 @@ class Metrics:
                 self._tallies.pop(pid).bequeath(self._ended)
 
     def refused(self) -> None:
-        """A connection was not served."""
+        """Count a refused connection."""
         with self._lock:
             self._connections["refused"] += 1
 
     def prepared(self, source: str, outcome: str, took: int, *, kept: bool) -> None:
-        """A preparation from a `model` or the `cache` has ended after so many nanoseconds.
+        """Count a preparation from a `model` or the `cache`, which took `took` nanoseconds.
 
-        kept: whether the client has given files for it: then there was nothing in them to begin from.
+        kept: whether the client provided files for it; those were empty if the source is `model`.
         """
         with self._lock:
             self._preparations[source, outcome] += 1
@@ -178,12 +176,15 @@ class Metrics:
                 self._cache["absent"] += 1
 
     def watch(self, queue: RunQueue) -> None:
-        """Count who waits in a queue, for as long as there is one."""
+        """Count the waiting executions of a queue while it exists."""
         with self._lock:
             self._queues.add(queue)
 
     def depth(self) -> Depth:
-        """How many executions run and wait. A queue that knows better than those of `watch` is to be asked here."""
+        """Count running and waiting executions.
+
+        A queue with better knowledge than those of `watch` must be queried here.
+        """
         with self._lock:
             inside = self._ended.inside + sum(tally.inside for tally in self._tallies.values())
             queues = list(self._queues)
@@ -191,7 +192,7 @@ class Metrics:
         return Depth(inside - waiting, waiting)
 
     def read(self) -> Reading:
-        """All that was counted."""
+        """Read all counters."""
         with self._lock:
             tallies = [*((str(pid), tally) for pid, tally in self._tallies.items()), (ENDED, self._ended)]
             return Reading(

@@ -1,8 +1,8 @@
-"""The memories of a client as its service maps them: each once, while something here uses it.
+"""A client's memories as its service maps them: each once, while the service uses it.
 
-A descriptor comes with the message that needs it: a model, a binding, a copy. A memory that another process may shrink
-would kill its reader, so it must be sealed against shrinking, and of ordinary pages: what is punched out of such a memory
-reads as zeros. The one exception is a regular file that a client's own driver process maps: it kills nobody else.
+A descriptor comes with the message that needs it: a model, a binding, a copy. If another process shrinks a memory, its
+reader is killed. So a memory must be sealed against shrinking, and have ordinary pages: holes punched into it read as
+zeros. The exception is a regular file that a client's own driver process maps: it kills only that process.
 """
 
 import mmap
@@ -19,14 +19,14 @@ from nnhal.ipc.protocol import wire
 from nnhal.ipc.service.quota import Share
 from nnhal.ipc.transport.channel import Descriptors
 
-_IMPORTED = "hardware_buffer_blob", "hardware_buffer"  # whose descriptors drivers may want
-_Identity = tuple[int, int, int, int, bool, bool]  # device and inode, offset, size, for reading only, kept
+_IMPORTED = "hardware_buffer_blob", "hardware_buffer"  # drivers may need their descriptors
+_Identity = tuple[int, int, int, int, bool, bool]  # device and inode, offset, size, read-only, kept
 
 
 class ServicePools:
-    """The memories of one client that are in use, mapped once each.
+    """The memories of one client that are in use, each mapped once.
 
-    held: gives those of a `wire.Hold`, by its number. share: the client's; a memory counts while it is mapped.
+    held: returns those of a `wire.Hold`, by its number. share: the client's; a memory counts while it is mapped.
     """
 
     def __init__(self, held: Callable[[int], Sequence[Memory]], share: Share, *, shared: bool) -> None:
@@ -35,20 +35,20 @@ class ServicePools:
         self._lock = threading.Lock()
 
     def accept(self, pool: wire.Pool, fds: Descriptors, *, written: bool = True, kept: bool = False) -> Memory:
-        """The memory that a message refers to. written: whether it is for writing, as far as the client lets it be.
+        """Return the memory that a message refers to. written: whether it is for writing, if the client allows that.
 
-        kept: with a descriptor of its own, for a driver that maps it once more.
+        kept: with a separate descriptor, for a driver that maps it again.
 
-        InvalidArgument where its descriptor did not come along or may not be mapped, ResourceExhausted past the client's
+        Raises InvalidArgument if its descriptor is missing or must not be mapped, ResourceExhausted past the client's
         limits.
         """
         if pool.held:
             memories = self._held(pool.held)
             if pool.place >= len(memories):
-                raise InvalidArgument(f"pool: {pool.place} is its place, must be below {len(memories)}")
+                raise InvalidArgument(f"pool: place is {pool.place}, must be below {len(memories)}")
             return memories[pool.place]
         if not fds:
-            raise InvalidArgument("pool: its descriptor did not come along, must be sent")
+            raise InvalidArgument("pool: its descriptor is missing, must be sent")
         fd = fds.take()
         try:
             found = os.fstat(fd)
@@ -67,13 +67,15 @@ class ServicePools:
         sealed = seals(fd)
         if sealed is None:
             if not stat.S_ISREG(mode):
-                raise Unmappable("pool: its descriptor is of no kind that can be mapped, must be a memfd or file")
+                raise Unmappable("pool: its descriptor cannot be mapped, must be a memfd or file")
             if self._shared or not pool.readonly:
-                raise InvalidArgument("pool: a file cannot be sealed, must be a sealed memfd for this service")
+                raise InvalidArgument(
+                    "pool: is a file, which cannot be sealed, must be a sealed memfd for this service"
+                )
         elif not sealed & F_SEAL_SHRINK:
             raise InvalidArgument("pool: is not sealed against shrinking, must be")
         elif not ordinary(fd):
-            raise InvalidArgument("pool: is of huge pages, of which there may be none left, must be of ordinary ones")
+            raise InvalidArgument("pool: has huge pages, which may run out, must have ordinary pages")
         pages = aligned(pool.size + pool.offset % mmap.PAGESIZE, mmap.PAGESIZE)
         with self._share.take(memories=1, addresses=pages, descriptors=kept) as claim:
             memory = Memory.from_fd(fd, pool.size, pool.offset, readonly=readonly, kept=kept)

@@ -1,16 +1,18 @@
-"""What the clients of a service may hold: one table, whose limits add up to what the process may have.
+"""Quotas of a service's clients: one table, whose limits add up to those of the process.
 
-A *resource* is the process's: descriptors, threads, mappings, addresses, memory. Three quarters of each are divided evenly
-among as many clients as may connect at once: a client's own, which nobody else can take. What is left is common, and who
-comes first has it. So all that clients can hold together is clients x own + common = total, and a client alone has much.
-A *thing* is what a client makes: a lane, a burst, a binding. There is a most of it for each client, and it costs resources,
-which are taken and given back with it, all or nothing.
+A *resource* belongs to the process: descriptors, threads, mappings, addresses, memory. Three quarters of each are
+divided evenly among the most clients that may connect at once: a client's own part, reserved for it. The rest is
+common, first come first served. So all clients together can hold clients x own + common = total, and a single client
+has much.
 
-What is taken has an owner, a `Claim`, and goes back with it. A client whose connection has ended keeps its place until all
-that it had is given back: an object whose `close` hangs counts for as long as it does.
+A *thing* is made by a client: a channel, a burst, a binding. Each client may have a limited number of it. Each costs
+resources, which are taken and released with it, all or nothing.
 
-Read before the process confines itself: nothing that imports numpy is imported here but where an error is about to be
-raised.
+A `Claim` owns what was taken, and releases it at its end. A client whose connection has ended keeps its place until
+everything is released: an object whose `close` hangs counts until it returns.
+
+This module is imported before the process enters the sandbox: it imports modules that import numpy only where it is
+about to raise an error.
 """
 
 import resource
@@ -28,26 +30,26 @@ from nnhal.ipc.protocol.wire import INLINE, MAX_DESCRIPTORS
 if TYPE_CHECKING:
     from nnhal.base.errors import ResourceExhausted
 
-CLIENTS = 64  # at once, where the process may have enough for so many
-DESCRIPTORS = {True: 32_768, False: 8192}  # that a process asks for, by whether clients share it
-WORKERS = 8  # threads of one client for what it does in the background
-ENDS = {"threads": 1}  # that which ends a client's objects
+CLIENTS = 64  # at once, if the process has enough resources
+DESCRIPTORS = {True: 32_768, False: 8192}  # that a process requests, by whether it is shared
+WORKERS = 8  # threads of one client for background work
+ENDS = {"threads": 1}  # the thread that ends a client's objects
 DECODED = (
     40  # bytes of memory for a byte of a message, measured: 37 in the densest models, as structs, graphs and facts
 )
-LONG_AT_ONCE = 8 << 20  # bytes of long messages that a process may send at any moment,
-LONG_A_SECOND = 512 << 10  # and so many a second for ever: a byte takes 0.3 us of the interpreter to decode and look at
-LONGEST = 4 << 20  # bytes of one message to a shared service: 50,000 operations or so, decoded in a quarter of a second
-_RESERVE = 128  # descriptors for the process itself, its driver, and who is turned away
-_ANSWER = 3  # descriptors that an answer takes for a moment: a memory, its copy, a long message
+LONG_AT_ONCE = 8 << 20  # bytes of long messages that a process may send at any moment
+LONG_A_SECOND = 512 << 10  # and continuously per second: a byte takes 0.3 us of the interpreter to decode and check
+LONGEST = 4 << 20  # bytes of one message to a shared service: some 50,000 operations, decoded in a quarter of a second
+_RESERVE = 128  # descriptors for the process, its driver, and refused clients
+_ANSWER = 3  # temporary descriptors of an answer: a memory, its copy, a long message
 _THREADS = 1024
-_ADDRESSES = 1 << 46  # of the 1 << 47 that a process has
-_MAP_COUNT = 65_530  # mappings of a process, where the kernel does not tell
-_STACK = 8 << 20  # bytes, where the system states none
+_ADDRESSES = 1 << 46  # of the 1 << 47 of a process
+_MAP_COUNT = 65_530  # mappings of a process, if the kernel does not report the limit
+_STACK = 8 << 20  # bytes, if the system has no limit
 
 
 class Capacity(NamedTuple):
-    """What a process may have of each resource for its clients."""
+    """The resources that a process has for its clients."""
 
     descriptors: int
     threads: int
@@ -57,10 +59,10 @@ class Capacity(NamedTuple):
 
     @classmethod
     def of_process(cls, descriptors: int, memory: int) -> "Capacity":
-        """What is left for clients under the limits of this process.
+        """Return what is left for clients under the limits of this process.
 
-        descriptors, memory: what it will be allowed at most, where its own limits allow so much. Half of the memory is for
-        stacks, a quarter for what clients have the service hold, a quarter for the process and its driver.
+        descriptors, memory: the most that it will be allowed, if its own limits allow that. Half of the memory is for
+        stacks, a quarter for what the service holds for clients, a quarter for the process and its driver.
         """
         descriptors = _under(resource.RLIMIT_NOFILE, descriptors, hard=True)
         memory = min(_under(resource.RLIMIT_DATA, memory), _under(resource.RLIMIT_AS, memory))
@@ -87,9 +89,10 @@ def _map_count() -> int:
 
 
 class Row(Record, frozen=True):
-    """One resource or thing. most: that one client may hold. let_go: what it ends to have room again.
+    """One resource or thing. most: the limit of one client. let_go: how the client can release some.
 
-    own: of a resource, what is kept for each client. common: what is for all. costs: what one unit takes besides, in all.
+    own: of a resource, the part reserved for each client. common: the shared part. costs: all other rows that one unit
+    takes.
     """
 
     name: str
@@ -101,8 +104,8 @@ class Row(Record, frozen=True):
 
 
 _LET_GO = {  # resources
-    "descriptors": "close lanes, fences and hardware buffers, release models",
-    "threads": "close lanes and bursts, or wait for executions",
+    "descriptors": "close channels, fences and hardware buffers, release models",
+    "threads": "close channels and bursts, or wait for executions",
     "mappings": "release bindings and models that use memories, or close bursts",
     "addresses": "release bindings and models that use memories",
     "memory": "close buffers, release models and bindings",
@@ -116,12 +119,12 @@ class _Thing(NamedTuple):
 
 
 def _things(message: int, answer: int) -> dict[str, _Thing]:
-    """What clients make. message, answer: descriptors that each may have with it at any moment."""
+    """Return the things that clients make. message, answer: the temporary descriptors of each."""
     lane = {"descriptors": 1 + message + answer, "memory": DECODED * INLINE}
     connection = {"descriptors": lane["descriptors"] + 4, "threads": 2, "memory": lane["memory"]}
     return {
         "connections": _Thing("close some of this process", CLIENTS // 2, connection),
-        "lanes": _Thing("hang some up", 64, {"threads": 1, **lane}),
+        "lanes": _Thing("close some", 64, {"threads": 1, **lane}),
         "background": _Thing("wait for notifications", 256, {"memory": 4096}),
         "considered": _Thing("end compilations", 8, {"memory": 16 << 10}),
         "prepared": _Thing("release some", 1024, {"memory": 16 << 10}),
@@ -136,17 +139,17 @@ def _things(message: int, answer: int) -> dict[str, _Thing]:
 
 
 _THREAD = {"mappings": 4}  # stack, guard, two of an arena of the allocator
-_LANES = 2  # that a client's own must be enough for, with one worker
+_LANES = 2  # that a client's own part must be sufficient for, with one worker
 
 
 class QuotaTable:
-    """What each client may hold. rows: by name. clients: how many may connect at once, `connections` of one process.
+    """The limits of each client. rows: by name. clients: how many may connect at once; `connections`: of one process.
 
-    worker: what a thread for the background counts for.
+    worker: the cost of a background thread.
     """
 
     def __init__(self, capacity: Capacity, *, shared: bool) -> None:
-        """As many clients as the capacity is enough for; one where the process is not shared."""
+        """Allow as many clients as the capacity is sufficient for; one if the process is not shared."""
         self.capacity = capacity
         self.clients = CLIENTS if shared else 1
         while not self._divide() and self.clients > 1:
@@ -154,9 +157,9 @@ class QuotaTable:
         self._check()
 
     def _divide(self) -> bool:
-        """Make the rows; whether what each client has of its own is enough for the least that one needs.
+        """Make the rows; return whether each client's own part covers the minimum that it needs.
 
-        What messages have for a moment counts only where it might be another client that lacks it.
+        Temporary descriptors of messages count only if another client might lack them.
         """
         message, answer = (MAX_DESCRIPTORS, _ANSWER) if self.clients > 1 else (0, 0)
         things = _things(message, answer)
@@ -166,7 +169,7 @@ class QuotaTable:
         least = {name: sum(part.get(name, 0) for part in connection) for name in self.capacity._fields}
         self.rows: dict[str, Row] = {}
         enough, room = True, {}
-        if self.clients == 1:  # there are no others: below the least it is the kernel that refuses
+        if self.clients == 1:  # no other clients exist: below the minimum, the kernel refuses
             self.capacity = Capacity(*map(max, self.capacity, least.values()))
         for name, total in self.capacity._asdict().items():
             own = total if self.clients == 1 else total * 3 // 4 // self.clients
@@ -185,14 +188,14 @@ class QuotaTable:
         return enough
 
     def _check(self) -> None:
-        """ValueError where the limits do not add up to what there is."""
+        """Raise ValueError if the limits exceed the capacity."""
         for name, total in self.capacity._asdict().items():
             row = self.rows[name]
             if row.own < 0 or self.clients * row.own + row.common > total or row.most > total:
                 raise ValueError(f"quotas: {self.clients} clients may have {name} of {row}, must add up to {total}")
 
     def cost(self, units: Mapping[str, int]) -> dict[str, int]:
-        """What is taken of each row by units of some."""
+        """Return the total cost, by row, of units of some rows."""
         whole: dict[str, int] = {}
         for name, count in units.items():
             if count:
@@ -203,7 +206,7 @@ class QuotaTable:
 
 
 def _whole(costs: Mapping[str, int]) -> dict[str, int]:
-    """Costs with those of the threads."""
+    """Return the costs, including those of the threads."""
     whole = dict(costs)
     for name, cost in _THREAD.items():
         if "threads" in costs:
@@ -212,12 +215,12 @@ def _whole(costs: Mapping[str, int]) -> dict[str, int]:
 
 
 def _seconds() -> float:
-    """The clock by default. `time` is looked up at each call, so that a simulated clock counts."""
+    """Return the default clock. `time` is looked up at each call, so that a simulated clock counts."""
     return time.monotonic()
 
 
 class LongMessages:
-    """How fast a client process may have its long messages decoded: that takes the interpreter from all other clients."""
+    """A rate limit of a client process's long messages: decoding one takes the interpreter from all other clients."""
 
     def __init__(self, clock: Callable[[], float] = _seconds) -> None:
         """clock: seconds, monotonic."""
@@ -225,7 +228,7 @@ class LongMessages:
         self._left, self._since = float(LONG_AT_ONCE), clock()
 
     def pause(self, length: int) -> float:
-        """Count a message of so many bytes; seconds to wait before it is decoded."""
+        """Count a message of `length` bytes; return the seconds to wait before it is decoded."""
         with self._lock:
             left = self._now()
             self._left = left - length
@@ -239,27 +242,27 @@ class LongMessages:
 
     @property
     def rested(self) -> bool:
-        """Whether it may send as much as one that has sent nothing yet."""
+        """Whether it may send as much as a new client."""
         with self._lock:
             return self._now() == LONG_AT_ONCE
 
 
 class Quotas:
-    """What all clients of one service hold."""
+    """The holdings of all clients of one service."""
 
     def __init__(self, table: QuotaTable, clock: Callable[[], float] = _seconds) -> None:
-        """clock: as of `LongMessages`."""
+        """clock: see `LongMessages`."""
         self.table, self._clock = table, clock
-        self._long: dict[int, LongMessages] = {}  # by process: also of one that has just closed its connections
+        self._long: dict[int, LongMessages] = {}  # by process, including those that just closed their connections
         self._shares: list[Share] = []
         self._refusals: dict[str, int] = {}
         self._common = dict.fromkeys(table.capacity._fields, 0)
         self._lock = threading.Lock()
-        # What went back and is not counted yet: finalizers may come at any time, also under the lock.
+        # Releases that are not counted yet: finalizers may run at any time, also under the lock.
         self._given: deque[tuple[Share, Mapping[str, int]]] = deque()
 
     def connect(self, pid: int) -> "Share":
-        """The share of a process that connects; ResourceExhausted where there is no place for another."""
+        """Return the share of a process that connects; ResourceExhausted if there is no place left."""
         with self._lock:
             self._settle()
             there = len(self._shares)
@@ -284,13 +287,13 @@ class Quotas:
         return share
 
     def usage(self) -> list[tuple[int, dict[str, int]]]:
-        """The process of each client, and what it has of each row."""
+        """Return the process of each client, and its holdings in each row."""
         with self._lock:
             self._settle()
             return [(share.pid, dict(share.used)) for share in self._shares]
 
     def refusals(self) -> dict[str, int]:
-        """How often something was refused, by the row of which there was too much, or `clients`."""
+        """Return how often requests were refused, by the exceeded row, or `clients`."""
         with self._lock:
             return dict(self._refusals)
 
@@ -298,7 +301,7 @@ class Quotas:
         self._refusals[name] = self._refusals.get(name, 0) + 1
 
     def take(self, share: "Share", wanted: Mapping[str, int]) -> None:
-        """Count what a client wants, all or nothing; ResourceExhausted says of what it has too much."""
+        """Count a client's request, all or nothing. ResourceExhausted names the exceeded row."""
         with self._lock:
             self._settle()
             borrowed = {}
@@ -322,11 +325,11 @@ class Quotas:
                 self._common[name] += amount
 
     def give(self, share: "Share", units: Mapping[str, int]) -> None:
-        """Take note of what goes back; never waits."""
+        """Record a release; never waits."""
         self._given.append((share, units))
 
     def _settle(self) -> None:
-        """Count what went back; under the lock."""
+        """Count the recorded releases; under the lock."""
         while self._given:
             share, units = self._given.popleft()
             for name, amount in units.items():
@@ -341,13 +344,13 @@ class Quotas:
             self._forget_rested()
 
     def _forget_rested(self) -> None:
-        """Let go of what is known of processes that have no connection; under the lock."""
+        """Forget processes without a connection; under the lock."""
         there = {share.pid for share in self._shares}
         self._long = {pid: long for pid, long in self._long.items() if pid in there or not long.rested}
 
 
 class Share:
-    """What one client holds."""
+    """The holdings of one client."""
 
     def __init__(self, quotas: Quotas, pid: int) -> None:
         self.quotas, self.pid = quotas, pid
@@ -357,32 +360,32 @@ class Share:
         self.ended = False
 
     def take(self, **units: int) -> "Claim":
-        """Units of some rows, by name, with what they cost; ResourceExhausted where there is no room."""
+        """Take units of some rows, by name, with their costs; ResourceExhausted if a quota is exceeded."""
         wanted = self.quotas.table.cost(units)
         self.quotas.take(self, wanted)
         return Claim(self, wanted)
 
     def end(self) -> None:
-        """The connection has ended; the client's place is free once all else is given back too."""
+        """Mark the connection as ended; the client's place is free once everything else is released."""
         self.ended = True
-        self.base = None  # goes back with its owner
+        self.base = None  # released with its owner
 
 
 class Claim:
-    """What was taken at once, as its owner has it: given back once, at the end of a `with`, by `give`, or with its owner."""
+    """Units taken at once: released once, at the end of a `with`, by `give`, or with the owner."""
 
     __slots__ = ("_share", "_units")
 
     def __init__(self, share: Share, units: Mapping[str, int]) -> None:
-        self._share, self._units = share, [units]  # a list, for taking out is one step
+        self._share, self._units = share, [units]  # a list, because removing an element is atomic
 
     def give(self) -> None:
-        """Give it back; nothing happens where that was done, or where another has it."""
+        """Release it; ignored if it was released or passed on."""
         with suppress(IndexError):
             self._share.quotas.give(self._share, self._units.pop())
 
     def passed(self) -> "Claim":
-        """The same for another owner; this one has nothing any more."""
+        """Move it to another owner; this one becomes empty."""
         return Claim(self._share, self._units.pop())
 
     def __enter__(self) -> "Claim":

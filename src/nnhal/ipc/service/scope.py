@@ -1,4 +1,4 @@
-"""What a connection owns on the service's side, and how it comes to its end: wishes to stop, and the closing of objects."""
+"""The end of a connection on the service's side: cancellation of its work, and closing of its objects."""
 
 import threading
 from collections.abc import Callable
@@ -12,43 +12,43 @@ from nnhal.base.errors import DeadObject, InvalidArgument, ResourceExhausted
 from nnhal.base.log import logger
 from nnhal.ipc.service.quota import Claim
 
-KEPT = 2  # threads for the background that work which takes long leaves to other work
+KEPT = 2  # background threads that long work leaves to other work
 _log = logger("driver")
 
 
 class Wanted:
-    """Tells who works for a client that nobody waits any more: its call was cancelled, or the client is gone."""
+    """Informs work for a client that it is abandoned: its call was cancelled, or the client is gone."""
 
     def __init__(self) -> None:
-        self.gone = threading.Event()  # the client is
+        self.gone = threading.Event()  # set when the client is gone
         self._events: dict[int, threading.Event] = {}
         self._lock = threading.Lock()
 
     def begin(self, number: int) -> threading.Event:
-        """Set when what goes on under this number, of the client's choice, is cancelled; until `ended`.
+        """Return an event that is set when the work of this number, the client's choice, is cancelled; until `ended`.
 
-        InvalidArgument where something goes on under it already.
+        Raises InvalidArgument if the number is in use.
         """
         with self._lock:
             if number in self._events:
-                raise InvalidArgument(f"{number} is the number of what goes on already, must be a new one")
+                raise InvalidArgument(f"{number} is the number of work in progress, must be a new one")
             event = self._events[number] = threading.Event()
             if self.gone.is_set():
                 event.set()
         return event
 
     def cancel(self, number: int) -> None:
-        """Nobody waits for its end; nothing happens where it has ended."""
+        """Cancel the work of a number; ignored if it has ended."""
         event = self._events.get(number)
         if event is not None:
             event.set()
 
     def ended(self, number: int) -> None:
-        """What was begun under a number has ended."""
+        """Remove a number whose work has ended."""
         self._events.pop(number, None)
 
     def end(self) -> None:
-        """The client is gone: nothing is wanted any more."""
+        """Cancel everything: the client is gone."""
         with self._lock:
             self.gone.set()
             events = list(self._events.values())
@@ -57,9 +57,9 @@ class Wanted:
 
 
 class Ends:
-    """Ends objects on a thread of its own, one after the other, so that nobody waits for a driver's `close`.
+    """Ends objects in a separate thread, one after the other, so that a driver's `close` blocks no other thread.
 
-    claim: what the thread counts for, until it has ended.
+    claim: the quota of the thread, until it has ended.
     """
 
     def __init__(self, claim: Claim) -> None:
@@ -70,7 +70,7 @@ class Ends:
         self._finished = False
 
     def __call__(self, end: Callable[[], object]) -> None:
-        """Have this done in a moment, or now where the thread has ended or none is to be had; what it raises is logged."""
+        """Run `end` soon, or now if the thread has ended or cannot start; errors are logged."""
         if not self._handed_over(end):
             _do(end)
 
@@ -89,7 +89,7 @@ class Ends:
             return True
 
     def finish(self, seconds: float) -> bool:
-        """End the thread after what is to be done; whether that took no longer."""
+        """End the thread after its queue is empty; return whether that took at most `seconds`."""
         with self._lock:
             self._finished = True
         if self._thread is None:
@@ -110,23 +110,23 @@ def _do(end: Callable[[], object]) -> None:
     try:
         end()
     except BaseException:
-        _log.exception("what was to be done for a client failed")
+        _log.exception("work for a client failed")
 
 
-_Entry = tuple[int, int, Callable[[], object] | None]  # the least first: priority, number, what is to be done
+_Entry = tuple[int, int, Callable[[], object] | None]  # the least first: priority, number, work
 
 
 class Workers:
-    """Threads for a connection's work in the background: one more where all are busy, as far as there is room.
+    """Threads for a connection's background work: one more is started if all are busy and the quota allows it.
 
-    Of `most`, work that takes long leaves `KEPT` to other work.
-    room: takes what one counts for; ResourceExhausted where there is none.
+    Of `most`, long work leaves `KEPT` to other work. room: takes the quota of a thread; ResourceExhausted if it is
+    exceeded.
     """
 
     def __init__(self, most: int, room: Callable[[], Claim]) -> None:
         self._most, self._room = most, room
         self._queue: PriorityQueue[_Entry] = PriorityQueue()
-        self._held: list[_Entry] = []  # long work that is to wait for other long work, a heap
+        self._held: list[_Entry] = []  # long work that waits for other long work, a heap
         self._numbers = count()
         self._lock = threading.Lock()
         self._threads = self._unfinished = 0
@@ -136,9 +136,9 @@ class Workers:
     def submit(
         self, work: Callable[[], object], priority: Priority = Priority.MEDIUM, *, takes_long: bool = False
     ) -> None:
-        """Have this done; of what waits the highest priority first, then in order.
+        """Run work in a thread; the highest priority first, then in order.
 
-        ResourceExhausted where not even one thread is to be had, DeadObject after the end.
+        Raises ResourceExhausted if not even one thread can start, DeadObject after the end.
         """
         with self._lock:
             if self._ended:
@@ -166,7 +166,7 @@ class Workers:
             except RuntimeError as error:
                 claim.give()
                 raise ResourceExhausted(
-                    f"connection: no thread for work in the background: {error} (too many, or no memory for one)"
+                    f"connection: no thread for background work: {error} (too many, or no memory for one)"
                 ) from None
         except ResourceExhausted:
             if not self._threads:
@@ -179,7 +179,7 @@ class Workers:
             work()
         finally:
             with self._lock:
-                if self._held:  # it is in the place of this one, whose thread has nothing to do
+                if self._held:  # it replaces this one, whose thread is free
                     self._put(heappop(self._held))
                 else:
                     self._long -= 1
@@ -193,7 +193,7 @@ class Workers:
         claim.give()
 
     def end(self) -> None:
-        """Begin nothing more; what waits is dropped, and the threads end when they have done what they are at."""
+        """Start no more work; drop waiting work, and end the threads after their current work."""
         with self._lock:
             self._ended = True
             self._held.clear()

@@ -1,10 +1,11 @@
-"""Who asks a service for its metrics: over HTTP, on a socket that was made before the process confined itself.
+"""Serves the metrics over HTTP, on a socket that is made before the process enters the sandbox.
 
-They may be slow, silent, hostile or many: there are `MOST` connections at once, each of `SECONDS` in all, and none is waited
-for, so who asks at once is answered at once. Collecting takes a tenth of the time at most, so that executions keep theirs.
+Callers may be slow, silent, hostile or many. At most `MOST` are connected at once, each for at most `SECONDS`. The
+server waits for none of them, so fast callers get an answer immediately. Collecting takes at most a tenth of the time;
+the rest is left to executions.
 
-Read before the process confines itself: nothing that imports numpy is imported here but where an error is about to be
-raised.
+This module is imported before the process enters the sandbox: it imports modules that import numpy only where it is
+about to raise an error.
 """
 
 import errno
@@ -27,17 +28,17 @@ SECONDS = 5.0  # for a request and its answer
 LONGEST = 8192  # bytes of a request
 _BREATH = 0.05  # seconds
 _BACKLOG = 128
-_SHARE = 10  # of the time: collecting takes one of so many parts
+_SHARE = 10  # of the time: collecting takes one such part
 _LONGEST_PAUSE = 1.0  # seconds
-PROCESS = ProcessCollector(registry=None)  # looks at what a confined process cannot, once
+PROCESS = ProcessCollector(registry=None)  # reads once what a sandboxed process cannot read
 _log = logger("driver")
 
 
 def listen(address: str) -> socket.socket:
-    """A socket to be asked on, not confined yet. address: HOST:PORT, a port of this machine alone, or unix:PATH.
+    """Return a listening socket, not sandboxed yet. address: HOST:PORT, PORT (of this machine only), or unix:PATH.
 
-    InvalidArgument for what is none of these, DeviceUnavailable where it cannot be had. A Unix socket is the user's alone;
-    one that is left of a process that is no more is taken over.
+    Raises InvalidArgument for another address, DeviceUnavailable if the socket cannot be opened. A Unix socket is
+    accessible to the user only; one that an ended process left behind is replaced.
     """
     try:
         path = address.removeprefix("unix:")
@@ -55,7 +56,7 @@ def _listen_tcp(address: str) -> socket.socket:
             raise ValueError
         host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
         family, kind, _, _, where = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
-    except ValueError:  # of a host that no name can be, too
+    except ValueError:  # also for an impossible host name
         from nnhal.base.errors import InvalidArgument
 
         raise InvalidArgument(f"metrics: address is {address!r}, must be HOST:PORT, PORT or unix:PATH") from None
@@ -87,10 +88,10 @@ def _listen_unix(path: str) -> socket.socket:
 
 
 def _sweep(path: str) -> None:
-    """Remove a socket that nobody listens on; OSError where somebody does, or where it is something else."""
+    """Remove a socket that no process listens on; OSError if one does, or if it is not a socket."""
     try:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise OSError(errno.EEXIST, "is there, and no socket")
+            raise OSError(errno.EEXIST, "exists and is not a socket")
     except FileNotFoundError:
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -104,7 +105,7 @@ def _sweep(path: str) -> None:
 
 
 def address_of(listener: socket.socket) -> str:
-    """Where to ask, as a URL or unix:PATH."""
+    """Return the address as a URL or unix:PATH."""
     bound = listener.getsockname()
     if listener.family == socket.AF_UNIX:
         return f"unix:{bound}"
@@ -113,12 +114,12 @@ def address_of(listener: socket.socket) -> str:
 
 
 def start(listener: socket.socket, registry: CollectorRegistry) -> None:
-    """Answer on a listening socket with what a registry collects, on a thread of its own, until the process ends."""
+    """Serve a registry's metrics on a listening socket, in a separate thread, until the process ends."""
     server = Server(listener, lambda form: FORMS[form](registry))
     threading.Thread(target=server.serve, name="nnhal-metrics", daemon=True).start()
 
 
-FORMS: dict[str, Callable[[CollectorRegistry], bytes]] = {  # content types that may be asked for
+FORMS: dict[str, Callable[[CollectorRegistry], bytes]] = {  # content types that may be requested
     "text/plain; version=0.0.4; charset=utf-8": generate_latest,
     openmetrics.CONTENT_TYPE_LATEST: openmetrics.generate_latest,
 }
@@ -126,7 +127,10 @@ _PLAIN, _OPEN = FORMS
 
 
 class _Caller:
-    """A connection: it asks, then waits for the next collection, then takes the answer. form: it asked for, None before."""
+    """A client's connection: it sends a request, waits for the next collection, then receives the answer.
+
+    form: the requested one.
+    """
 
     def __init__(self, sock: socket.socket, end: float) -> None:
         sock.setblocking(False)
@@ -137,28 +141,28 @@ class _Caller:
 
     @property
     def waits(self) -> bool:
-        """Whether it has asked, and nothing was collected since."""
+        """Whether it has sent a request that no collection has answered yet."""
         return self.form is not None and self.answer is None
 
     def hear(self) -> None:
-        """Read what there is of its question; OSError where it has ended without one."""
+        """Read its available input; OSError if it ended without a request."""
         data = self.sock.recv(LONGEST + 1)
         if not data:
-            raise ConnectionError("ended before it asked")
+            raise ConnectionError("ended before it sent a request")
         self.question += data
         head, whole, _ = self.question.partition(b"\r\n\r\n")
         method, _, rest = head.partition(b" ")
         if not whole and len(self.question) <= LONGEST:
             return
         if not whole or not rest.partition(b"\r\n")[0].rpartition(b" ")[2].startswith(b"HTTP/"):
-            self.answer = _response("400 Bad Request", "text/plain", b"what was asked is no request of HTTP\n")
+            self.answer = _response("400 Bad Request", "text/plain", b"the request is not HTTP\n")
         elif method != b"GET":
             self.answer = _response("405 Method Not Allowed", "text/plain", b"must be GET\n")
         else:
             self.form = _OPEN if b"application/openmetrics-text" in rest.lower() else _PLAIN
 
     def take(self) -> bool:
-        """Send what it takes of the answer; whether that was all."""
+        """Send as much of the answer as possible; return whether it is complete."""
         assert self.answer is not None
         self.answer = self.answer[self.sock.send(self.answer) :]
         return not self.answer
@@ -170,32 +174,32 @@ def _response(status: str, kind: str, body: bytes) -> bytes:
 
 
 class Server:
-    """Answers all that connect to a socket on one thread, which waits for none of them.
+    """Answers all connections to a socket in one thread, without waiting for any.
 
-    Where `MOST` are connected, whoever comes takes the place of the one that is longest at asking or at taking his answer.
-    All that have asked wait for the same collection, and for no more than one.
+    If `MOST` are connected, a new one replaces the one that has been sending its request or reading its answer for the
+    longest time. All waiting requests share the same single collection.
     """
 
     def __init__(
         self, listener: socket.socket, collect: Callable[[str], bytes], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """collect: gives what there is to tell, in one of `FORMS`. clock: seconds, monotonic."""
+        """collect: returns the metrics in one of `FORMS`. clock: seconds, monotonic."""
         listener.setblocking(False)
         self._listener, self._collect, self._clock = listener, collect, clock
-        self._callers: dict[int, _Caller] = {}  # by descriptor, the one that came first before the others
-        self._next = 0.0  # when it may be collected again
+        self._callers: dict[int, _Caller] = {}  # by descriptor, the earliest first
+        self._next = 0.0  # the time of the next collection
 
     def serve(self) -> None:
-        """Until the process ends."""
+        """Serve until the process ends."""
         while True:
             try:
                 self.turn()
             except Exception:
-                _log.exception("metrics: what asks for them was not answered")
+                _log.exception("metrics: a request was not answered")
                 time.sleep(_BREATH)
 
     def turn(self) -> None:
-        """Wait for what comes next, and see to it."""
+        """Wait for the next event, and handle it."""
         poll = select.poll()
         for fd, caller in self._callers.items():
             poll.register(fd, select.POLLIN if caller.form is None and caller.answer is None else 0)
@@ -206,7 +210,7 @@ class Server:
         for fd, _ in poll.poll(self._pause()):
             if fd not in self._callers:
                 self._let_in()
-            elif self._callers[fd].waits:  # nothing is read of it meanwhile: it has hung up
+            elif self._callers[fd].waits:  # nothing is read from it while it waits: it has hung up
                 self._end(fd)
             else:
                 self._see_to(fd)
@@ -217,11 +221,11 @@ class Server:
             self._end(fd)
 
     def _has_room(self) -> bool:
-        """Whether another may come; who waits for a collection, which is soon, does not give way."""
+        """Whether another connection may come; those that wait for a collection, which is soon, are not replaced."""
         return len(self._callers) < MOST or not all(caller.waits for caller in self._callers.values())
 
     def _pause(self) -> int | None:
-        """Milliseconds until something is due; None for nothing."""
+        """Return the milliseconds until something is due; None if nothing is."""
         due = [caller.end for caller in self._callers.values()]
         due += [self._next] if any(caller.waits for caller in self._callers.values()) else []
         return math.ceil(max(0.0, min(due) - self._clock()) * 1000) if due else None
@@ -231,12 +235,12 @@ class Server:
             sock = self._listener.accept()[0]
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.ECONNABORTED):
-                time.sleep(_BREATH)  # no descriptors for now
+                time.sleep(_BREATH)  # no descriptors at the moment
             return
         if len(self._callers) >= MOST:
             self._end(next(fd for fd, caller in self._callers.items() if not caller.waits))
         self._callers[sock.fileno()] = _Caller(sock, self._clock() + SECONDS)
-        self._see_to(sock.fileno())  # who knows what he wants has said so by now
+        self._see_to(sock.fileno())  # most callers have sent their request by now
 
     def _see_to(self, fd: int) -> None:
         caller = self._callers[fd]
@@ -252,7 +256,7 @@ class Server:
             self._end(fd)
 
     def _answer_all(self) -> None:
-        """Collect once for all that wait, in each form that is asked for; that takes no more than its share of the time."""
+        """Collect once for all waiting requests, in each requested content type, within its share of the time."""
         began = self._clock()
         told: dict[str, bytes] = {}
         for fd, caller in list(self._callers.items()):

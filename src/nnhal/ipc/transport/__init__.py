@@ -12,7 +12,7 @@ __all__ = ["_native", "require"]
 
 
 def require() -> None:
-    """Refuse what needs another process where the extension is not there: DeviceUnavailable with the remedy."""
+    """Raise DeviceUnavailable, with the remedy, if the extension is missing."""
     from nnhal.ipc.transport import absent
 
     if _native is absent:

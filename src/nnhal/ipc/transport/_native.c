@@ -1,26 +1,26 @@
-/* nnhal.ipc.transport._native: what the transport needs and Python cannot do fast or at all.
+/* nnhal.ipc.transport._native: the operations of the transport that are slow or impossible in Python.
  *
  *   pace       how long a wait spins before it blocks
  *   Lane       messages with descriptors over a SOCK_SEQPACKET socket
  *   Queues     the two fast message queues of a burst in one shared memory, with liveness of both sides
  *
- * The contracts stand in _native.pyi. One file, longer than others of the project: the extension is one translation unit
+ * _native.pyi has the contracts. This file is longer than others: the extension is one translation unit
  * with nothing exported but its init function. It keeps no global state; one thread-local pointer mirrors the kernel's
- * own registry, which has one robust list a thread. Linux, x86-64 and aarch64, CPython's stable ABI.
+ * own registry, which has one robust list for each thread. Linux, x86-64 and aarch64, CPython's stable ABI.
  *
- * Layout of the queues' shared memory, little endian, version 1. Every word that changes has a cache line of its own.
+ * Layout of the queues' shared memory, little endian, version 1. Every word that changes has a separate cache line.
  *
  *      0  u32 magic "NNFQ", u32 version, u32 capacity of the request queue, u32 capacity of the result queue
  *     64  request queue: u64 write index, +64 u64 read index, +128 u32 event word, +192 u32 waiter flag
  *    320  result queue: the same
- *    576  u32 liveness word of the client, +64 of the service: the id of the thread that holds it, 0 not held
+ *    576  u32 liveness word of the client, +64 of the service: the id of the thread that holds it, 0 if none
  *    704  u32 closed flag
  *    768  u64 affinity mask of the client, +64 of the service; 0 not known
  *   4096  elements of the request queue, 24 bytes each; from the next multiple of 4096 on, those of the result queue
  *
- * Indices count elements for ever; an element's place is its index modulo the capacity, which is a power of two. The peer
- * may write anything anywhere at any time: what this side owns it keeps privately and only publishes, what the peer owns is
- * loaded once and checked before each use, and packets are copied before anything looks at them.
+ * Indices count elements without end; an element's place is its index modulo the capacity, which is a power of two. The
+ * peer may write anything anywhere at any time. So this side keeps its own values privately and only publishes them, it
+ * loads the peer's values once and checks them before each use, and it copies packets before it reads them.
  */
 #define _GNU_SOURCE
 #include <Python.h>
@@ -50,14 +50,14 @@
 #endif
 
 enum { TIMEOUT = -1, DEAD = -2, CLOSED = -3, CORRUPT = -4, TOO_LARGE = -5, FULL = -6 };
-enum { AGAIN = 1, RAISED = -100 }; /* inside this file: nothing there yet; a Python exception is set */
+enum { AGAIN = 1, RAISED = -100 }; /* inside this file: nothing available yet; a Python exception is set */
 
 #define FOREVER INT64_MAX
-#define SLICE_NS 1000000000 /* a blocking wait looks at signals, the peer and the closed flag at least this often */
+#define SLICE_NS 1000000000 /* a blocking wait checks signals, the peer and the closed flag at least this often */
 
 /* ------------------------------------------------------------------------------------------------------------- pace
- * An idle core takes 30 to 50 us to wake, so a wait spins first: at least about as long as waking costs, and longer where
- * waits have been longer, up to a limit. Where they are longer than the limit, spinning would only burn. */
+ * An idle core takes 30 to 50 us to wake, so a wait spins first: at least about as long as waking costs, and longer if
+ * earlier waits were longer, up to a limit. If they exceed the limit, spinning would only waste CPU time. */
 
 #define SPIN_LEAST_NS 50000
 #define SPIN_MOST_NS 2000000
@@ -65,9 +65,9 @@ enum { AGAIN = 1, RAISED = -100 }; /* inside this file: nothing there yet; a Pyt
 #define AFFINITY_EVERY 64 /* blocking waits */
 
 typedef struct {
-    int64_t average; /* of the observed waits, each counted with at most twice the limit, so that it recovers soon */
+    int64_t average; /* of the observed waits, each counted as at most twice the limit, so that it recovers soon */
     uint64_t cpus;   /* affinity mask of this process */
-    int64_t hold_ns; /* a wait keeps the GIL this long: a short one then costs no handover */
+    int64_t hold_ns; /* a wait keeps the GIL this long, so that a short one needs no handover */
     char spin;
 } Pace;
 
@@ -118,7 +118,7 @@ pace_start(Pace *pace, int64_t hold_ns)
     pace->spin = 1;
 }
 
-/* How long the next wait spins, given the peer's affinity mask (0: not known); 0 where spinning only delays the peer. */
+/* How long the next wait spins, given the peer's affinity mask (0: unknown); 0 if spinning only delays the peer. */
 static int64_t
 pace_budget(const Pace *pace, uint64_t peer_cpus)
 {
@@ -134,7 +134,7 @@ pace_budget(const Pace *pace, uint64_t peer_cpus)
     return budget < SPIN_LEAST_NS ? SPIN_LEAST_NS : budget > SPIN_MOST_NS ? SPIN_MOST_NS : budget;
 }
 
-/* How much of a budget is spun with the GIL: none where waits have been so long that holding it gains nothing. */
+/* The part of a budget that is spun with the GIL: 0 if waits have been so long that holding it gains nothing. */
 static int64_t
 pace_hold(const Pace *pace, int64_t budget)
 {
@@ -159,7 +159,7 @@ earlier(int64_t a, int64_t b)
 
 /* --------------------------------------------------------------------------------------------------- common to types */
 
-/* The integer at `index` of a call's arguments, or `otherwise` where there are fewer. False: an exception is set. */
+/* The integer at `index` of a call's arguments, or `otherwise` if there are fewer. False: an exception is set. */
 static bool
 integer_argument(PyObject *const *args, Py_ssize_t count, Py_ssize_t index, long long otherwise, long long *value)
 {
@@ -177,7 +177,7 @@ count_arguments(const char *name, Py_ssize_t count, Py_ssize_t least, Py_ssize_t
     return true;
 }
 
-/* A status as Python sees it: an int, or the exception that is set. */
+/* Converts a status for Python: an int, or the exception that is set. */
 static PyObject *
 status_or_raise(int status)
 {
@@ -193,7 +193,7 @@ free_object(PyObject *self)
     Py_DECREF(type);
 }
 
-/* Claim an object for one waiting thread. */
+/* Reserve an object for one waiting thread. */
 static bool
 claim(char *busy, const char *name)
 {
@@ -206,7 +206,7 @@ claim(char *busy, const char *name)
 }
 
 /* ------------------------------------------------------------------------------------------------------ Descriptors
- * Closing may take as long as the sender wished (SO_LINGER), so it is done without the GIL. */
+ * The sender determines how long closing takes (SO_LINGER), so it is done without the GIL. */
 
 #define LANE_DESCRIPTORS 64
 
@@ -233,7 +233,7 @@ static PyObject *
 descriptors_close(Descriptors *self, PyObject *Py_UNUSED(none))
 {
     int first = self->taken;
-    self->taken = self->count; /* before the GIL goes: they have one end */
+    self->taken = self->count; /* before the GIL is released: each is closed once */
     close_all(self->fds + first, self->count - first);
     Py_RETURN_NONE;
 }
@@ -257,7 +257,7 @@ descriptors_length(PyObject *self)
     return ((Descriptors *)self)->count - ((Descriptors *)self)->taken;
 }
 
-/* An owner for open descriptors; where there is no memory for one, they are closed. */
+/* An owner for open descriptors; if there is no memory for one, they are closed. */
 static PyObject *
 descriptors_of(PyTypeObject *type, const int *fds, int count)
 {
@@ -290,7 +290,7 @@ static PyType_Spec descriptors_spec = {"nnhal.ipc.transport._native.Descriptors"
                                        descriptors_slots};
 
 /* ------------------------------------------------------------------------------------------------------------ Lease
- * A number that goes back when its owner goes. No Python code runs for that, so no signal handler comes between. */
+ * A number that is released with its owner. No Python code runs for that, so no signal handler can interrupt it. */
 
 typedef struct {
     PyObject_HEAD
@@ -315,7 +315,7 @@ lease_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(names))
     return (PyObject *)self;
 }
 
-/* Once: what is to be called is forgotten first. Keeps the error that may be set. */
+/* Runs once: the callback is cleared first. Preserves an error that is set. */
 static void
 lease_give(Lease *self)
 {
@@ -384,17 +384,18 @@ static PyType_Spec lease_spec = {"nnhal.ipc.transport._native.Lease", sizeof(Lea
                                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE, lease_slots};
 
 /* ------------------------------------------------------------------------------------------------------------- Lane
- * A message on the wire is its number, 8 bytes, and its bytes. A call's is 1 and more and grows by one, its answer bears
- * the same, and what wants no answer bears 0. A lane whose call was given up has an answer to come: it takes no more calls.
+ * A channel. A message on the wire is its number, 8 bytes, and its bytes. The number of a call is at least 1 and grows by
+ * one, its answer has the same number, and a message without an answer has 0. After an abandoned call, an answer is still
+ * to come: the channel accepts no more calls.
  *
- * The peer may share the open file of this end, with its flags and options. So each send and receive says itself that it
- * does not block, and a wait blocks in ppoll alone. */
+ * The peer may share the open file of this end, with its flags and options. So each send and receive requests itself not
+ * to block, and a wait blocks only in ppoll. */
 
 #define LANE_BYTES (64 * 1024 + 4 * 1024)
 #define SEND_TIMEOUT_NS 5000000000LL
 #define LANE_HOLD_NS 5000
 #ifndef SCM_PIDFD
-#define SCM_PIDFD 4 /* Linux 6.5: where SO_PASSPIDFD is set on this end, each message opens a pidfd of its sender */
+#define SCM_PIDFD 4 /* Linux 6.5: if SO_PASSPIDFD is set on this end, each message opens a pidfd of its sender */
 #endif
 #define SCM_SECURITY_LABEL 3
 
@@ -413,9 +414,9 @@ typedef struct {
     unsigned long long spins;
     unsigned long long blocks;
     uint64_t called;   /* number of the last call sent */
-    uint64_t awaited;  /* of the call whose answer is to come, 0: none */
-    uint64_t asked;    /* of the message received last, until it is answered */
-    uint64_t heard;    /* the greatest of a call received */
+    uint64_t awaited;  /* of the call whose answer is to come, otherwise 0 */
+    uint64_t asked;    /* of the last received message, until it is answered */
+    uint64_t heard;    /* the greatest of a received call */
     uint64_t number;   /* of the message in `data` */
     PyObject *none; /* an owner of no descriptors */
     size_t length; /* of the message in `data` */
@@ -425,7 +426,7 @@ typedef struct {
     char data[LANE_BYTES];
 } Lane;
 
-/* Receive: 0 a message is in `self`, AGAIN none, or a status. Needs no GIL. */
+/* Receive: 0 if a message is in `self`, AGAIN if there is none, or a status. Needs no GIL. */
 static int
 lane_take(Lane *self)
 {
@@ -445,8 +446,8 @@ lane_take(Lane *self)
     return errno == EAGAIN || errno == EINTR ? AGAIN : errno == EBADF || errno == ENOTSOCK ? CLOSED : DEAD;
 }
 
-/* Block until the socket has one of `events`, the peer's process ends, or a slice is over. 0 try again, AGAIN the peer is
- * gone: try a last time, TIMEOUT, or RAISED by a signal handler. */
+/* Block until the socket has one of `events`, the peer's process ends, or a slice is over. Returns 0 to try again, AGAIN to
+ * try a last time because the peer is gone, TIMEOUT, or RAISED by a signal handler. */
 static int
 lane_block(Lane *self, short events, int64_t deadline)
 {
@@ -477,7 +478,7 @@ lane_spin(Lane *self, int64_t until)
     return status;
 }
 
-/* Wait for a message: 0 it is in `self`, or a status. */
+/* Wait for a message: 0 if it is in `self`, or a status. */
 static int
 lane_wait(Lane *self, int64_t deadline)
 {
@@ -499,7 +500,7 @@ lane_wait(Lane *self, int64_t deadline)
     }
     if (status == AGAIN && now_ns() < deadline) {
         if (self->blocks++ % AFFINITY_EVERY == 0) {
-            self->pace.cpus = affinity(); /* spinning did not help: perhaps there is one core left for both */
+            self->pace.cpus = affinity(); /* spinning did not help: maybe only one core is left for both */
         }
     }
     while (status == AGAIN) {
@@ -518,8 +519,8 @@ lane_wait(Lane *self, int64_t deadline)
     return status;
 }
 
-/* The descriptors of the message in `self`; they are open in this process from now on. At most `LANE_DESCRIPTORS`, for
- * `Control` has no room for more of any kind. `foreign`: whether the kernel added what nobody here asks it for. */
+/* The descriptors of the message in `self`; they are open in this process from now on. At most `LANE_DESCRIPTORS`, because
+ * `Control` has no space for more of any kind. `foreign`: whether the kernel added data that this side never requests. */
 static int
 lane_descriptors(Lane *self, int *fds, bool *foreign)
 {
@@ -565,8 +566,8 @@ lane_message(Lane *self)
     return pair;
 }
 
-/* Note the number of the message in `self`; whether it is one that may come: of the answer to the call at hand, or of a
- * call after those before, 0 where it wants no answer. So what is sent back to its sender is never answered. */
+/* Record the number of the message in `self`; return whether it is valid: that of the answer to the current call, or of a
+ * later call than all before, 0 if it needs no answer. So a message that returns to its sender is never answered. */
 static bool
 lane_expects(Lane *self)
 {
@@ -578,7 +579,7 @@ lane_expects(Lane *self)
     return fits;
 }
 
-/* Wait for a message, which may be the answer to the call at hand. */
+/* Wait for a message, which may be the answer to the current call. */
 static PyObject *
 lane_receive_by(Lane *self, int64_t deadline)
 {
@@ -597,7 +598,7 @@ lane_receive_by(Lane *self, int64_t deadline)
     return result;
 }
 
-/* The status for sendmsg's errno; RAISED with an OSError where it is the caller's mistake, such as a wrong descriptor. */
+/* The status for sendmsg's errno; RAISED with an OSError for a mistake of the caller, such as a wrong descriptor. */
 static int
 lane_send_failure(Lane *self, int error)
 {
@@ -689,7 +690,7 @@ lane_send_checked(Lane *self, uint64_t number, PyObject *const *args, Py_ssize_t
     if (PyObject_GetBuffer(args[0], &data, PyBUF_SIMPLE) < 0) {
         return RAISED;
     }
-    if (data.len == 0) { /* the peer could not tell it from a hang-up */
+    if (data.len == 0) { /* the peer could not distinguish it from a hang-up */
         PyErr_SetString(PyExc_ValueError, "Lane: message has 0 bytes, must have at least 1");
         status = RAISED;
     } else if (data.len > LANE_BYTES) {
@@ -719,17 +720,17 @@ lane_answer(Lane *self, PyObject *const *args, Py_ssize_t count)
         return NULL;
     }
     if (self->asked == 0) {
-        PyErr_SetString(PyExc_RuntimeError, "Lane: nothing was asked, must be before an answer is sent");
+        PyErr_SetString(PyExc_RuntimeError, "Lane: no call was received, must be before an answer is sent");
         return NULL;
     }
     int status = lane_send_checked(self, self->asked, args, count, deadline_of(timeout));
     if (status == 0) {
-        self->asked = 0; /* what was too large is still to be answered */
+        self->asked = 0; /* a call whose answer was too large is still to be answered */
     }
     return status_or_raise(status);
 }
 
-/* Send a call, whose answer is what the next wait takes. */
+/* Send a call, whose answer the next wait returns. */
 static int
 lane_ask(Lane *self, PyObject *const *args, Py_ssize_t count, int64_t deadline)
 {
@@ -874,13 +875,13 @@ static PyType_Spec lane_spec = {"nnhal.ipc.transport._native.Lane", sizeof(Lane)
 
 #define QUEUES_HOLD_NS 20000
 #define POLLS 24             /* of the ring, between two yields */
-#define OLD_SLICE_NS 2000000 /* of a wait where the kernel cannot wait for two words at once */
+#define OLD_SLICE_NS 2000000 /* of a wait, if the kernel cannot wait for two words at once */
 
 enum { CLIENT, SERVICE };             /* sides */
 enum { REQUEST_QUEUE, RESULT_QUEUE }; /* a side writes the queue of its own number and reads the other */
 
 typedef struct {
-    uint32_t number; /* in the first of a packet: of the question, or of the one that it answers; 0 to the caller */
+    uint32_t number; /* in the first of a packet: of the question, or of the one that it answers; 0 for the caller */
     uint32_t field[5];
 } Element;
 
@@ -890,7 +891,7 @@ typedef struct {
     uint32_t magic, version, capacity[2];
 } Header;
 
-/* The kernel's view of who holds a liveness word. On its own, as it has to outlive the object where the holder does. */
+/* The kernel's view of the holder of a liveness word. A separate allocation, because it must live as long as the holder. */
 typedef struct {
     struct robust_list_head head;
     struct robust_list node;
@@ -908,13 +909,13 @@ typedef struct {
     Element *elements[2];
     uint32_t capacity[2];
     uint64_t written;      /* write index of the queue that this side writes */
-    uint64_t read_by_peer; /* its read index as last seen */
+    uint64_t read_by_peer; /* its last known read index */
     uint64_t read;         /* read index of the queue that this side reads */
     uint64_t written_by_peer;
     uint32_t called;  /* number of the last question sent */
-    uint32_t awaited; /* of the one whose answer is to come, else 0 */
-    uint32_t asked;   /* of the packet received last where it is a question that is not answered yet, else 0 */
-    PyObject *last;   /* bytes of the packet received last */
+    uint32_t awaited; /* of the one whose answer is to come, otherwise 0 */
+    uint32_t asked;   /* of the last received packet if it is an unanswered question, otherwise 0 */
+    PyObject *last;   /* bytes of the last received packet */
     Holding *holding;
     pid_t process;
     int side;
@@ -984,14 +985,14 @@ corrupted(Queues *self)
     return CORRUPT;
 }
 
-/* The peer's write index differs from what was consumed: there is a packet, or a lie. */
+/* The peer's write index differs from the consumed one: there is a packet, or the index is wrong. */
 static inline bool
 something_there(const Queues *self)
 {
     return __atomic_load_n(word64(self, WRITE_INDEX(incoming(self))), __ATOMIC_ACQUIRE) != self->read;
 }
 
-/* Elements that can be read, or a status. An index of the peer only grows, and never past what this side has to offer. */
+/* Elements that can be read, or a status. An index of the peer only grows, and never past this side's limit. */
 static int64_t
 readable(Queues *self)
 {
@@ -1046,7 +1047,7 @@ queues_put(Queues *self, const unsigned char *packet, size_t count, uint32_t num
     return 0;
 }
 
-/* Whether the packet at the read index equals the one received last, but for its number. */
+/* Whether the packet at the read index equals the last received one, except for its number. */
 static bool
 same_as_last(const Queues *self, const Element *ring, size_t place, size_t first, size_t count)
 {
@@ -1059,7 +1060,7 @@ same_as_last(const Queues *self, const Element *ring, size_t place, size_t first
            memcmp(ring, last + first * sizeof(Element), (count - first) * sizeof(Element)) == 0;
 }
 
-/* Receive the packet that is there: bytes, or NULL with a status. */
+/* Receive the available packet: bytes, or NULL with a status. */
 static PyObject *
 queues_get(Queues *self, int *status)
 {
@@ -1166,7 +1167,7 @@ queues_wait_words(Queues *self, uint32_t event, uint32_t liveness, int64_t until
     }
 }
 
-/* One blocking wait: 0 look again, or DEAD. Needs no GIL. */
+/* One blocking wait: 0 to check again, or DEAD. Needs no GIL. */
 static int
 queues_sleep(Queues *self, int64_t until)
 {
@@ -1194,12 +1195,12 @@ watched_process_ended(const Queues *self)
     return self->watch >= 0 && poll(&polled, 1, 0) > 0;
 }
 
-/* Block until something is there: 0, or a status. */
+/* Block until a packet is available: 0, or a status. */
 static int
 queues_block(Queues *self, int64_t deadline)
 {
     if (self->waits++ % AFFINITY_EVERY == 0) {
-        publish_affinity(self); /* spinning did not help: perhaps there is one core left for both */
+        publish_affinity(self); /* spinning did not help: maybe only one core is left for both */
     }
     for (bool dead = false;; dead = watched_process_ended(self)) {
         int64_t now = now_ns();
@@ -1227,7 +1228,7 @@ queues_block(Queues *self, int64_t deadline)
     }
 }
 
-/* Wait until something is there: 0, or a status. */
+/* Wait until a packet is available: 0, or a status. */
 static int
 queues_wait(Queues *self, int64_t deadline)
 {
@@ -1266,7 +1267,7 @@ queues_receive_by(Queues *self, int64_t deadline)
         }
         status = queues_wait(self, deadline);
         if (status == 0) {
-            status = self->closed ? CLOSED : 0; /* by another thread, meanwhile */
+            status = self->closed ? CLOSED : 0; /* closed by another thread meanwhile */
         }
         if (status == 0) {
             packet = queues_get(self, &status);
@@ -1276,7 +1277,7 @@ queues_receive_by(Queues *self, int64_t deadline)
     return packet != NULL ? packet : status_or_raise(status);
 }
 
-/* Send the packet that an argument holds: 0, or a status. */
+/* Send the packet of an argument: 0, or a status. */
 static int
 queues_send_argument(Queues *self, PyObject *argument, uint32_t number)
 {
@@ -1306,7 +1307,7 @@ queues_send(Queues *self, PyObject *packet)
 {
     int status = queues_send_argument(self, packet, self->asked);
     if (status == 0) {
-        self->asked = 0; /* what was too large is still to be answered */
+        self->asked = 0; /* a call whose answer was too large is still to be answered */
     }
     return status_or_raise(status);
 }
@@ -1330,9 +1331,9 @@ queues_exchange(Queues *self, PyObject *const *args, Py_ssize_t count)
     }
     int64_t deadline = deadline_of(timeout);
     if (!self->corrupt && !self->closed && (self->awaited != 0 || something_there(self))) {
-        return PyLong_FromLong(corrupted(self)); /* nobody asked for what is there, or the last answer is to come */
+        return PyLong_FromLong(corrupted(self)); /* there is an unrequested packet, or the last answer is to come */
     }
-    self->called += 1 + (self->called == UINT32_MAX); /* 0 is none */
+    self->called += 1 + (self->called == UINT32_MAX); /* 0 is no number */
     int status = queues_send_argument(self, args[0], self->called);
     if (status < 0) {
         return status_or_raise(status);
@@ -1341,7 +1342,7 @@ queues_exchange(Queues *self, PyObject *const *args, Py_ssize_t count)
     return queues_receive_by(self, deadline);
 }
 
-/* Whether the calling thread registered a holding; a forked child inherits the pointers, but no registration. */
+/* Whether the calling thread registered a holding; a forked child inherits the pointers, but not the registration. */
 static bool
 is_registered_here(const Holding *holding)
 {
@@ -1373,11 +1374,11 @@ queues_hold(Queues *self, PyObject *Py_UNUSED(none))
     }
     self->holding = held_by_thread = holding;
     __atomic_store_n(word, (uint32_t)holding->thread, __ATOMIC_SEQ_CST);
-    futex_wake(word); /* who waits on "not held" has to look again */
+    futex_wake(word); /* threads that wait on "not held" must check again */
     Py_RETURN_NONE;
 }
 
-/* Let go of the liveness word, from the thread that holds it. */
+/* Release the liveness word, from the thread that holds it. */
 static void
 let_go(Queues *self)
 {
@@ -1395,7 +1396,7 @@ queues_drop(Queues *self, PyObject *Py_UNUSED(none))
 {
     if (self->holding != NULL) {
         if (!is_registered_here(self->holding)) {
-            PyErr_SetString(PyExc_RuntimeError, "Queues: another thread holds this side, must be dropped by that one");
+            PyErr_SetString(PyExc_RuntimeError, "Queues: another thread holds this side, must be dropped by that thread");
             return NULL;
         }
         let_go(self);
@@ -1407,7 +1408,7 @@ static PyObject *
 queues_close(Queues *self, PyObject *Py_UNUSED(none))
 {
     self->closed = 1;
-    if (getpid() == self->process) { /* a forked child has no say in its parent's queues */
+    if (getpid() == self->process) { /* a forked child must not close its parent's queues */
         __atomic_store_n(word32(self, CLOSED_FLAG), 1, __ATOMIC_SEQ_CST);
         for (int queue = 0; queue < 2; queue++) {
             __atomic_fetch_add(word32(self, EVENT_WORD(queue)), 1, __ATOMIC_SEQ_CST);
@@ -1468,7 +1469,7 @@ checked_header(int fd, Header *header)
     }
     if (pread(fd, header, sizeof(*header), 0) != sizeof(*header) || header->magic != MAGIC ||
         header->version != VERSION) {
-        PyErr_SetString(PyExc_ValueError, "queues' memory has no header of version 1, must have");
+        PyErr_SetString(PyExc_ValueError, "queues' memory has no header of version 1, must have one");
         return false;
     }
     for (int queue = 0; queue < 2; queue++) {
@@ -1531,7 +1532,7 @@ queues_new(PyTypeObject *type, PyObject *args, PyObject *names)
 static void
 queues_dealloc(Queues *self)
 {
-    bool in_use = false; /* the kernel still looks at the holding and the liveness word when their thread ends */
+    bool in_use = false; /* the kernel still reads the holding and the liveness word when their thread ends */
     if (is_registered_here(self->holding)) {
         let_go(self);
     } else if (self->holding != NULL && getpid() == self->process) {
@@ -1548,7 +1549,7 @@ queues_dealloc(Queues *self)
     free_object((PyObject *)self);
 }
 
-/* The capacity for so many elements; 0 with a ValueError. */
+/* The capacity for a number of elements; 0 with a ValueError. */
 static uint32_t
 capacity_for(PyObject *argument)
 {
@@ -1639,13 +1640,13 @@ typedef struct {
     int64_t after;
 } Ending;
 
-/* Waits for the end of the other process, then ends this one. No Python: a driver may hold the GIL for ever. */
+/* Waits for the end of the other process, then ends this one. Without Python: a driver may hold the GIL for ever. */
 static void *
 wait_for_end(void *given)
 {
     Ending ending = *(Ending *)given;
     free(given);
-    sigset_t all; /* signals are for threads that have Python's handlers to run */
+    sigset_t all; /* signals must go to threads that run Python's handlers */
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, NULL);
     struct pollfd polled = {.fd = ending.pidfd, .events = POLLIN};

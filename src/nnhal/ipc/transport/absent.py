@@ -1,4 +1,4 @@
-"""In place of `_native` where it was not built: what modules name as they load; all else is refused with the remedy."""
+"""Replaces `_native` if it was not built: it has the names that modules import; any other use raises the remedy."""
 
 from typing import Any
 
@@ -9,16 +9,16 @@ CLIENT, SERVICE = range(2)
 
 
 class Descriptors:
-    """Descriptors that came with a message: none ever do."""
+    """Descriptors of a message; always empty."""
 
 
 NONE = Descriptors()
 
 
 def refusal() -> DeviceUnavailable:
-    """The error for whatever needs another process."""
+    """Return the error for anything that needs another process."""
     return DeviceUnavailable(
-        "isolation: nnhal was installed without its extension nnhal.ipc.transport._native, which processes of drivers and "
+        "isolation: nnhal was installed without its extension nnhal.ipc.transport._native, which isolated drivers and "
         "services need; install a C compiler and then nnhal again (pip install --force-reinstall --no-deps), or a wheel, "
         "or run without isolation"
     )

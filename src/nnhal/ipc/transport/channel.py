@@ -1,4 +1,4 @@
-"""One lane of a connection: whole messages with their descriptors, long ones by a sealed memfd, statuses as errors."""
+"""One channel of a connection: messages with their descriptors, long ones in a sealed memfd, statuses as errors."""
 
 import contextlib
 import errno
@@ -27,44 +27,44 @@ _SEALS = SEALS | fcntl.F_SEAL_WRITE
 
 
 class NoProtocol(DeadObject):
-    """The peer sent what the protocol does not know there."""
+    """The peer sent something that the protocol does not allow there."""
 
 
 class Channel:
-    """A lane over one end of a SEQPACKET socket, which it owns. For one thread at a time."""
+    """A channel over one end of a SEQPACKET socket, which it owns. For one thread at a time."""
 
     def __init__(self, sock: socket.socket, watch: int = -1, peer_cpus: int = 0, number: int = 0) -> None:
-        """Take over a socket. peer_cpus: the peer's affinity mask. number: the lane's, 0 for the first one.
+        """Take ownership of a socket. peer_cpus: the peer's affinity mask. number: the channel's, 0 for the first one.
 
-        watch: a pidfd of the peer, which stays the caller's; -1 where another lane or thread watches, and shuts this one
-        down.
+        watch: a pidfd of the peer, which remains the caller's; -1 if another channel or thread watches, and shuts this
+        one down.
         """
         self.socket, self.number = sock, number
         self.group = 0  # of its number, in a trace
         self.lane = _native.Lane(sock.fileno(), watch)
         self.lane.peer_cpus = peer_cpus
-        self.admit: Callable[[int], object] | None = None  # is told the length of a long message before it is read in
+        self.admit: Callable[[int], object] | None = None  # receives the length of a long message before it is read
 
     @property
     def in_doubt(self) -> bool:
-        """Whether the answer to a call that was given up is still to come: the lane is of no use for another."""
+        """Whether the answer to an abandoned call is still to come: the channel cannot be used for another call."""
         return self.lane.awaited != 0
 
     def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
-        """Send one message that wants no answer; DeadObject where the peer is gone or does not read any more."""
+        """Send one message without an answer. Raises DeadObject if the peer is gone or no longer reads."""
         _send(self.lane.send, data, fds)
 
     def ask(self, data: bytes, fds: Sequence[int] = ()) -> None:
-        """Send a call; `receive` takes its answer."""
+        """Send a call; `receive` returns its answer."""
         _send(self.lane.ask, data, fds)
 
     def answer(self, data: bytes, fds: Sequence[int] = ()) -> None:
-        """Answer the call received last, where it was one."""
+        """Answer the last received message if it was a call."""
         if self.lane.asked:
             _send(self.lane.answer, data, fds)
 
     def receive(self, timeout_ns: int = -1) -> Message:
-        """The next message and the owner of its descriptors."""
+        """Return the next message and the owner of its descriptors."""
         return whole(self.lane.receive(timeout_ns), self.admit)
 
     @trace.seam("ipc", "", "wait for the answer", key=lambda lane, *_: (lane.group, lane.number), direction=trace.OUT)
@@ -76,7 +76,7 @@ class Channel:
         return self.receive(timeout_ns)
 
     def hang_up(self) -> None:
-        """Tell the peer that nothing more will come; what it still sends can be received."""
+        """End the sending direction; what the peer still sends can be received."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_WR)
 
@@ -85,22 +85,22 @@ class Channel:
         self.socket.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "socket"):  # else an interrupt came before it was
+        if hasattr(self, "socket"):  # otherwise an interrupt came before it was set
             self.socket.close()
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """Both ends of a new lane; ResourceExhausted where there are no descriptors for it."""
+    """Return both ends of a new channel; ResourceExhausted if no descriptors are left."""
     try:
         return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     except OSError as error:
-        raise ResourceExhausted(f"lane: cannot be opened: {error.strerror}") from None
+        raise ResourceExhausted(f"channel: cannot be opened: {error.strerror}") from None
 
 
 def end_of(fds: Descriptors) -> socket.socket:
-    """The end of a lane that came with a message; NoProtocol where none did.
+    """Return the end of a channel that is attached to a message; NoProtocol if none is.
 
-    An interrupt comes before it is taken or after: each step that owns a descriptor is one call into C.
+    An interrupt comes before it is taken or after: each action that owns a descriptor is one call into C.
     """
     came = Owner()
     came.fds.extend(islice(iter(fds.take, -1), 1))
@@ -108,15 +108,15 @@ def end_of(fds: Descriptors) -> socket.socket:
         try:
             (sock,) = cast(Iterable[socket.socket], map(socket.SocketType, (-1,), (-1,), (-1,), map(os.dup, came.fds)))
         except OSError as error:
-            raise ResourceExhausted(f"lane: no descriptor: {error.strerror}") from None
+            raise ResourceExhausted(f"channel: no descriptor: {error.strerror}") from None
         if (sock.family, sock.type) == (socket.AF_UNIX, socket.SOCK_SEQPACKET):
             return sock
         sock.close()
-    raise NoProtocol("driver process: it sent no end of a lane, must be a SEQPACKET socket of the Unix family")
+    raise NoProtocol("driver process: it sent no end of a channel, must be a SEQPACKET socket of the Unix family")
 
 
 def _send(how: Callable[[bytes, Sequence[int]], int], data: bytes, fds: Sequence[int]) -> None:
-    """Send one message, a long one by a memory."""
+    """Send one message, a long one in a memory."""
     if len(data) > INLINE:
         memory = Owner()
         try:
@@ -131,27 +131,27 @@ def _send(how: Callable[[bytes, Sequence[int]], int], data: bytes, fds: Sequence
 
 
 def whole(got: Message | int, admit: Callable[[int], object] | None = None) -> Message:
-    """A message as the native lane gave it, long ones read in; raises what a status stands for. admit: as of a channel."""
+    """Return a message with its complete data; raise the error of a status. admit: see `Channel`."""
     if isinstance(got, int):
         raise failure(got)
     return got if got[0][0] != MARK else (_unspill(*got, admit), got[1])
 
 
 def failure(status: int) -> NnhalError:
-    """The error that a status of the native lane stands for."""
+    """Return the error of a status of the native channel."""
     if status == _native.TIMEOUT:
         return MissedDeadline("driver process: no answer by the deadline")
     if status == _native.TOO_LARGE:
         if _no_descriptors():
             return ResourceExhausted("message: its descriptors were lost: this process may open no more; close some")
-        return InvalidArgument("message is larger than the transport takes, or carries too many descriptors")
+        return InvalidArgument("message is larger than the transport allows, or carries too many descriptors")
     if status == _native.CORRUPT:
         return NoProtocol("driver process: it broke the protocol")
     return DeadObject("driver process: it died or closed the connection")
 
 
 def _no_descriptors() -> bool:
-    """Whether this process may open nothing more: then the kernel drops those of a message."""
+    """Whether this process can open no more descriptors: then the kernel drops those of a message."""
     try:
         os.close(os.eventfd(0, os.EFD_CLOEXEC))
     except OSError as error:
@@ -160,7 +160,7 @@ def _no_descriptors() -> bool:
 
 
 def _spill(data: bytes, into: list[int]) -> None:
-    """Open a sealed memfd with the message."""
+    """Write the message to a sealed memfd."""
     if len(data) > MAX_MESSAGE:
         raise InvalidArgument(f"message has {len(data)} bytes, must be at most {MAX_MESSAGE}")
     try:
@@ -177,7 +177,7 @@ def _spill(data: bytes, into: list[int]) -> None:
 
 
 def _unspill(head: bytes, fds: Descriptors, admit: Callable[[int], object] | None) -> bytes:
-    """A message that came by a memfd. InvalidArgument where that is not sealed, or not as long as announced."""
+    """Read a message from a memfd. Raises InvalidArgument if it is not sealed, or not as long as announced."""
     if len(head) != _SPILLED.size or not fds:
         raise InvalidArgument("long message: has no memory or length, must have both")
     length = _SPILLED.unpack(head)[1]

@@ -1,4 +1,4 @@
-"""Who is on the other end of a socket, and whether that process has ended, as the kernel tells."""
+"""Identifies the process on the other end of a socket, and detects its end, through the kernel."""
 
 import ctypes
 import os
@@ -13,21 +13,21 @@ _libc = ctypes.PyDLL(None)  # calls keep the interpreter lock
 
 
 def pidfd(pid: int) -> int:
-    """A descriptor that becomes readable when the process ends; -1 where there is none to be had."""
+    """Return a descriptor that becomes readable when the process ends; -1 if none is available."""
     try:
         return os.pidfd_open(pid)
-    except (OSError, OverflowError):  # who told the number may lie
+    except (OSError, OverflowError):  # the reported number may be wrong
         return -1
 
 
 def peer_of(sock: socket.socket) -> tuple[int, int]:
-    """Process and user on the other end of a socket."""
+    """Return the process and user on the other end of a socket."""
     pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return pid, uid
 
 
 def watch_peer(sock: socket.socket) -> int:
-    """A pidfd of the process on the other end, -1 where there is none to be had."""
+    """Return a pidfd of the process on the other end; -1 if none is available."""
     try:
         return struct.unpack("i", sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD, 4))[0]
     except OSError:
@@ -38,10 +38,10 @@ def watch_peer(sock: socket.socket) -> int:
 
 
 def ended(watch: int, longer: int = 0) -> bool:
-    """Whether a process has ended, or does within some milliseconds: its sockets are closed just before it ends.
+    """Whether a process has ended, or ends within some milliseconds: its sockets are closed just before it ends.
 
-    The interpreter is kept meanwhile: beside a busy thread, each time that it is given up costs 5 ms until it comes back.
-    longer: milliseconds more, with the interpreter given up: on a machine that is busy, a process takes its time to end.
+    The call keeps the interpreter lock: beside a busy thread, each release costs 5 ms until it returns. longer:
+    additional milliseconds, without the interpreter lock, because a process on a busy machine takes time to end.
     """
     if watch < 0:
         return False

@@ -1,19 +1,19 @@
-"""A cache folder: entries of several files each, published all at once, within a quota. Any number of processes share it.
+"""A cache folder: entries of several files each, published atomically, within a quota, for any number of processes.
 
-    KEY.entry                   what the entry is: `Manifest`; it names the generation whose files are the entry's
-    KEY.GENERATION.m0, .d0 …    the files, of the model and of data
-    KEY.used                    number of the last use, how many uses, and starts that did without: 8 bytes each
+    KEY.entry                   the description, a `Manifest`, with the generation whose files belong to the entry
+    KEY.GENERATION.m0, .d0 …    the model and data files
+    KEY.used                    number of the last use, number of uses, and starts without the entry: 8 bytes each
     uses                        number of the last use of any entry, 8 bytes
-    making/KEY.GENERATION       a mark, locked by the process that makes this generation; its content is the one before
-    written, recent             what was published since the folder was last counted: see `CacheFolder._written`
+    making/KEY.GENERATION       a mark, locked by the process that writes this generation; its content is the one before
+    written, recent             the bytes published since the last count: see `CacheFolder._written`
     digests                     see `runtime.cache.tokens`
 
-An entry appears when its manifest is renamed to its name. Before that, there is the old entry or none. Nobody waits: readers
-hold descriptors, and entries come and go by calls that are atomic, so no process needs a lock of the folder. Files that a
-process leaves when it dies have a mark that no process has locked; the next one that publishes removes them.
+An entry appears when its manifest is renamed to its name; before, there is the old entry or none. Readers hold
+descriptors, and all changes are atomic, so no process locks the folder or waits. The files of a process that died have
+a mark without a lock; the next process that publishes removes them.
 
-Publishing costs the same whatever the folder holds: it adds the size of the entry to a sum, and counts the entries only when
-the sum exceeds the quota. The order of uses is a number, not a time: clocks may jump.
+Publishing takes the same time for any size of folder: it adds the entry's size to a sum, and counts the entries only
+when the sum exceeds the quota. Uses are ordered by number, not by time, because clocks may jump.
 """
 
 import contextlib
@@ -35,52 +35,51 @@ from nnhal.runtime.cache.manifest import Blamed, Listed, Manifest, Missing, name
 MANIFEST_MOST = 1 << 20  # bytes
 NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
 MAKING = "making"
-BLOCK, RECENT = 4096, 16  # bytes; entries whose files are looked at again
+BLOCK, RECENT = 4096, 16  # bytes; entries whose sizes are read again
 _NUMBER, _USES = struct.Struct("<Q"), struct.Struct("<QQQ")
-_RECENT = struct.Struct("<64s16sBB6xQ")  # key, generation, how many files, blocks
+_RECENT = struct.Struct("<64s16sBB6xQ")  # key, generation, number of files, blocks
 _ENTRY = re.compile(r"([0-9a-f]{64})\.entry")
 _FILE = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{16})\.(making|new|[md][0-9]{1,2})")
 _MARK = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{16})")
 _KINDS = "new", *(f"{kind}{n}" for kind in "md" for n in range(MOST_FILES))
 
-_made_here: set[str] = set()  # marks of this process: it would end its own lock if it looked at one
+_made_here: set[str] = set()  # marks of this process: reading one would release its lock
 os.register_at_fork(after_in_child=_made_here.clear)
 
 
 class OpenFiles:
-    """Descriptors of one entry's files, open until this is closed or dropped. deaths: as of `Manifest`.
+    """Open files of one entry, until this object is closed or dropped. deaths: as in `Manifest`.
 
-    owner: of the descriptors. writable: whether they are open to write too.
+    owner: of the descriptors. writable: whether they are open for writing.
     """
 
     def __init__(self, count: CacheFiles, deaths: int = 0) -> None:
         self.owner, self._count, self.deaths, self.writable = Owner(), count, deaths, True
 
     def cache(self, token: bytes) -> Cache:
-        """What a device is given."""
+        """Return the files as a device receives them."""
         fds = tuple(self.owner.fds)
         return Cache(token, fds[: self._count.model], fds[self._count.model :], self.owner)
 
     def close(self) -> None:
-        """Close them."""
         self.owner.close()
 
 
 class CacheFolder:
-    """One folder, open. Raises OSError (NotPrivate among them) where a call fails, from every method."""
+    """An open cache folder. Every method raises OSError (or NotPrivate) if it fails."""
 
     def __init__(self, path: Path, most: int) -> None:
-        """path: made where it is missing, and this user's alone. most: bytes of all entries together."""
+        """path: created if it is missing, accessible to this user only. most: bytes of all entries together."""
         self.path, self.most = path, most
         self._owner = Owner()
         self._fd = private_folder(path, self._owner)
 
     def open(self, name: str, flags: int, into: Owner) -> int:
-        """A descriptor of a file in it, which the owner has from the moment it is open."""
+        """Open a file in it; the owner has the descriptor from the moment it is open."""
         return private_file(self._fd, name, flags, into)
 
     def write(self, name: str, data: bytes) -> None:
-        """Make a file in it, which is on the disk then."""
+        """Write a file in it, and wait until it is on the disk."""
         new = Owner()
         try:
             self.open(name, NEW, new)
@@ -90,7 +89,7 @@ class CacheFolder:
             new.close()
 
     def remove(self, name: str) -> None:
-        """Take a file away, if it is there, or an empty folder in its place."""
+        """Delete a file, or an empty folder, if it exists."""
         with contextlib.suppress(FileNotFoundError):
             try:
                 os.unlink(name, dir_fd=self._fd)
@@ -98,7 +97,7 @@ class CacheFolder:
                 os.rmdir(name, dir_fd=self._fd)
 
     def rename(self, old: str, new: str) -> None:
-        """Give a file another name, at once and for good."""
+        """Rename a file, atomically and durably."""
         try:
             os.rename(old, new, src_dir_fd=self._fd, dst_dir_fd=self._fd)
         except IsADirectoryError:
@@ -109,9 +108,9 @@ class CacheFolder:
     # ------------------------------------------------------------------------------------------------------ entries
 
     def entry(self, key: str, count: CacheFiles, *, used: bool = True) -> OpenFiles:
-        """The files of an entry. Missing says why there are none that could be used. used: whether that is a use.
+        """Return the files of an entry. Missing has the reason if it cannot be used. used: whether this counts as a use.
 
-        They are open to read and write, or to read alone where the disk or the rights allow no more.
+        They are open for writing if the disk and the rights permit.
         """
         for _ in range(3):  # it may be replaced between the two
             manifest = self._read(key)
@@ -145,7 +144,7 @@ class CacheFolder:
         raise Missing("damaged: a file of the entry is missing")
 
     def _refuse_for_now(self, manifest: Manifest) -> None:
-        """Blamed until as many starts have done without the entry as its deaths ask for."""
+        """Raise Blamed until as many starts have gone without the entry as its deaths require."""
         _, uses, refused = self._uses(manifest.key)
         if refused < manifest.pause:
             with contextlib.suppress(OSError):
@@ -153,13 +152,13 @@ class CacheFolder:
             raise Blamed(f"{manifest.blamed}; it is tried again after {manifest.pause - refused} starts")
 
     def blame(self, key: str, why: str) -> None:
-        """Note that the driver's process ended when it restored an entry: the next starts may do without."""
+        """Note that the driver's process ended when it restored an entry: the next starts may go without it."""
         with contextlib.suppress(Missing):
             manifest = self._read(key)
             self._judge(manifest, why, manifest.deaths + 1)
 
     def absolve(self, key: str) -> None:
-        """Note that an entry was restored: earlier deaths count no more."""
+        """Note that an entry was restored: earlier deaths do not count any more."""
         with contextlib.suppress(Missing):
             self._judge(self._read(key), "", 0)
 
@@ -182,14 +181,14 @@ class CacheFolder:
             own.close()
 
     def manifest(self, key: str) -> Manifest | None:
-        """What an entry is; None where there is none that can be read."""
+        """Return the description of an entry; None without a readable one."""
         try:
             return self._read(key)
         except (Missing, OSError):
             return None
 
     def entries(self) -> list[Listed]:
-        """Every entry, the one used last first."""
+        """Return every entry, the last used first."""
         found = []
         for name in os.listdir(self._fd):
             match = _ENTRY.fullmatch(name)
@@ -208,7 +207,7 @@ class CacheFolder:
         return Listed(key, sum(filter(None, sizes)), last, uses, manifest, problem)
 
     def _size(self, name: str) -> int | None:
-        """The size of a file; None where there is none."""
+        """Return the size of a file; None if it does not exist."""
         try:
             return os.stat(name, dir_fd=self._fd, follow_symlinks=False).st_size
         except OSError:
@@ -217,7 +216,7 @@ class CacheFolder:
     # --------------------------------------------------------------------------------------------------------- uses
 
     def _note_use(self, key: str, uses: int, refused: int = 0) -> int:
-        """Note that an entry was used now: how often it was, how many starts did without it. The number of this use."""
+        """Record a use: how many there were, and how many starts went without the entry. Return the use's number."""
         now, own = 0, Owner()
         try:
             fd = self.open("uses", os.O_RDWR | os.O_CREAT, own)
@@ -243,7 +242,7 @@ class CacheFolder:
     # -------------------------------------------------------------------------------------------------------- marks
 
     def mark(self, key: str, into: Owner) -> str:
-        """Begin a new generation of an entry: make its mark, which this process has locked until `unmark`."""
+        """Begin a new generation of an entry: create its mark, locked by this process until `unmark`."""
         folder = Owner()
         try:
             private_folder(self.path / MAKING, folder)
@@ -253,7 +252,7 @@ class CacheFolder:
                 mark = private_file(folder.fds[0], f"{key}.{generation}", NEW, into)
                 if _is_ours(mark):
                     return generation
-                into.close()  # another process took it for that of a dead one
+                into.close()  # another process removed it as that of a dead process
                 _made_here.discard(f"{key}.{generation}")
         finally:
             folder.close()
@@ -270,7 +269,7 @@ class CacheFolder:
         return []
 
     def _sweep(self) -> None:
-        """Take away what processes left that died while they made an entry."""
+        """Delete what dead processes have left."""
         for name in self._marks():
             if name in _made_here:
                 continue
@@ -286,7 +285,7 @@ class CacheFolder:
                             for kind in _KINDS:
                                 self.remove(f"{key}.{each}.{kind}")
                     self.remove(f"{MAKING}/{name}")
-            except OSError:  # it went meanwhile, or there are no locks
+            except OSError:  # it disappeared, or the file system has no locks
                 continue
             finally:
                 own.close()
@@ -294,7 +293,7 @@ class CacheFolder:
     # ---------------------------------------------------------------------------------------------------- tidying up
 
     def published(self, manifest: Manifest, before: Manifest | None) -> None:
-        """See to all that follows when an entry was published. before: the one in whose place it came."""
+        """Update the folder after an entry was published. before: the entry that it replaced."""
         for name in () if before is None else before.files:
             self.remove(name)
         self.unmark(manifest.key, manifest.generation)
@@ -303,17 +302,17 @@ class CacheFolder:
         self._keep_to_quota(self._written(manifest, use), manifest.key)
 
     def _keep_to_quota(self, written: int, keep: str) -> None:
-        """Tidy up where all entries may have too many bytes. keep: as of `_tidy`."""
+        """Enforce the quota if all entries may exceed it. keep: as in `_tidy`."""
         if written > self.most:
             self._tidy(self.most, self.most * 7 // 8, keep)
 
     def _written(self, manifest: Manifest | None = None, use: int = 0) -> int:
-        """Add what was written since the folder was counted to the sum; the bytes that all entries may have by now.
+        """Add written bytes to the sum since the last count; return the bytes that all entries may have now.
 
-        `written` has a byte for each block, so that processes add to it without a lock. A driver may write to files that are
-        published: `recent` has the last entries, whose sizes are looked at again.
+        `written` has a byte for each block, so that processes can add to it without a lock. A driver may write to
+        published files: `recent` has the last entries, whose sizes are read again.
 
-        manifest: of an entry that is new, with the number of its use. Without one, 0 where nothing has grown.
+        manifest: of a new entry, with the number of its use. Without one, the result is 0 if nothing has grown.
         """
         own = Owner()
         try:
@@ -335,7 +334,7 @@ class CacheFolder:
             own.close()
 
     def _grown(self, recent: int, place: int) -> int:
-        """Blocks by which the files of one of the last entries have grown."""
+        """Return the blocks by which the files of one of the last entries have grown."""
         row = os.pread(recent, _RECENT.size, place).ljust(_RECENT.size, b"\0")
         *facts, model_files, data_files, counted = _RECENT.unpack(row)
         key, generation = (fact.decode("latin1") for fact in facts)
@@ -347,19 +346,19 @@ class CacheFolder:
         return max(more, 0)
 
     def _blocks(self, files: Iterable[str]) -> int:
-        """Blocks that an entry's files and its description have."""
+        """Return the blocks of an entry's files and its description."""
         return 1 + sum(-(-(self._size(name) or 0) // BLOCK) for name in files)
 
     def take_out(self, keys: Sequence[str]) -> None:
-        """Take entries away."""
+        """Delete entries."""
         for key in keys:
             self._take_out(key)
         self.prune()
 
     def prune(self, most: int | None = None) -> list[str]:
-        """Take out what was not used for longest until the rest is within the limit; the keys that went.
+        """Delete the least recently used entries until the rest is within the limit; return their keys.
 
-        Damaged entries go, and what no entry has.
+        Damaged entries, and files without an entry, are deleted too.
         """
         self._sweep()
         most = self.most if most is None else most
@@ -370,19 +369,17 @@ class CacheFolder:
             self._clear(name)
 
     def _clear(self, name: str) -> None:
-        """Take a file away where that can be done: one that stays keeps no other."""
+        """Delete a file if possible; a failure does not stop the others."""
         with contextlib.suppress(OSError):
             self.remove(name)
 
     def _tidy(self, most: int, rest: int, keep: str = "") -> list[str]:
-        """Count the folder, and take out what was not used for longest until the others have at most `rest` bytes.
+        """Count the folder, and delete the least recently used entries until the rest has at most `rest` bytes.
 
-        keep: the entry that goes last, and only where it has more than `most` alone.
+        keep: the last entry to delete, and only if it exceeds `most` alone.
         """
         listed = os.listdir(self._fd)
-        marks = set(
-            self._marks()
-        )  # after the files were listed, before manifests are read: what is published has no mark
+        marks = set(self._marks())  # after listing the files, before reading manifests: published files have no mark
         entries = self.entries()
         total, gone = sum(entry.size for entry in entries), []
         for entry in sorted(entries, key=lambda entry: (entry.key == keep, entry.last_use)):
@@ -410,7 +407,7 @@ class CacheFolder:
 
 
 def _is_ours(mark: int) -> bool:
-    """Lock a new mark; whether no other process has it. Without locks nobody takes away what processes leave that died."""
+    """Lock a new mark; return whether no other process has it. Without locks, files of dead processes are not deleted."""
     try:
         return lock_at_once(mark) and os.fstat(mark).st_nlink > 0
     except OSError:

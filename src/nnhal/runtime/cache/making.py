@@ -1,4 +1,4 @@
-"""Entries that are being written: new ones, and those that are there and that their driver has not written yet."""
+"""Cache entries that are being written: new ones, and existing ones that their driver has not filled yet."""
 
 import contextlib
 import os
@@ -11,11 +11,11 @@ from nnhal.runtime.cache.manifest import Manifest, names
 
 
 class NothingSaved(Exception):
-    """The driver kept nothing; the text says why."""
+    """The driver cached nothing; the text has the reason."""
 
 
 class NewEntry:
-    """An entry that is being made: its files are open and empty, and nobody else sees them before `publish`."""
+    """A new entry: its files are open and empty, and invisible to others before `publish`."""
 
     def __init__(self, folder: "CacheFolder", key: str, count: CacheFiles) -> None:
         """`close` ends it."""
@@ -37,20 +37,20 @@ class NewEntry:
         return f"{self._key}.{self._generation}.new"
 
     def publish(self, token: bytes, facts: dict[str, Any], *, unwritten: bool = False) -> None:
-        """Make the entry what was written.
+        """Publish the entry.
 
         Args:
-            token: What the driver knows the entry by.
-            facts: As of `Manifest`.
-            unwritten: Whether an entry of empty files is one, too: its driver writes them later.
+            token: Identifies the entry for the driver.
+            facts: As in `Manifest`.
+            unwritten: Whether an entry of empty files is valid, because its driver fills them later.
 
         Raises:
-            OSError: The entry is what it was.
-            NothingSaved: Nothing was written, and why.
+            OSError: The previous entry, if any, remains.
+            NothingSaved: The files are empty; the text has the reason.
         """
         cache = self.files.cache(token)
         if cache.unwritten and not unwritten:
-            os.pwrite(cache.files[0], bytes(1), 0)  # a full disk is a better reason, if it is the one
+            os.pwrite(cache.files[0], bytes(1), 0)  # a full disk is the better reason
             raise NothingSaved("the device kept nothing of it")
         if why := next(filter(None, map(refusal, cache.files)), ""):
             raise NothingSaved(f"the device did not keep it: {why}")
@@ -63,11 +63,11 @@ class NewEntry:
             os.pwrite(self._mark.fds[0], before.generation.encode(), 0)
         self._folder.rename(self._new, f"{self._key}.entry")
         self._published = True
-        with contextlib.suppress(OSError):  # it is published, whatever becomes of the books
+        with contextlib.suppress(OSError):  # it is published, even if the accounting fails
             self._folder.published(manifest, before)
 
     def close(self) -> None:
-        """Let go of the files, and take away what was not published."""
+        """Close the files, and delete unpublished ones."""
         if not self._published:
             for name in (*self._names, self._new):
                 with contextlib.suppress(OSError):
@@ -78,9 +78,9 @@ class NewEntry:
 
 
 class UnwrittenEntry:
-    """An entry that is there and that its driver has not written yet: another start of the driver writes the same files.
+    """An existing entry that its driver has not filled yet: another start of the driver writes the same files.
 
-    So what an earlier start writes late is not lost to a later one, and a driver that never writes makes one entry.
+    So a later start gets what an earlier one writes late, and a driver that never writes has one entry.
     """
 
     def __init__(self, files: OpenFiles) -> None:
@@ -88,7 +88,7 @@ class UnwrittenEntry:
         self.files = files
 
     def publish(self, token: bytes, facts: dict[str, Any], *, unwritten: bool = False) -> None:
-        """As of `NewEntry`; the entry stays, whatever was written."""
+        """As in `NewEntry`; the entry remains in any case."""
         cache = self.files.cache(token)
         if why := next(filter(None, map(refusal, cache.files)), ""):
             for fd in cache.files:
@@ -98,5 +98,4 @@ class UnwrittenEntry:
             raise NothingSaved("the device kept nothing of it")
 
     def close(self) -> None:
-        """Let go of the files."""
         self.files.close()

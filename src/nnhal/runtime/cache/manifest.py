@@ -1,4 +1,4 @@
-"""What an entry of a cache folder is: its description, `KEY.entry`, and what is shown of it."""
+"""The description of a cache entry, `KEY.entry`, and its listing."""
 
 from typing import Annotated, Any
 
@@ -10,21 +10,21 @@ from nnhal.base.records import Record
 from nnhal.hal.cache.files import MOST_FILES, CacheFiles
 
 FORMAT = 1
-MOST_REFUSED = 1 << 10  # starts in a row that do without an entry on which its driver died
+MOST_REFUSED = 1 << 10  # consecutive starts without an entry that killed its driver
 
 
 class Missing(Exception):
-    """There is no entry that could be used; the text says why."""
+    """There is no usable entry; the text has the reason."""
 
 
 class Blamed(Missing):
-    """There is one, and it is not to be used now, nor another made in its place."""
+    """There is an entry that may not be used or replaced now."""
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an entry is. facts: for people and for `nnhal cache`; nothing is looked for by them.
+    """The description of an entry. facts: for people and for `nnhal cache`; lookups ignore them.
 
-    deaths: how often in a row its driver's process ended when it restored the entry. blamed: how it ended last, or "".
+    deaths: consecutive times that its driver's process ended while restoring it. blamed: the last reason, or "".
     """
 
     key: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
@@ -38,12 +38,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deaths: Annotated[int, Meta(ge=0)] = 0
 
     def packed(self) -> bytes:
-        """As it lies in the folder, with a checksum."""
+        """Return the file's content, with a checksum."""
         return msgspec.json.format(_json(msgspec.structs.replace(self, check=_check(self))), indent=1)
 
     @classmethod
     def unpacked(cls, data: bytes, key: str) -> "Manifest":
-        """Missing where it is damaged, of another format, or another entry's."""
+        """Parse a description; Missing if it is damaged, of another format, or of another entry."""
         try:
             found = msgspec.json.decode(data, type=cls)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -58,12 +58,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The names of its files, those of the model first."""
+        """The names of its files, model files first."""
         return names(self.key, self.generation, CacheFiles(self.model_files, self.data_files))
 
     @property
     def pause(self) -> int:
-        """How many starts do without the entry before the next one tries it: none after one death, then 1, 3, 7 …"""
+        """How many starts go without the entry before the next one tries it: none after one death, then 1, 3, 7 …"""
         return min(2 ** max(self.deaths - 1, 0) - 1, MOST_REFUSED)
 
 
@@ -75,13 +75,13 @@ def _check(manifest: Manifest) -> str:
 
 
 def names(key: str, generation: str, files: CacheFiles) -> tuple[str, ...]:
-    """The names of an entry's files, those of the model first."""
+    """Return the names of an entry's files, model files first."""
     kinds = [f"m{n}" for n in range(files.model)] + [f"d{n}" for n in range(files.data)]
     return tuple(f"{key}.{generation}.{kind}" for kind in kinds)
 
 
 class Listed(Record, frozen=True):
-    """One entry as it lies there. problem: why it cannot be used, "" where nothing is known against it."""
+    """A listed entry. problem: why it cannot be used, or ""."""
 
     key: str
     size: int

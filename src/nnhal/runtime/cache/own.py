@@ -1,8 +1,8 @@
-"""The runtime's own entries in the cache: what it worked out of a model, kept as devices keep what they compiled.
+"""The runtime's cache entries: its work on a model, cached like that of devices.
 
-Two kinds: an imported model, so that a start reads no file format and binds no operation, and what a device said of a model,
-so that it need not be asked. They have the same keys, integrity and quota as those of devices, and the same rule: a fault of
-the cache is a reason to work it out again, never for failing.
+There are two kinds: an imported model, so that a start reads no file format and binds no operation; and a device's
+answer about a model, so that it need not be asked. They have the same keys, integrity, quota and error handling as
+device entries: a fault of the cache causes the work to be repeated, and never an error.
 """
 
 import json
@@ -36,20 +36,20 @@ from nnhal.runtime.cache.manifest import Missing
 from nnhal.runtime.cache.tokens import digest_of
 from nnhal.runtime.cache.wanted import CacheOutcome
 
-OWN = "nnhal runtime"  # in the place of a device
-IMPORTED = "imported"  # memo of a model whose import is kept
-MOST_FILES = 250  # that one model lies in, and is kept
+OWN = "nnhal runtime"  # in place of a device
+IMPORTED = "imported"  # memo of a model whose import is cached
+MOST_FILES = 250  # of one model whose import is cached
 _ONE = CacheFiles(1, 0)
 _log = logger("compilation")
 
 
 class OwnEntries(Record, frozen=True):
-    """Entries of the runtime in one folder."""
+    """The runtime's entries in one folder."""
 
     folder: CacheFolder
 
     def found(self, key: bytes) -> Mapping[str, memoryview]:
-        """The sections of an entry; Missing, OSError or an NnhalError says why there are none."""
+        """Return the sections of an entry; Missing, OSError or an NnhalError has the reason if there are none."""
         files = self.folder.entry(key.hex(), _ONE)
         try:
             return recall(files.cache(key), (), OWN, _identity()).model[0]
@@ -57,7 +57,7 @@ class OwnEntries(Record, frozen=True):
             files.close()
 
     def keep(self, key: bytes, sections: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
-        """Make an entry; why there is none, "" where there is."""
+        """Write an entry; return why there is none, or ""."""
         try:
             new = NewEntry(self.folder, key.hex(), _ONE)
             try:
@@ -69,7 +69,7 @@ class OwnEntries(Record, frozen=True):
                 new.close()
         except OSError as error:
             return f"it cannot be kept: {why_of(error)}"
-        except NothingSaved as error:  # who else has the folder emptied its files
+        except NothingSaved as error:  # another process emptied its files
             return f"it cannot be kept: {error}"
         except NnhalError as error:
             return f"it cannot be kept: {told(error)}"
@@ -86,9 +86,9 @@ def imported(
     read: Callable[[], Model],
     beside: str | None = None,
 ) -> tuple[Model, CacheOutcome]:
-    """The model of a file: as it was kept, else read and kept.
+    """Return the model of a file: the cached one, or else a newly imported and cached one.
 
-    asked: what the file is to be read as, of what JSON has. read: imports it. beside: where files lie that it names.
+    asked: the import options as JSON data. read: imports the file. beside: the folder of external weights.
     """
     if CUSTOM_OPERATORS:
         return read(), CacheOutcome("model", "off", "custom operators are registered")
@@ -128,7 +128,7 @@ def imported(
 
 
 def _beside(section: memoryview, folder: str | None, label: str, cache_: CacheFolder) -> list[Memory]:
-    """The files beside a model's own, which are to be what they were; Missing where one is not."""
+    """Return the external weight files of a model, which must be unchanged; Missing if one is not."""
     files = []
     for name, digest in _named(section):
         if folder is None:
@@ -146,9 +146,9 @@ _named = msgspec.msgpack.Decoder(list[tuple[str, bytes]]).decode
 def considered(
     device: Device, model: Model, facts: Sequence[Any], own: OwnEntries, ask: Callable[[], Claims]
 ) -> Claims:
-    """What a device says of a model: as it was kept, else asked and kept.
+    """Return a device's answer about a model: the cached one, or else a new and cached one.
 
-    facts: what the answer may depend on, the driver's code among it, of what JSON has.
+    facts: everything that the answer may depend on, including the driver's code, as JSON data.
     """
     key = _key("considered", *facts)
     try:
@@ -156,7 +156,7 @@ def considered(
         if len(verdicts) == len(model.main.operations):
             return Claims(model, verdicts, groups)
     except (Missing, NnhalError, OSError, msgspec.DecodeError) as error:
-        _log.debug("%s: what it says of the model is not known: %s", identity_of(device).name, error)
+        _log.debug("%s: cannot read its cached answer about the model: %s", identity_of(device).name, error)
     claims = ask()
     said = msgspec.msgpack.encode((claims.verdicts, claims.groups))
     own.keep(key, {"claims": said}, _facts(model))
@@ -172,7 +172,7 @@ def _facts(model: Model) -> dict[str, Any]:
 
 
 def _plain(asked: Any) -> Any:
-    """Arguments of the importer as JSON has them, by their texts where it has none such: it says what is wrong there."""
+    """Convert import arguments to JSON data; invalid ones to text, so that the importer reports them."""
     if isinstance(asked, Mapping):
         return {"by name": [[_plain(name), _plain(shape)] for name, shape in asked.items()]}
     if isinstance(asked, list | tuple):

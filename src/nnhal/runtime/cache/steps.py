@@ -1,6 +1,6 @@
-"""Preparing the steps of a model from cache: what was kept, else anew and keep it, else anew.
+"""Prepares partitions from the cache, or else prepares and caches them, or else only prepares them.
 
-A fault of the cache, or of the driver while it keeps something, is a reason for the next way, never for failing.
+A fault of the cache, or of the driver while it saves, leads to the next way, and never to an error.
 """
 
 import json
@@ -56,9 +56,9 @@ def imported_in(
     read: Callable[[], Model],
     beside: str | None = None,
 ) -> tuple[Model, CacheOutcome]:
-    """The model of a file that is open: as it was kept, else read and kept.
+    """Return the model of an open file: the cached one, or else a newly imported and cached one.
 
-    most: bytes. asked, read, beside: as of `imported`.
+    most: bytes. asked, read, beside: as in `imported`.
     """
     try:
         there = CacheFolder(folder, most)
@@ -68,14 +68,14 @@ def imported_in(
 
 
 class ModelCache:
-    """The entries of one model that is being compiled. of: those of the model that it is a subgraph of, and which it is."""
+    """The cache entries of one model in compilation. of: those of the model that contains it as a subgraph, and its role."""
 
     def __init__(self, caching: Caching, model: Model, of: "tuple[ModelCache, int, str] | None" = None) -> None:
         self._caching, self._model, self._of = caching, model, of
 
     @kept
     def _folder(self) -> CacheFolder | str:
-        """The folder, or why there is none."""
+        """Return the folder, or why there is none."""
         if self._caching.folder is None:
             return self._caching.why
         try:
@@ -95,15 +95,15 @@ class ModelCache:
         return token_of(self._model, self._folder)
 
     def entry(self, place: str, operations: Sequence[int] | None) -> "StepEntry":
-        """As of `Keeping`."""
+        """As in `Keeping`."""
         return StepEntry(self, place, operations)
 
     def inside(self, model: Model, operation: int, name: str) -> "ModelCache":
-        """As of `Keeping`."""
+        """As in `Keeping`."""
         return ModelCache(self._caching, model, (self, operation, name))
 
     def considered(self, device: Device, hints: Hints, place: str, ask: Callable[[], Claims]) -> Claims:
-        """As of `Keeping`: a driver in this process that keeps compilations is asked once about a file's model."""
+        """As in `Keeping`: an in-process driver with a cache is asked once about a file's model."""
         folder = self._folder
         if IMPORTED not in self._model._memo or isinstance(folder, str) or place != "none":
             return ask()
@@ -119,10 +119,10 @@ class ModelCache:
     def prepare_in(
         self, lane: Lane, device: Device, model: Model, hints: Hints, place: str, operations: Sequence[int] | None
     ) -> tuple[CacheState, str]:
-        """Prepare one step, for the lane; what became of its entry, and why.
+        """Prepare one partition, and return the outcome of its entry, with the reason.
 
-        model: its part in the device's layout. place: in this process or another. operations: which of the whole model it
-        has, None for all.
+        lane: receives the prepared model. model: the partition in the device's layout. place: "none" or isolated.
+        operations: the partition's, in the whole model; None for all.
         """
         step = self._step(device, model, hints, place, operations)
         if isinstance(step, str):
@@ -142,7 +142,7 @@ class ModelCache:
     def _step(
         self, device: Device, model: Model, hints: Hints, place: str, operations: Sequence[int] | None
     ) -> "_Step | str":
-        """The step, or why nothing of it is kept."""
+        """Return the partition's cache access, or why it is not cached."""
         folder = self._folder
         if isinstance(folder, str):
             return folder
@@ -183,24 +183,24 @@ class ModelCache:
 
 
 class StepEntry(Record, frozen=True):
-    """Where one step is kept. place, operations: as of `ModelCache.prepare_in`."""
+    """The cache entry of one partition. place, operations: as in `ModelCache.prepare_in`."""
 
     cache: ModelCache
     place: str = "none"
     operations: Sequence[int] | None = None
 
     def prepare_in(self, lane: Lane, device: Device, model: Model, hints: Hints, label: str) -> CacheOutcome:
-        """As of `CacheEntry`."""
+        """As in `CacheEntry`."""
         return CacheOutcome(label, *self.cache.prepare_in(lane, device, model, hints, self.place, self.operations))
 
 
 class _Step(Record, frozen=True):
-    """One step and its entry."""
+    """One partition and its entry."""
 
     folder: CacheFolder
     device: Device
     model: Model
-    seen: Model  # from outside
+    seen: Model  # inputs and outputs only
     hints: Hints
     key: bytes
     count: CacheFiles
@@ -210,9 +210,9 @@ class _Step(Record, frozen=True):
         return self.key.hex()
 
     def restore_in(self, lane: Lane) -> tuple[str, UnwrittenEntry | None]:
-        """Prepare from the entry; why that could not be, "" where it was. Blamed where none is to be made anew either.
+        """Prepare from the entry; return why that failed, or "". Blamed if it may not be replaced either.
 
-        The entry where its driver is still to write it, for `prepare_in`.
+        The second result is the entry, if its driver has yet to fill it, for `prepare_in`.
         """
         try:
             files = self.folder.entry(self._name, self.count)
@@ -258,7 +258,7 @@ class _Step(Record, frozen=True):
         return ""
 
     def prepare_in(self, lane: Lane, facts: Mapping[str, Any], unwritten: UnwrittenEntry | None) -> str:
-        """Prepare anew, and keep it; why it was not kept, "" where it was. unwritten: the entry to keep it in, if any."""
+        """Prepare and cache; return why it was not cached, or "". unwritten: the existing entry to fill, if any."""
         try:
             writing = unwritten or NewEntry(self.folder, self._name, self.count)
         except OSError as error:
@@ -292,16 +292,16 @@ class _Step(Record, frozen=True):
 
 
 def _count(device: Device) -> tuple[CacheFiles, str]:
-    """How many files the device wants; or why it gets none."""
+    """Return how many files the device requests, or why it gets none."""
     try:
         count = cache_files_by(device)
     except NnhalError as error:
-        return CacheFiles(), f"the driver failed to say how many files it keeps: {told(error)}"
+        return CacheFiles(), f"the driver failed to report its number of cache files: {told(error)}"
     return count, "" if count else "the device keeps none"
 
 
 def _registered(model: Model) -> list[Callable[..., Any]]:
-    """What the application registered as kernels of extensions that a model uses: a driver may compute with them."""
+    """Return the application's kernels for the extensions of a model: a driver may use them."""
     foreign = {
         o.type for graph in (model.main, *model.referenced) for o in graph.operations
     } & FOREIGN_OPERATIONS.keys()
@@ -312,14 +312,14 @@ def _registered(model: Model) -> list[Callable[..., Any]]:
 def _key(
     token: bytes, device: Device, hints: Hints, place: str, operations: Sequence[int] | None, seen: bytes
 ) -> bytes:
-    """What an entry is found by. seen: the outline of the step, and the code of kernels that it may be computed by."""
+    """Return the key of an entry. seen: the outline of the partition, and the code of its registered kernels."""
     which = None if operations is None else list(operations)
     facts = [seen.hex(), token.hex(), place, which, *_facts(device, hints)]
     return blake2b(json.dumps(facts, sort_keys=True).encode(), person=b"nnhal key", digest_size=TOKEN_SIZE).digest()
 
 
 def _facts(device: Device, hints: Hints) -> list[Any]:
-    """What of a device and of what it is told compilations differ by."""
+    """Return the attributes of a device and its hints that make compilations differ."""
     own, hints = identity_of(device), device.told(hints)
     _check_keys(hints.options)
     said = int(hints.preference), int(hints.priority), hints.threads, dict(hints.options)
@@ -327,9 +327,9 @@ def _facts(device: Device, hints: Hints) -> list[Any]:
 
 
 def _check_keys(given: Any) -> None:
-    """TypeError where JSON would make the same of different options: its keys are texts."""
+    """Raise TypeError if JSON would confuse different options: its keys are texts."""
     for key in given if isinstance(given, Mapping) else ():
         if not isinstance(key, str):
-            raise TypeError(f"key {key!r} is no text")
+            raise TypeError(f"key {key!r} is not a text")
     for each in given.values() if isinstance(given, Mapping) else given if isinstance(given, list | tuple) else ():
         _check_keys(each)

@@ -1,8 +1,8 @@
-"""Tokens: what stands for a model and its weights, where the application says nothing.
+"""Tokens: identify a model and its weights, if the application gives none.
 
-A token is the hash of the model's structure and of all its constants. To hash 100 MB takes a tenth of a second, at each
-start: so for what was read from a file the hash is kept, by the file's identity, and it is hashed again when anything of
-that differs. A file that changed just now is not kept: it could change again within the same tick of its clock.
+A token is the hash of the model's structure and constants. Hashing 100 MB takes 0.1 s at each start. So the hash of a
+file is stored under the file's identity, and computed again when that changes. The hash of a file that has just been
+modified is not stored: the file could change again within one tick of its clock.
 """
 
 import os
@@ -16,13 +16,13 @@ from nnhal.model.graph import Model
 from nnhal.model.stored import stored
 from nnhal.runtime.cache.folder import CacheFolder
 
-SETTLED_NS = 2_000_000_000  # since the last change of a file whose hash is kept
-MOST = 1024  # hashes that are kept
+SETTLED_NS = 2_000_000_000  # the least age of a file's last change for its hash to be stored
+MOST = 1024  # stored hashes
 _RECORD = struct.Struct("<32s32s16s")  # identity, hash, checksum
 
 
 def token_of(model: Model, folder: CacheFolder) -> bytes:
-    """The token of a model."""
+    """Return the token of a model."""
     token = blake2b(person=b"nnhal token", digest_size=32)
     for pool in model.pools:
         token.update(digest_of(pool, folder))
@@ -31,7 +31,7 @@ def token_of(model: Model, folder: CacheFolder) -> bytes:
 
 
 def digest_of(pool: Memory, folder: CacheFolder) -> bytes:
-    """The hash of a memory, which is kept by the identity of the file that it was read from."""
+    """Return the hash of a memory; it is stored if the memory was read from a file."""
     if pool.origin is None or abs(time.time_ns() - pool.origin.changed_ns) < SETTLED_NS:
         return _hashed(pool)
     identity = blake2b(repr((pool.origin, pool.size)).encode(), digest_size=32).digest()

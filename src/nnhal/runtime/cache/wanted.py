@@ -1,4 +1,4 @@
-"""What an application wants kept of a compilation, and what became of that."""
+"""The application's cache settings, and the outcome for each partition."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -16,14 +16,19 @@ from nnhal.hal.device import Device, Hints, prepared_by
 from nnhal.model.graph import Model
 from nnhal.runtime.lanes import Lane
 
-MOST = 1 << 30  # bytes of a folder, where nobody says more or less
+MOST = 1 << 30  # the default quota of a folder, in bytes
 
 CacheState = Literal["hit", "miss", "off"]
-Folder = str | os.PathLike[str] | Literal[False] | None  # where to keep what is compiled; False: nowhere
+Folder = str | os.PathLike[str] | Literal[False] | None  # the cache folder; False: no cache
 
 
 class CacheOutcome(NamedTuple):
-    """What became of one step's entry in the cache. device: as `placement` names it. reason: why it is no hit."""
+    """The cache outcome of one partition.
+
+    Attributes:
+        device: The label of the device, as in `Placement`.
+        reason: Why there is no hit.
+    """
 
     device: str
     state: CacheState
@@ -34,7 +39,7 @@ class CacheOutcome(NamedTuple):
 
 
 class Caching(Record, frozen=True):
-    """What the application wants kept. token: of the model, None where it is to be made. folder: None for nothing, `why`."""
+    """The cache settings. token: of the model, None to compute it. folder: None for no cache, with the reason in `why`."""
 
     folder: Path | None = None
     token: bytes | None = None
@@ -43,7 +48,7 @@ class Caching(Record, frozen=True):
 
     @classmethod
     def wanted(cls, folder: Folder, token: Any) -> "Caching":
-        """What `compile` was asked for; NNHAL_CACHE_DIR where it says nothing. InvalidArgument for what cannot be."""
+        """Return the settings of `compile`, by default from NNHAL_CACHE_DIR. InvalidArgument for invalid ones."""
         path = os.fsdecode(folder) if isinstance(folder, str | os.PathLike) else ""
         if not (folder is None or folder is False or path) or "\0" in path:
             raise InvalidArgument(f"cache_dir is {shown(folder)}, must be the path of a folder")
@@ -59,7 +64,7 @@ class Caching(Record, frozen=True):
             return cls(None, token, why=f"the folder {path} {why_of(error)}")
 
     def for_shapes(self, model: Model) -> "Caching":
-        """The same for the model of one set of input shapes: it needs a token apart from that of other shapes."""
+        """Return the settings for the model of one set of input shapes, with a token that differs from other shapes."""
         if self.token is None:
             return self
         shapes = repr([model.main.operands[index].dimensions for index in model.main.inputs])
@@ -68,7 +73,7 @@ class Caching(Record, frozen=True):
 
 
 def quota() -> int:
-    """Bytes that a cache folder may hold: NNHAL_CACHE_SIZE in MiB, or 1 GiB."""
+    """Return the quota of a cache folder in bytes: NNHAL_CACHE_SIZE in MiB, or 1 GiB."""
     given = os.environ.get("NNHAL_CACHE_SIZE", "")
     if not given:
         return MOST
@@ -78,25 +83,25 @@ def quota() -> int:
 
 
 def user_folder() -> Path:
-    """The user's own folder for compilations, that of the command line: `nnhal/compiled` below XDG_CACHE_HOME."""
+    """Return the user's cache folder, which the command line uses: `nnhal/compiled` below XDG_CACHE_HOME."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(os.path.expanduser(base), "nnhal", "compiled")
 
 
 class CacheEntry(Protocol):
-    """Where what is prepared may be kept."""
+    """The cache entry of a partition."""
 
     def prepare_in(self, lane: Lane, device: Device, model: Model, hints: Hints, label: str) -> CacheOutcome:
-        """Prepare a step for its lane. label: of the device."""
+        """Prepare a partition for its executor. label: of the device."""
 
 
 class NotKept(Record, frozen=True):
-    """Nothing is kept. why: in the words of a `CacheOutcome`."""
+    """No cache. why: the reason in a `CacheOutcome`."""
 
     why: str = "nothing of it is kept"
 
     def prepare_in(self, lane: Lane, device: Device, model: Model, hints: Hints, label: str) -> CacheOutcome:
-        """As of `CacheEntry`."""
+        """As in `CacheEntry`."""
         lane.prepared = prepared_by(device, model, hints, as_is=True)
         return CacheOutcome(label, "off", self.why)
 
@@ -105,31 +110,31 @@ NOT_KEPT = NotKept()
 
 
 class Keeping(Protocol):
-    """What is kept of one model that is being compiled."""
+    """The cache of one model in compilation."""
 
     def entry(self, place: str, operations: Sequence[int] | None) -> CacheEntry:
-        """Where a step is kept. place: in this process or another. operations: which of the model it has, None for all."""
+        """Return the entry of a partition. place: in this process or isolated. operations: None for all."""
 
     def considered(self, device: Device, hints: Hints, place: str, ask: Callable[[], Claims]) -> Claims:
-        """What a device says of the model: as it is known, else asked."""
+        """Return a device's answer about the model: the cached one, or else the result of `ask`."""
 
     def inside(self, model: Model, operation: int, name: str) -> "Keeping":
-        """What is kept of a subgraph, as a model, that is compiled by itself. operation, name: as of `Inside`."""
+        """Return the cache of a separately compiled subgraph. operation, name: as in `Inside`."""
 
 
 class KeepsNothing(Record, frozen=True):
-    """Nothing is kept of a model. why: as of `NotKept`."""
+    """No cache for a model. why: as in `NotKept`."""
 
     why: str
 
     def entry(self, place: str, operations: Sequence[int] | None) -> CacheEntry:
-        """As of `Keeping`."""
+        """As in `Keeping`."""
         return NotKept(self.why)
 
     def considered(self, device: Device, hints: Hints, place: str, ask: Callable[[], Claims]) -> Claims:
-        """As of `Keeping`."""
+        """As in `Keeping`."""
         return ask()
 
     def inside(self, model: Model, operation: int, name: str) -> "KeepsNothing":
-        """As of `Keeping`."""
+        """As in `Keeping`."""
         return self

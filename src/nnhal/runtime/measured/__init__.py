@@ -1,1 +1,1 @@
-"""What was measured on this machine, and what is made of it when a model is placed."""
+"""Measurements on this machine, and their use in placement."""

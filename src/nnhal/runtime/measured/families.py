@@ -1,7 +1,7 @@
-"""Families of operations that take alike, and how much work each operation of a model is.
+"""Families of operations with similar costs, and the work of each operation of a model.
 
-What an operation takes is measured for a family, not for each of the hundred operations; within a family it goes with the
-multiplications, the bytes that it touches, and the turns that it takes one behind the other.
+Costs are measured for each family, not for each of the hundred operations. Within a family, the time depends on the
+multiplications, the bytes read and written, and the sequential iterations.
 """
 
 import math
@@ -37,19 +37,19 @@ _MEMBERS = {
 }
 FAMILIES = ("pointwise", "convolution", *_MEMBERS)
 _FAMILY = {name: family for family, names in _MEMBERS.items() for name in names.split()}
-KINDS = ("float32", "relaxed", "quant8", "quant8_signed")  # of values that are measured apart
+KINDS = ("float32", "relaxed", "quant8", "quant8_signed")  # of values, measured separately
 _KIND: dict[int, str] = {
     OperandType.TENSOR_QUANT8_ASYMM: "quant8",
     OperandType.TENSOR_QUANT8_ASYMM_SIGNED: "quant8_signed",
     OperandType.TENSOR_QUANT8_SYMM: "quant8_signed",
 }
-LIGHT = OperandType.INT32, OperandType.BOOL, OperandType.TENSOR_INT32  # types of arguments beside the data
+LIGHT = OperandType.INT32, OperandType.BOOL, OperandType.TENSOR_INT32  # types of arguments other than the data
 
 
 class OperationWork(NamedTuple):
-    """What one operation is: its family ("" for none of them), the kind of its values, multiplications, bytes.
+    """The work of one operation: its family (or ""), the kind of its values, multiplications, bytes.
 
-    turns: steps of a sequence, each of which waits for the one before.
+    turns: iterations over a sequence, each of which waits for the one before.
     """
 
     family: str
@@ -60,7 +60,7 @@ class OperationWork(NamedTuple):
 
 
 def works(model: Model) -> tuple[OperationWork, ...]:
-    """The work of each operation of the main subgraph; unknown dimensions count as 1. Worked out once for a model."""
+    """Return the work of each operation of the main subgraph; unknown dimensions count as 1. Computed once for a model."""
     found: tuple[OperationWork, ...] | None = model._memo.get("works")
     if found is None:
         found = model._memo["works"] = tuple(_works(model))
@@ -85,13 +85,13 @@ def _turns(name: str, bound: Bound | None) -> int:
     shape = bound.input.shape or (None,) * 3
     try:
         steps = shape[0 if bound.time_major else 1]
-    except Unknown:  # until an execution says it
+    except Unknown:  # known only during an execution
         steps = max(shape[0] or 1, shape[1] or 1)
     return (steps or 1) * (2 if "BIDIRECTIONAL" in name else 1)
 
 
 def width(type: int) -> int:
-    """Bytes of an element; 1 of types without elements."""
+    """Return the bytes of an element; 1 for types without elements."""
     facts = TYPE_FACTS.get(type)
     return 1 if facts is None or facts.dtype is None else facts.dtype.itemsize
 
@@ -105,7 +105,7 @@ def _family(model: Model, operation: Operation) -> str:
 
 
 def weighing(model: Model, operation: Operation) -> int:
-    """The type of the operation's first operand of a type that carries weight, or of its first."""
+    """Return the type of the operation's first floating-point or quantised operand, or else of its first."""
     operands = model.main.operands
     types = [operands[i].type for i in (*operation.inputs, *operation.outputs)]
     return next((type for type in types if type not in LIGHT), types[0])

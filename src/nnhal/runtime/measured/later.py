@@ -1,4 +1,4 @@
-"""What nobody waits for: the record is written in the background, as another process may have it locked for long."""
+"""Writes the record in the background, because another process may lock it for long."""
 
 import atexit
 import os
@@ -13,19 +13,19 @@ from nnhal.base.log import logger
 from nnhal.base.native import Gate
 from nnhal.hal.background import start
 
-_writing: deque[Callable[[], object]] = deque()  # in order: what a trial took is written after the note that it began
+_writing: deque[Callable[[], object]] = deque()  # in order: a trial's time is written after the note that it began
 _turn = threading.Lock()
 _log = logger("compilation")
 
 
 def later(write: Callable[[], object]) -> None:
-    """Have it written, after all that came before. The log says what cannot be, as no thread is to be had."""
+    """Queue a write, after all earlier ones. The log has the reason if there is no free thread."""
     _writing.append(write)
     try:
         start(_write_next)
     except ResourceExhausted as error:
         _forget(write)
-        _log.warning("what was measured is not remembered: %s", error)
+        _log.warning("cannot record measurements: %s", error)
 
 
 def _write_next() -> Gate:
@@ -45,14 +45,14 @@ def _forget(write: Callable[[], object]) -> None:
 
 
 def settle(seconds: float = 1.0) -> None:
-    """Wait until all is written, so long at most."""
+    """Wait until all is written, at most this long."""
     end = time.monotonic() + seconds
     while _writing and time.monotonic() < end:
         time.sleep(0.001)
 
 
 def _forked() -> None:
-    """A forked child has no thread that writes."""
+    """Reset a forked child: it has no thread that writes."""
     global _turn  # noqa: PLW0603
     _turn = threading.Lock()
     _writing.clear()

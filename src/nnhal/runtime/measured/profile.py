@@ -1,8 +1,8 @@
-"""A profile: what devices take on this machine, measured. Plain data, and what it predicts.
+"""Profiles: measured costs of devices on this machine, as plain data, and predictions from them.
 
-An operation takes `fixed` seconds (of a sequence for each turn), and some for each multiplication and each byte that it
-touches, by family and kind of values. A step takes something of its own, what crosses between two devices takes something.
-Engines fuse operations, so what whole networks took over the sum of their operations corrects the sums.
+An operation takes `fixed` seconds (for a sequence, in each iteration), and some for each multiplication and each byte,
+by family and kind of values. A partition and a device transfer have fixed costs. Engines fuse operations, so the
+measured times of whole networks correct the sums.
 """
 
 from collections import Counter
@@ -19,37 +19,36 @@ from nnhal.runtime.measured.families import FAMILIES, KINDS, OperationWork
 
 FORM = 2  # of the file
 LATEST = 253_402_214_400  # seconds since 1970: the end of 9999
-MOST_BYTES = 2**62  # that a network can touch
-CONTROL = "if", "while"  # kinds of networks beside those of values
-PLACES = "none", "process"  # where a driver runs, as `isolation` names it
+MOST_BYTES = 2**62  # that a network can read and write
+CONTROL = "if", "while"  # kinds of networks other than those of values
+PLACES = "none", "process"  # the places of a driver, by the names of `isolation`
 
 
 class CostLine(Record, frozen=True, forbid_unknown_fields=True):
-    """Seconds of one operation: `fixed` for each turn, and for each multiplication with accumulation and each byte that it
-    touches."""
+    """The seconds of one operation: `fixed` in each iteration, and for each multiply-accumulate and each byte."""
 
     fixed: float
     mac: float
     byte: float
 
     def seconds(self, work: OperationWork) -> float:
-        """What an operation of that size takes."""
+        """Return the predicted seconds of an operation."""
         return self.fixed * work.turns + self.mac * work.macs + self.byte * work.bytes
 
 
 class CrossingCost(Record, frozen=True, forbid_unknown_fields=True):
-    """Seconds of an operand that another device reads: `fixed`, and for each byte."""
+    """The seconds of an operand that another device reads: `fixed`, and for each byte."""
 
     fixed: float
     byte: float
 
 
 class Workload(Record, frozen=True, forbid_unknown_fields=True):
-    """A whole network, measured on a device: seconds of an execution with one thread and with as many as the engine takes,
-    of one of two at a time, and of all processors together (CPU time).
+    """A whole network, measured on a device.
 
-    predicted: what the sum of its operations said. family: of operations that its time goes to, "" for several. bytes: that
-    those touch.
+    Seconds of an execution with one thread, with the engine's default threads, of one of two at a time, and of all CPUs
+    together (CPU time). predicted: the sum of its operations. family: of the operations that dominate it, "" for
+    several. bytes: that those read and write.
     """
 
     kind: str
@@ -62,18 +61,18 @@ class Workload(Record, frozen=True, forbid_unknown_fields=True):
     bytes: int = 0
 
     def correction(self, threads: int, bytes: int) -> float:
-        """What it took over the sum of its operations, for a model of which its family touches so many bytes.
+        """Return the ratio of measured to predicted time, for a model whose operations of this family have so many bytes.
 
-        Of a family it says what becomes of operations whose weights no cache holds, and the less the fewer there are.
+        A network of one family measures operations whose weights exceed all caches; it counts less for smaller ones.
         """
         took = (self.seconds if threads == 1 else self.seconds_threads) / self.predicted
         return took if bytes >= self.bytes else 1.0 + (took - 1.0) * bytes / self.bytes
 
 
 class DeviceProfile(Record, frozen=True, forbid_unknown_fields=True):
-    """What one device takes. identity: of driver, engine and processor; version: the driver's, for people.
+    """The costs of one device. identity: of driver, engine and CPU; version: the driver's, for people.
 
-    lines: by kind of values and family. steps: seconds of a step beside its operations, by place. workloads: by name.
+    lines: by kind of values and family. steps: the fixed seconds of a partition, by place. workloads: by name.
     """
 
     identity: str
@@ -83,17 +82,17 @@ class DeviceProfile(Record, frozen=True, forbid_unknown_fields=True):
     workloads: Mapping[str, Workload] = field(default_factory=dict)
 
     def line(self, kind: str, family: str) -> CostLine | None:
-        """That of a family and kind, or of what is nearest: the same family as float32, then what goes over bytes alone."""
+        """Return the costs of a family and kind, or the nearest: the family with float32, then by bytes only."""
         kinds = dict.fromkeys((kind, "float32"))
         near = [(each, family) for each in kinds] + [(each, name) for each in kinds for name in ("pad", "add", "relu")]
         return next((self.lines[k][f] for k, f in near if f in self.lines.get(k, {})), None)
 
     def factor(self, kind: str, family: str, threads: int, bytes: int) -> float:
-        """What whole networks took over the sums of their operations, with one thread or more: those of that family, where
-        there are such, of which a model touches so many bytes.
+        """Return the ratio of measured to predicted time of whole networks, with one thread or more.
 
-        Of networks of several families at least 1 for one thread: what a sum says too much is some operation's whose line is
-        wrong, and makes no other faster than it is among its like.
+        Networks of that family count, if there are some, by the bytes in a model. For networks of several families the
+        ratio is at least 1 with one thread: a sum that is too large has one wrong line, and does not make other
+        operations faster.
         """
         plain = [w for w in self.workloads.values() if w.kind not in CONTROL]
         if own := [w for w in plain if family and w.family == family]:
@@ -103,15 +102,15 @@ class DeviceProfile(Record, frozen=True, forbid_unknown_fields=True):
         return max(_mean([w.seconds / w.predicted for w in several]), 1.0) * gained
 
     def sustained(self) -> float:
-        """What an execution takes where several run at once, over what it takes alone."""
+        """The ratio of an execution's time with several at once to that alone."""
         return _mean([w.seconds_sustained / w.seconds_threads for w in self.workloads.values()])
 
     def cores(self) -> float:
-        """Processors at work while one execution runs."""
+        """The CPUs that work during one execution."""
         return _mean([w.cpu_seconds / w.seconds_threads for w in self.workloads.values()])
 
     def predicted(self, works: Sequence[OperationWork], threads: int) -> list[float] | None:
-        """Seconds of each operation; None where nothing was measured that says so."""
+        """Return the predicted seconds of each operation; None without enough measurements."""
         touched = Counter[tuple[str, str]]()
         for work in works:
             touched[work.kind, work.family] += work.bytes
@@ -125,9 +124,9 @@ class DeviceProfile(Record, frozen=True, forbid_unknown_fields=True):
         return [line.seconds(work) * factor for work, line, factor in priced]
 
     def against(self, cpu: "DeviceProfile") -> dict[str, Performance]:
-        """Execution time and power of each kind against the CPU's, as the HAL states them, over the workloads of both.
+        """Return execution time and power of each kind relative to the CPU, as in the HAL, over the common workloads.
 
-        Power is told by the time of all processors: a figure in joules is nothing that this machine tells.
+        CPU time stands for power, because this machine has no measurement in joules.
         """
         found = {}
         for kind in (*KINDS, *CONTROL):
@@ -143,12 +142,12 @@ class DeviceProfile(Record, frozen=True, forbid_unknown_fields=True):
 
 
 def _alike(networks: Sequence[Workload], kind: str) -> Sequence[Workload]:
-    """Those of that kind of values, where there are such."""
+    """Return the networks with that kind of values, or all if there are none."""
     return [w for w in networks if w.kind == kind] or networks
 
 
 def _mean(values: Sequence[float]) -> float:
-    """The geometric mean; 1 of none."""
+    """Return the geometric mean; 1 without values."""
     product = 1.0
     for value in values:
         product *= max(value, 1e-12) ** (1 / len(values))
@@ -156,7 +155,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 class MachineProfile(Record, frozen=True, forbid_unknown_fields=True):
-    """What was measured of the devices of one machine. made: seconds since 1970. pinned: was imported, and is held to.
+    """The measured costs of one machine's devices. made: seconds since 1970. pinned: imported, so it does not change.
 
     crossings: by "from > to" and place.
     """
@@ -169,23 +168,23 @@ class MachineProfile(Record, frozen=True, forbid_unknown_fields=True):
     form: int = FORM
 
     def crossing(self, one: str, other: str, place: str) -> CrossingCost | None:
-        """What crossing takes from a device to another; None where it was not measured."""
+        """Return the cost of a transfer from one device to another; None if it was not measured."""
         return self.crossings.get(f"{one} > {other}", {}).get(place)
 
 
 def encoded(profile: MachineProfile) -> bytes:
-    """As JSON, for people too."""
+    """Return the profile as readable JSON."""
     return msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n"
 
 
 def decoded(data: bytes, where: str) -> MachineProfile:
-    """Out of JSON; BadFile with the place for what is none, or says what cannot be."""
+    """Parse JSON; BadFile with the place of an invalid value."""
     try:
         profile = msgspec.json.decode(data, type=MachineProfile)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadFile(f"{where}: is no profile: {error}") from None
+        raise BadFile(f"{where}: is not a profile: {error}") from None
     if profile.form != FORM:
-        raise BadFile(f"{where}: form = {profile.form}, must be {FORM}: nnhal calibrate measures anew")
+        raise BadFile(f"{where}: form = {profile.form}, must be {FORM}: run nnhal calibrate again")
     if not 0 <= profile.made <= LATEST:
         raise BadFile(f"{where}: made = {profile.made}, must be seconds since 1970, of at most {LATEST}")
     for name, device in profile.devices.items():

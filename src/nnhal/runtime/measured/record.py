@@ -1,8 +1,7 @@
-"""The user's record of what was measured: the profile, what whole steps took, what failed. One file, in SQLite.
+"""The user's record of measurements: profile, times of partitions, and failures, in one SQLite file.
 
-It lies where what belongs to the user lies (`hal.cache.tokens.state_folder`), of the user alone. Nothing of it decides
-whether a result is right, only where it is computed: what is damaged or cannot be written is told in the log, and is as if
-nothing had been measured.
+It is a private file in the user's state folder (`hal.cache.tokens.state_folder`). It has no effect on results, only on
+where they are computed: if it is damaged or cannot be written, the log reports that, and it counts as empty.
 """
 
 import json
@@ -26,9 +25,9 @@ from nnhal.hal.cache.tokens import state_folder
 from nnhal.runtime.measured.place import FILE, path, there
 from nnhal.runtime.measured.profile import MachineProfile, decoded, encoded
 
-MOST, MOST_FAILURES = 20_000, 2_000  # assignments of all models that are remembered, and failures of all devices
-WEIGHT = 0.25  # of a new measurement of what was measured before
-# seconds for a lock: who reads does without, who writes does so in the background
+MOST, MOST_FAILURES = 20_000, 2_000  # recorded assignments of all models, and failures of all devices
+WEIGHT = 0.25  # of a new measurement, against the recorded one
+# seconds to wait for a lock: readers continue without the record, writers run in the background
 _WAIT, _WAIT_TO_WRITE = 0.1, 20.0
 _FORM = 1
 _TABLES = (
@@ -43,7 +42,7 @@ T = TypeVar("T")
 
 
 class KeptFailure(NamedTuple):
-    """What a device failed to run though it had said that it would. device: its identity; name, for people."""
+    """A failure of a device at operations that it supports. device: its identity; name, for people."""
 
     device: str
     model: str
@@ -55,8 +54,10 @@ class KeptFailure(NamedTuple):
 
 
 class Took(NamedTuple):
-    """What an assignment took. seconds: None for one that has only begun. settled: whether that is all there is to find out:
-    it was measured more than once, or is being measured."""
+    """The time of an assignment. seconds: None if its trial has only begun.
+
+    settled: whether no further trial is needed: it was measured more than once, or is being measured.
+    """
 
     seconds: float | None
     settled: bool
@@ -64,17 +65,17 @@ class Took(NamedTuple):
 
 @cache
 def processor() -> str:
-    """What tells this kind of processor from others, in 16 characters."""
+    """Return 16 characters that identify this type of CPU."""
     return blake2b(features().encode(), digest_size=8).hexdigest()
 
 
 @contextmanager
 def _opened(*, make: bool) -> Iterator[sqlite3.Connection]:
-    """The record, for one transaction. OSError, sqlite3.Error among others, where there is none."""
+    """Open the record for one transaction. OSError or sqlite3.Error without one."""
     owner = Owner()
     try:
         folder = private_folder(state_folder(), owner)
-        try:  # not opened: closing it would end the locks that other threads' connections have on it
+        try:  # not opened: closing it would release the locks of other threads' connections
             require_private_file(FILE, os.stat(FILE, dir_fd=folder, follow_symlinks=False))
         except FileNotFoundError:
             if not make:
@@ -87,11 +88,11 @@ def _opened(*, make: bool) -> Iterator[sqlite3.Connection]:
         if not make:
             yield connection
             return
-        connection.execute("begin immediate")  # who writes waits here, and never for who waits for it
+        connection.execute("begin immediate")  # the writer waits here, not while others wait for it
         with connection:
             (form,) = connection.execute("pragma user_version").fetchone()
             if form not in (0, _FORM):
-                raise sqlite3.DatabaseError(f"is of form {form}, must be {_FORM}")
+                raise sqlite3.DatabaseError(f"has format {form}, must be {_FORM}")
             if not form:
                 for statement in _TABLES:
                     connection.execute(statement)
@@ -105,14 +106,14 @@ def _looked(what: str, ask: Callable[[sqlite3.Connection], T], nothing: T) -> T:
     try:
         with _opened(make=False) as connection:
             (form,) = connection.execute("pragma user_version").fetchone()
-            return ask(connection) if form else nothing  # 0: somebody is about to make it
+            return ask(connection) if form else nothing  # 0: another process is creating it
     except (OSError, sqlite3.Error, ValueError, BadFile) as error:
         _log.warning("%s: nothing is known: %s: %s", what, FILE, error)
         return nothing
 
 
 def _noted(what: str, write: Callable[[sqlite3.Connection], object]) -> str:
-    """Why it is not noted; "" where it is."""
+    """Write; return why that failed, or ""."""
     try:
         with _opened(make=True) as connection:
             write(connection)
@@ -126,7 +127,7 @@ def _noted(what: str, write: Callable[[sqlite3.Connection], object]) -> str:
 
 
 def profile() -> MachineProfile | None:
-    """The profile of this machine; None where nothing was measured, or on a processor of another kind."""
+    """Return the profile of this machine; None if nothing was measured, or for another type of CPU."""
 
     def ask(connection: sqlite3.Connection) -> MachineProfile | None:
         row = connection.execute("select content from profile").fetchone()
@@ -146,7 +147,7 @@ def _bytes(content: object) -> bytes:
 
 
 def keep_profile(new: MachineProfile) -> None:
-    """Put it in the place of what was there, of a record that was damaged too. OperationFailed where that cannot be."""
+    """Replace the profile, also in a damaged record. OperationFailed if that fails."""
     why = _noted("the profile", lambda c: c.execute("insert or replace into profile values (1, ?)", (encoded(new),)))
     if why and _is_damaged():
         path().unlink(missing_ok=True)
@@ -162,7 +163,7 @@ def _is_damaged() -> bool:
         with _opened(make=False) as connection:
             return connection.execute("pragma quick_check").fetchone() != ("ok",)
     except sqlite3.OperationalError:
-        return False  # locked, or no room
+        return False  # locked, or the disk is full
     except sqlite3.DatabaseError:
         return True
     except OSError:
@@ -170,7 +171,7 @@ def _is_damaged() -> bool:
 
 
 def forget() -> None:
-    """Everything that was measured, learnt and failed. OperationFailed where that cannot be."""
+    """Delete all measurements and failures. OperationFailed if that fails."""
     try:
         path().unlink(missing_ok=True)
     except OSError as error:
@@ -181,7 +182,7 @@ def forget() -> None:
 
 
 def learnt(model: str) -> dict[str, Took]:
-    """What assignments of a model's operations took, by their texts."""
+    """Return the times of a model's assignments, by their texts."""
 
     def ask(connection: sqlite3.Connection) -> dict[str, Took]:
         sound = "typeof(assignment) = 'text' and typeof(seconds) = 'real' and seconds between 0 and 1e9"
@@ -189,13 +190,13 @@ def learnt(model: str) -> dict[str, Took]:
         rows = connection.execute(f"select assignment, {took} from learnt where model = ? and {sound}", (model,))
         return {assignment: Took(seconds, bool(settled)) for assignment, seconds, settled in rows}
 
-    return _looked("what steps took", ask, {})
+    return _looked("partition times", ask, {})
 
 
 def learn(model: str, rows: Sequence[tuple[str, float]], settled: bool = False) -> None:
-    """Remember what assignments took, beside what they took before: of the newer a quarter, unless it is less.
+    """Record times of assignments. A new time counts a quarter against the recorded one, unless it is less.
 
-    settled: whether there is nothing to find out by measuring them in one more compilation.
+    settled: whether no further trial in another compilation is needed.
     """
     now, times = int(time.time()), 2 if settled else 1
 
@@ -209,21 +210,21 @@ def learn(model: str, rows: Sequence[tuple[str, float]], settled: bool = False) 
             "delete from learnt where at < (select at from learnt order by at desc limit 1 offset ?)", (MOST,)
         )
 
-    _noted("what steps took", write)
+    _noted("partition times", write)
 
 
 def tried(model: str, assignment: str) -> None:
-    """Remember that it is begun to find out what an assignment takes: for the first time, or once more."""
+    """Record that a trial of an assignment has begun, the first or another one."""
     row = (model, assignment, int(time.time()))
     begun = "insert into learnt values (?, ?, 0.0, 0, ?) on conflict do update set count = 2 where count = 1"
-    _noted("what is tried", lambda c: c.execute(begun, row))
+    _noted("trials", lambda c: c.execute(begun, row))
 
 
 # ----------------------------------------------------------------------------------------------------------- what failed
 
 
 def failed(failure: KeptFailure) -> None:
-    """Keep it against the device, as it is now."""
+    """Record a failure of a device in its current version."""
     row = (*failure[:2], json.dumps(failure.operations), *failure[3:6], int(time.time()))
 
     def write(connection: sqlite3.Connection) -> None:
@@ -237,7 +238,7 @@ def failed(failure: KeptFailure) -> None:
 
 
 def failures(devices: Iterable[str], model: str | None = None, *, name: str | None = None) -> list[KeptFailure]:
-    """What devices failed to run, of one model or of all, oldest first. devices: their identities; name: or any of it."""
+    """Return the failures of devices, for one model or all, oldest first. devices: identities; name: or by name."""
     asked, which = list(devices), "" if model is None else " and model = ?"
 
     def ask(connection: sqlite3.Connection) -> list[KeptFailure]:
@@ -254,7 +255,7 @@ def failures(devices: Iterable[str], model: str | None = None, *, name: str | No
 
 
 def _places(text: object) -> tuple[int, ...]:
-    """Operations out of a row; ValueError for what are none."""
+    """Parse operations of a row; ValueError for anything else."""
     try:
         return tuple(_numbers(text if isinstance(text, str) else ""))
     except msgspec.DecodeError:

@@ -1,6 +1,6 @@
-"""Traces as files that Perfetto opens: a sequence of its TracePackets, in Google's Protocol Buffers, written and read here.
+"""Traces as Perfetto files: a sequence of TracePackets, in Google's Protocol Buffers, written and read here.
 
-The messages are those of https://perfetto.dev/docs/reference/trace-packet-proto; the numbers of their fields are below.
+The messages are those of https://perfetto.dev/docs/reference/trace-packet-proto, with the field numbers below.
 """
 
 import time
@@ -21,12 +21,12 @@ PID, PROCESS_NAME, THREAD_PID, THREAD_ID, THREAD_NAME, UNIT = 1, 6, 1, 2, 5, 3
 ANNOTATION, TYPE, TRACK, CATEGORY, EVENT_NAME, VALUE, FLOW, LAST_FLOW = 4, 9, 11, 22, 23, 30, 47, 48  # of a TrackEvent
 ANNOTATION_NAME, ANNOTATION_TEXT, ANNOTATION_INT = 10, 6, 4
 BEGIN, END, INSTANT, COUNT = 1, 2, 3, 4
-FLAGS, BEGINS = 13, 1  # nothing of the sequence was before this packet
+FLAGS, BEGINS = 13, 1  # nothing of the sequence comes before this packet
 MONOTONIC, BOOTTIME, REALTIME = 3, 6, 1
-UNITS = {"memory": 3}  # bytes; everything else is counted
+UNITS = {"memory": 3}  # bytes; everything else is a count
 _VARINT, _FIXED, _BYTES, _FIXED32 = 0, 1, 2, 5
-_REMEMBERED = 4096  # parts of messages that are alike
-OF_TRACE = "trace"  # the category of what is about the trace itself
+_REMEMBERED = 4096  # equal parts of messages
+OF_TRACE = "trace"  # the category of events about the trace itself
 
 
 # --------------------------------------------------------------------------------------------------------------- writing
@@ -68,7 +68,7 @@ def _packet(*fields: bytes) -> bytes:
 
 
 def clocks() -> dict[int, int]:
-    """What the clocks say now, by their numbers in Perfetto."""
+    """Return the current values of the clocks, by their numbers in Perfetto."""
     return {
         BOOTTIME: time.clock_gettime_ns(time.CLOCK_BOOTTIME),
         MONOTONIC: time.monotonic_ns(),
@@ -77,7 +77,7 @@ def clocks() -> dict[int, int]:
 
 
 def written(timeline: Timeline, now: dict[int, int]) -> Iterator[bytes]:
-    """The parts of the file, in order. now: what `clocks` said at some moment of the trace."""
+    """Yield the parts of the file, in order. now: the values of `clocks` at some moment of the trace."""
     snapshot = b"".join(_data(1, _number(CLOCK_ID, n) + _number(CLOCK_TIME, value)) for n, value in now.items())
     yield _packet(_data(CLOCKS, snapshot), _number(FLAGS, BEGINS))
     uuids = count(1)
@@ -111,7 +111,7 @@ def written(timeline: Timeline, now: dict[int, int]) -> Iterator[bytes]:
 
 
 def _track(events: Iterable[Span | Instant], uuid: int) -> Iterator[bytes]:
-    """What one thread did: a span ends before the next one beside it begins, also where both are at one time."""
+    """Yield the events of one thread: a span ends before its next sibling begins, also at the same time."""
     stack: list[Span] = []
     for event in sorted(events, key=lambda each: each.at if isinstance(each, Instant) else each.begin):
         parent = event.parent if isinstance(event, Span) else None
@@ -150,7 +150,7 @@ def _at(point: int) -> tuple[bytes, bytes]:
 def _event(
     kind: int, track: int, name: str, categories: tuple[str, ...], notes: tuple[tuple[str, str], ...] = ()
 ) -> bytes:
-    """An event without what is its own alone; notes that say nothing are left out."""
+    """Return an event without its individual fields; empty notes are left out."""
     about = _number(TYPE, kind) + _number(TRACK, track) + _data(EVENT_NAME, name)
     about += b"".join(_data(CATEGORY, category) for category in categories)
     for what, text in notes:
@@ -167,15 +167,15 @@ def _note(what: str, text: str) -> bytes:
 
 
 def read(data: bytes, where: str) -> Timeline:
-    """A timeline out of a file that `written` made; BadFile for anything else. where: the file, for messages."""
+    """Parse a file from `written`; BadFile for anything else. where: the file, for messages."""
     try:
         return _read(data)
     except (ValueError, IndexError, KeyError, UnicodeDecodeError) as error:
-        raise BadFile(f"{where}: is no trace of nnhal's, or damaged: {error}") from None
+        raise BadFile(f"{where}: is not a trace of nnhal, or damaged: {error}") from None
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """The fields of a message: numbers, and bytes."""
+    """Yield the fields of a message: numbers, and bytes."""
     at = 0
     while at < len(data):
         key, at = _varint_at(data, at)
@@ -243,7 +243,7 @@ def _signed(value: int) -> int:
 
 
 class _PacketReader:
-    """Puts packets together, in their order."""
+    """Combines packets, in their order."""
 
     def __init__(self) -> None:
         self.found = Timeline(0, 0)
@@ -255,7 +255,7 @@ class _PacketReader:
         self._times: list[int] = []
 
     def take(self, packet: dict[int, list[Any]]) -> None:
-        """The next packet."""
+        """Add the next packet."""
         if DESCRIPTOR in packet:
             self._describe(_message(packet[DESCRIPTOR][0]))
         elif EVENT in packet:
@@ -300,7 +300,7 @@ class _PacketReader:
             self.found.notes.append(_text(event, EVENT_NAME))
 
     def whole(self) -> Timeline:
-        """What came of them."""
+        """Return the timeline."""
         found = self.found
         if any(self._stacks.values()):
             raise ValueError("a span does not end")
@@ -347,7 +347,7 @@ def _annotations(event: dict[int, list[Any]]) -> dict[str, str]:
 
 
 def _connect(flow: int, spans: list[Span]) -> None:
-    """Of the spans of one flow: the last one before what was done had that done."""
+    """Connect a flow: the last span before the work requested it."""
     spans.sort(key=lambda span: span.begin)
     for before, span in pairwise(spans):
         if span.answers == flow:

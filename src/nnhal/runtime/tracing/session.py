@@ -1,4 +1,4 @@
-"""A trace from its begin to its file: what `nnhal.trace` gives."""
+"""A trace, from its begin to its file: the result of `nnhal.trace`."""
 
 import atexit
 import os
@@ -24,16 +24,21 @@ if TYPE_CHECKING:
 
 VARIABLE = "NNHAL_TRACE"
 MOST_SLOTS = 1 << 24
-SAMPLES = 0.05  # seconds between looks at memory
+SAMPLES = 0.05  # seconds between samples of memory
 _log = logger("execution")
-_beginning = threading.RLock()  # a trace that nobody has any more may end in the middle of another's begin
+# Reentrant: a trace that is garbage-collected may end in the middle of another one's begin
+_beginning = threading.RLock()
 
 
 class Trace(Uncopied, instead="its file can be read anywhere"):
-    """A trace that is being made, of this process and the drivers' processes; a context manager. path: of its file."""
+    """A running trace of this process and the drivers' processes. A context manager.
+
+    Attributes:
+        path: The file.
+    """
 
     def __init__(self, path: "str | os.PathLike[str]", spans: int = base.SLOTS) -> None:
-        """As of `trace`."""
+        """As in `trace`."""
         if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
             raise InvalidArgument(f"trace: path is {shown(path)}, must be that of a file to write")
         if type(spans) is not int or not 1 <= spans <= MOST_SLOTS:
@@ -43,7 +48,15 @@ class Trace(Uncopied, instead="its file can be read anywhere"):
         self._pid, self._ender, self._until = os.getpid(), 0, 0
 
     def start(self) -> "Trace":
-        """Begin. BadState where another one is running, InvalidArgument where its file cannot be written."""
+        """Begin the trace.
+
+        Returns:
+            This object.
+
+        Raises:
+            BadState: Another trace is running.
+            InvalidArgument: The file cannot be written.
+        """
         from nnhal.runtime.tracing import perfetto
 
         with _beginning:
@@ -60,7 +73,7 @@ class Trace(Uncopied, instead="its file can be read anywhere"):
             try:
                 self._recording = recording
                 base.begin(recording)
-                with suppress(RuntimeError):  # no thread to be had: no samples
+                with suppress(RuntimeError):  # without a free thread there are no samples
                     self._sampler.start()
             except BaseException:  # interrupted
                 self._recording = None
@@ -71,10 +84,12 @@ class Trace(Uncopied, instead="its file can be read anywhere"):
         return self
 
     def stop(self) -> None:
-        """End it and write the file; nothing happens the second time, and in a process forked from the one that began.
+        """End the trace and write the file. Further calls have no effect, also in a forked child.
 
-        What still runs then ends with the trace. An interrupt is passed on once the file is written. ResourceExhausted where
-        it cannot be.
+        Running spans end with the trace. An interrupt is raised once the file is written.
+
+        Raises:
+            ResourceExhausted: The file cannot be written.
         """
         recording = self._recording
         if recording is None or os.getpid() != self._pid:
@@ -88,7 +103,7 @@ class Trace(Uncopied, instead="its file can be read anywhere"):
             raise
 
     def _end(self, recording: base.Recording) -> None:
-        """All of it, from wherever an interrupt came."""
+        """Release everything, wherever an interrupt came."""
         from nnhal.runtime.tracing import perfetto
 
         with _beginning:
@@ -105,7 +120,7 @@ class Trace(Uncopied, instead="its file can be read anywhere"):
         try:
             timeline = _gathered(recording, until)
             (fd,) = self._file.fds
-            with suppress(OSError):  # what cannot be made shorter is no ordinary file
+            with suppress(OSError):  # only a regular file can be truncated
                 os.ftruncate(fd, 0)
                 os.lseek(fd, 0, os.SEEK_SET)
             with open(fd, "wb", closefd=False) as file:
@@ -121,8 +136,8 @@ class Trace(Uncopied, instead="its file can be read anywhere"):
         self._file.close()
 
     def __del__(self) -> None:
-        """One that nobody can end any more ends."""
-        with suppress(Exception):  # it may be half made
+        """End a trace that nothing refers to any more."""
+        with suppress(Exception):  # it may be half constructed
             self.stop()
 
     def __enter__(self) -> "Trace":
@@ -141,25 +156,36 @@ class Trace(Uncopied, instead="its file can be read anywhere"):
 
 
 def trace(path: "str | os.PathLike[str]", *, spans: int = base.SLOTS) -> Trace:
-    """Trace what happens within `with nnhal.trace("trace.pftrace"):` to a file that Perfetto opens (ui.perfetto.dev).
+    """Trace everything within `with nnhal.trace("trace.pftrace"):` to a file for Perfetto (ui.perfetto.dev).
 
-    All threads of this process take part, and the drivers' processes as far as they work for it. One trace at a time.
-    path: of the file, which keeps what is in it until the trace ends.
-    spans: how many this process keeps, of 64 bytes each; those that come later are dropped, and the file says how many.
-    Raises InvalidArgument at once where the file cannot be written, BadState where a trace is running.
+    The trace covers all threads of this process, and the drivers' processes as far as they work for it. One trace can
+    run at a time.
+
+    Args:
+        path: The file. It keeps its old contents until the trace ends.
+        spans: The most spans that this process records, of 64 bytes each. Later ones are dropped; the file has their
+            number.
+
+    Returns:
+        The trace, a context manager.
+
+    Raises:
+        InvalidArgument: The file cannot be written.
+        BadState: Another trace is running.
     """
     return Trace(path, spans)
 
 
 def from_environment() -> None:
-    """Trace this process to its end where NNHAL_TRACE names a file; %p in it is the number of the process."""
+    """Trace this process to its end if NNHAL_TRACE names a file; %p in it stands for the process ID."""
     path = os.environ.get(VARIABLE)
     if not path or base.process.recording is not None:
         return
     running = Trace(path.replace("%p", str(os.getpid()))).start()
     atexit.register(_stop_at_exit, running)
     processes = sys.modules.get("multiprocessing.process")
-    if processes is not None and processes.parent_process() is not None:  # such a child ends without what atexit has
+    # A child of multiprocessing ends without atexit handlers
+    if processes is not None and processes.parent_process() is not None:
         from multiprocessing import util
 
         util.Finalize(None, _stop_at_exit, (running,), exitpriority=0)
@@ -174,7 +200,7 @@ def _stop_at_exit(running: Trace) -> None:
 
 @contextmanager
 def in_memory() -> "Iterator[Callable[[], Timeline]]":
-    """Trace what happens within, to no file: what comes can be called once for it. BadState where a trace is running."""
+    """Trace everything within the context to memory. The yielded function returns the timeline, once."""
     recording = base.Recording(base.Log(base.SLOTS), time.monotonic_ns())
     try:
         with _beginning:
@@ -187,13 +213,13 @@ def in_memory() -> "Iterator[Callable[[], Timeline]]":
 
 
 def _sample(recording: base.Recording, ended: threading.Event) -> None:
-    """Memory of all processes, now and then, where it has changed."""
+    """Sample the memory of all processes, if it has changed."""
     while not ended.wait(SAMPLES):
         recording.look()
 
 
 def _gathered(recording: base.Recording, until: int) -> "Timeline":
-    """All that was written until then, in whichever process."""
+    """Collect all spans of all processes until this time."""
     from nnhal.runtime.tracing.timeline import ProcessLog, merged
 
     log = recording.log
@@ -205,7 +231,7 @@ def _gathered(recording: base.Recording, until: int) -> "Timeline":
 
 
 def _opened(path: Path) -> Owner:
-    """The file, opened, which keeps what is in it until there is something else to write."""
+    """Open the file, which keeps its contents until there is something to write."""
     file = Owner()
     try:
         how = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
@@ -215,18 +241,18 @@ def _opened(path: Path) -> Owner:
         raise InvalidArgument(f"trace {path}: cannot be written: {why}") from None
     mode = os.fstat(file.fds[0]).st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISCHR(mode):
-        raise InvalidArgument(f"trace {path}: is no file, must be one that can be written")
+        raise InvalidArgument(f"trace {path}: cannot be written, must be a writable file")
     return file
 
 
 def _remember(recording: base.Recording) -> None:
-    """What was not followed, in the log of this process."""
+    """Note in this process's log which processes were not traced."""
     for note in recording.notes:
         _log.info("trace: %s", note)
 
 
 def _begin_anew() -> None:
-    """A forked child: who began or ended a trace in its parent meanwhile does not go on here."""
+    """Reset a forked child: its parent may have been beginning or ending a trace."""
     global _beginning  # noqa: PLW0603
     _beginning = threading.RLock()
 

@@ -1,4 +1,4 @@
-"""Where the time of a trace went: by layer, phase and device, each moment of a thread counted once."""
+"""The time of a trace by layer, phase and device; each moment of a thread counts once."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -8,15 +8,15 @@ from nnhal.base.trace import LAYERS, PHASES
 from nnhal.runtime.tracing.timeline import DROPPED, Span, Timeline
 
 DEVICE = "device "
-COMPILE = "compile"  # it is about a model, as what the application calls is, and that may have any name
+COMPILE = "compile"  # its detail is a model, which may have any name
 Interval = tuple[int, int]
 
 
 class TimeOf(Record, frozen=True):
-    """What spans of one layer and phase took on one device, in nanoseconds.
+    """The time of one layer and phase on one device, in nanoseconds.
 
-    self_ns: without what they had done by other spans, on all threads together. wall_ns: the same where threads that
-    overlap count once. device: "" where it is about none. errors: spans that ended with one.
+    self_ns: without other spans inside, summed over all threads. wall_ns: the same, but overlapping threads count once.
+    device: "" without one. errors: spans that ended with an error.
     """
 
     layer: str
@@ -30,7 +30,7 @@ class TimeOf(Record, frozen=True):
 
 
 class ProcessFacts(Record, frozen=True):
-    """A process of a trace. memory: the most that it was seen to have resident, in bytes; None where nobody looked."""
+    """A process of a trace. memory: its largest sampled resident memory, in bytes; None without samples."""
 
     pid: int
     name: str
@@ -40,7 +40,7 @@ class ProcessFacts(Record, frozen=True):
 
 
 class TraceSummary(Record, frozen=True):
-    """A whole trace. errors: what ended spans, and how often. unfinished: spans that had not ended when the trace did."""
+    """A whole trace. errors: those that ended spans, with counts. unfinished: spans without an end."""
 
     duration_ns: int
     processes: Sequence[ProcessFacts]
@@ -53,8 +53,8 @@ class TraceSummary(Record, frozen=True):
 
 
 def summary(timeline: Timeline) -> TraceSummary:
-    """What a trace says, the layers and phases in order and the devices of each by what they took."""
-    done: dict[int, list[Interval]] = defaultdict(list)  # by a span, what it had done by others
+    """Summarise a trace: layers and phases in order, devices by time."""
+    done: dict[int, list[Interval]] = defaultdict(list)  # by span, its time in other spans
     for span in timeline.spans:
         for by in (span.parent, span.caller):
             if by is not None:
@@ -80,7 +80,7 @@ def summary(timeline: Timeline) -> TraceSummary:
 
 
 def _device(span: Span, known: dict[int, str]) -> str:
-    """The device that a span is about: its own, or that of what it is done for."""
+    """Return the device of a span, or of the span that requested it."""
     passed: list[Span] = []
     around: Span | None = span
     found = ""
@@ -125,7 +125,7 @@ def _union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def _without(whole: Interval, parts: Iterable[Interval]) -> list[Interval]:
-    """What is left of an interval without others."""
+    """Return an interval without others."""
     left, at = [], whole[0]
     for begin, end in _union(parts):
         if begin >= whole[1]:

@@ -1,4 +1,4 @@
-"""A trace as it is looked at: spans of all processes in one time, which nest on each thread, and the flows between them."""
+"""A trace for analysis: the spans of all processes on one clock, nested by thread, and the flows between them."""
 
 from bisect import bisect_right
 from collections import defaultdict
@@ -27,12 +27,12 @@ RESULTS, EXECUTION = PHASES.index("results"), PHASES.index("execution")
 
 
 class Span(Struct, eq=False):
-    """Something that a thread did. begin, end: nanoseconds on the monotonic clock, which all processes have in common.
+    """The activity of a thread. begin, end: nanoseconds on the monotonic clock, which all processes share.
 
-    detail: the device or model that it is about. error: what ended it. ended: whether it had, when the trace did.
-    parent: the span around it on its thread. flows: numbers that it shares with what it had done, or did, elsewhere;
-    last: those that end with it. caller: the span that had it done, from another thread or process. answers: the flow
-    between them. operation: its number in what the driver has prepared, -1 for what is none; not in files.
+    detail: its device or model. error: the error that ended it. ended: whether it ended before the trace did. parent:
+    the enclosing span of its thread. flows: the numbers that it shares with work that it requested, or that requested
+    it; last: those that end with it. caller: the span that requested it, from another thread or process. answers: the
+    flow between them. operation: its number in the prepared model, else -1; not in files.
     """
 
     pid: int
@@ -62,7 +62,7 @@ class Span(Struct, eq=False):
 
     @property
     def origin(self) -> "Span":
-        """The outermost span that it is done for, on whatever thread: the application's call."""
+        """The outermost span that it works for, on any thread: the application's call."""
         found = self.root
         while found.caller is not None:
             found = found.caller.root
@@ -70,7 +70,7 @@ class Span(Struct, eq=False):
 
 
 class _Call(Record, frozen=True):
-    """A span that has something done elsewhere, from some moment on. waits: it does not end before that has begun."""
+    """A span that requests work elsewhere at some moment. waits: it does not end before the work has begun."""
 
     span: Span
     at: int
@@ -78,7 +78,7 @@ class _Call(Record, frozen=True):
 
 
 def called(span: Span, caller: Span) -> bool:
-    """Note who had a span done, unless that one was done for it: a log may say anything."""
+    """Note the caller of a span, unless that would be a cycle: logs are untrusted."""
     around: Span | None = caller.root
     while around is not None:
         if around is span.root:
@@ -89,7 +89,7 @@ def called(span: Span, caller: Span) -> bool:
 
 
 class Instant(Record, frozen=True):
-    """Something that took no time."""
+    """An event without duration."""
 
     pid: int
     thread: int
@@ -101,7 +101,7 @@ class Instant(Record, frozen=True):
 
 
 class Timeline(Struct):
-    """A whole trace. processes, threads: their names. counters: points by process and name. notes: what is missing."""
+    """A whole trace. processes, threads: their names. counters: points by process and name. notes: missing parts."""
 
     since: int
     until: int
@@ -114,7 +114,7 @@ class Timeline(Struct):
 
 
 class ProcessLog(Record, frozen=True):
-    """What one process wrote. group: of the numbers of its client's calls, in a driver's process."""
+    """The log of one process. group: of its client's calls, in a driver's process."""
 
     pid: int
     name: str
@@ -122,12 +122,12 @@ class ProcessLog(Record, frozen=True):
     group: int = LOCAL
 
     def key(self, entry: LogEntry) -> tuple[int, int] | None:
-        """The number of an entry among all processes; None where that is none of this process's and its client's."""
+        """Return the unique number of an entry; None if it belongs neither to this process nor to its client."""
         groups = {LOCAL: -self.group, SESSION: self.group} if self.group else {entry.group: entry.group}
         return (groups[entry.group], entry.number) if entry.group in groups else None
 
     def may_say(self, entry: LogEntry) -> bool:
-        """Whether an entry is about this process: a driver's has nothing to count of others."""
+        """Whether an entry is about this process: a driver's process counts nothing for others."""
         about_itself = entry.amount in (0, self.pid) and entry.name not in (MEMORY, DROPPED)
         return not self.group or entry.kind != COUNTER or about_itself
 
@@ -137,7 +137,7 @@ MOST = (1 << 63) - 1
 
 
 def merged(parts: Sequence[ProcessLog], since: int, until: int, notes: Iterable[str] = ()) -> Timeline:
-    """One timeline of all: the first part is the application's, the others are of drivers' processes."""
+    """Merge logs into one timeline: the first is the application's, the others are of drivers' processes."""
     found = Timeline(since, until, notes=list(notes))
     out: dict[tuple[int, int], list[_Call]] = defaultdict(list)
     come: list[tuple[tuple[int, int], Span]] = []
@@ -168,8 +168,9 @@ def _nested(
     out: dict[tuple[int, int], list[_Call]],
     come: list[tuple[tuple[int, int], Span]],
 ) -> None:
-    """The entries of one thread: spans inside one another, whatever a log says; one that has not ended ends with the one
-    around it.
+    """Nest the entries of one thread into valid spans, whatever the log contains.
+
+    A span without an end ends with the enclosing one.
     """
     around: list[Span] = []
     for part, entry in sorted(entries, key=lambda each: each[1].begin):
@@ -217,7 +218,7 @@ def _phase(entry: LogEntry, parent: Span | None) -> int:
 def _connected(
     out: dict[tuple[int, int], list[_Call]], come: list[tuple[tuple[int, int], Span]], spans: list[Span]
 ) -> None:
-    """A flow for each span that was done for another: from the application's call on, and back to what takes its results."""
+    """Connect each span to the one that requested it, and back to the one that uses its result."""
     numbers = count(1)
     for calls in out.values():
         calls.sort(key=lambda call: call.at)
@@ -233,7 +234,7 @@ def _connected(
         caller, waits = calls[place - 1].span, calls[place - 1].waits
         if (
             waits and key[0] > LOCAL and caller.end < span.begin
-        ):  # of another call on the same lane, which the log has lost
+        ):  # of another call on the same connection, which the log has lost
             continue
         if not called(span, caller):
             continue

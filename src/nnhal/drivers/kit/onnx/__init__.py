@@ -1,20 +1,21 @@
-"""A model as ONNX, for drivers of engines that take ONNX models: a lowering table with all its entries.
+"""A model as ONNX, for drivers of engines that read ONNX models: a lowering table with all its entries.
 
-What an engine's own kernels get wrong or do slowly is written by parts, as ONNX Runtime's were found to be.
+If an engine's own kernel is wrong or slow, as some of ONNX Runtime's were found to be, the operation is written as
+several.
 
-| file | what it has |
+| file | contents |
 | --- | --- |
-| `graph.py` | the ONNX graph in the making, and what an entry of the lowering table works with |
+| `graph.py` | the ONNX graph under construction, and the task of an entry of the lowering table |
 | `elementwise.py`, `layers.py`, `shapes.py`, `recurrent.py` | the entries |
 
     graph = OnnxGraph(model)
-    TABLE.lower(model, partial(OnnxTask, graph), forms)
-    graph.finish()  # a Built: the bytes of an ONNX model, its ends, and the constants that stay where they lie
+    TABLE.lower(model, partial(OnnxTask, graph))
+    graph.finish()  # a Built: the bytes of an ONNX model, its ends, and the constants that stay in their memory
 """
 
 from nnhal.drivers.kit.onnx import elementwise, layers, recurrent, shapes
 from nnhal.drivers.kit.onnx.graph import TABLE, Built, OnnxGraph, OnnxTask
 
-FAMILIES = (elementwise, layers, recurrent, shapes)  # importing them fills the table
+FAMILIES = (elementwise, layers, recurrent, shapes)  # their import fills the table
 
 __all__ = ["TABLE", "Built", "OnnxGraph", "OnnxTask"]

@@ -11,7 +11,7 @@ from nnhal.ops.schema import B8, F16, I32, Q8PC, Q8SYMM
 PLAIN = {"ADD": "Add", "SUB": "Sub", "MUL": "Mul", "POW": "Pow", "MAXIMUM": "Max", "MINIMUM": "Min", "SELECT": "Where"}
 PLAIN |= {"ABS": "Abs", "NEG": "Neg", "FLOOR": "Floor", "EXP": "Exp", "SIN": "Sin", "LOG": "Log", "SQRT": "Sqrt"}
 PLAIN |= {"TANH": "Tanh", "HARD_SWISH": "HardSwish"}
-CHOICES = ("MAXIMUM", "MINIMUM", "SELECT")  # which give elements as they are
+CHOICES = ("MAXIMUM", "MINIMUM", "SELECT")  # which return elements unchanged
 COMPARED = {"EQUAL": "Equal", "NOT_EQUAL": "Equal", "LESS": "Less", "LESS_EQUAL": "LessOrEqual", "GREATER": "Greater"}
 COMPARED |= {"GREATER_EQUAL": "GreaterOrEqual"}
 
@@ -19,9 +19,10 @@ COMPARED |= {"GREATER_EQUAL": "GreaterOrEqual"}
 @entry(*(name for name in PLAIN if name not in CHOICES), types=MOVED)
 @entry(*CHOICES, types=MOVED, exact=True)
 def plain(t: OnnxTask) -> None:
-    """Of a tensor of one value, its value does, where another operand has the shape of the result.
+    """Write the operation itself.
 
-    x * LOGISTIC(x) by the sigmoid of the engine, one kernel, as the engine itself has it: off by 2e-6 at most, 0 below -18.
+    A constant tensor of one value becomes that value if another operand has the result's shape. x * LOGISTIC(x) uses
+    the engine's sigmoid, one kernel, as the engine fuses it: off by 2e-6 at most, 0 below -18.
     """
     if t.name in CHOICES:
         t.require_alike()
@@ -41,26 +42,27 @@ def plain(t: OnnxTask) -> None:
 
 
 def alike(known: Array | None, number: int) -> bool:
-    """Whether a value is known, and is that number: of zeros, the one without a sign."""
+    """Whether a value is known, and is that number; of zeros, the one without a sign."""
     return known is not None and bool((known == number).all()) and not np.signbit(known).any()
 
 
 @entry("DIV", types=FLOATS | {I32})
 def divide(t: OnnxTask) -> None:
-    """Integers towards minus infinity: in float64, which holds them and never rounds a quotient up to the next."""
+    """Round integers towards minus infinity, in float64: it holds them and never rounds a quotient up to the next."""
     x, y = t.reals()
     if t.a.T != I32:
         t.give(t.o.Div(x, y))
         return
     safe = not np.isin(t.array("input2"), (0, -1)).any()
-    t.require(safe, "ONNX Runtime has no rule for an integer division by 0, nor for the least integer by -1")
+    t.require(safe, "ONNX Runtime does not define an integer division by 0, nor of the least integer by -1")
     t.put(t.cast(t.o.Floor(t.o.Div(t.cast(x, np.float64), t.cast(y, np.float64))), np.int32))
 
 
 @entry("PRELU")
 def prelu(t: OnnxTask) -> None:
-    """By parts, where alpha is not one number: ONNX Runtime's own kernel is nine times slower. An infinite alpha must not
-    meet the 0 of what is above.
+    """Write several operations unless alpha is one number: ONNX Runtime's own kernel is nine times slower.
+
+    An infinite alpha must not meet the 0 of the positive elements.
     """
     x, alpha = t.reals()
     known, shape = t.known("alpha"), fixed(t.a.shapes[0])
@@ -75,7 +77,10 @@ def prelu(t: OnnxTask) -> None:
 
 @entry("LOGISTIC")
 def logistic(t: OnnxTask) -> None:
-    """Floats by parts, at twice the time: ONNX Runtime's own is 0 below -18, of which a logarithm would be infinite."""
+    """Write several operations for floats: ONNX Runtime's own is 0 below -18, whose logarithm is infinite.
+
+    They take twice the time.
+    """
     x = t.real("input")
     y = t.o.Sigmoid(x) if t.a.T in QUANTS else t.o.Div(1.0, t.o.Add(t.o.Exp(t.o.Neg(x)), 1.0))
     if t.a.T not in QUANTS:
@@ -85,7 +90,7 @@ def logistic(t: OnnxTask) -> None:
 
 @entry("RSQRT")
 def reciprocal_root(t: OnnxTask) -> None:
-    """No quantised value stands for NaN: what is below 0 gives the greatest value, as 0 does."""
+    """Return the greatest value below 0, as for 0: no quantised value represents NaN."""
     x = t.real("input")
     t.give(t.o.Reciprocal(t.o.Sqrt(t.o.Relu(x) if t.a.T in QUANTS else x)))
 
@@ -103,7 +108,7 @@ def elu(t: OnnxTask) -> None:
 
 @entry(*COMPARED, types=MOVED | {B8})
 def compare(t: OnnxTask) -> None:
-    """Booleans are numbers where order counts."""
+    """Convert booleans to numbers if order counts."""
     inputs = t.reals()
     if t.a.T == B8 and COMPARED[t.name] != "Equal":
         inputs = [t.cast(x, np.int32) for x in inputs]
@@ -118,7 +123,7 @@ def logical(t: OnnxTask) -> None:
 
 @entry("CAST", types=MOVED | {B8, Q8SYMM}, exact=True)
 def cast(t: OnnxTask) -> None:
-    """Stored values, whatever scale they have: truncated and saturated, NaN as 0. Float64 holds them all."""
+    """Convert stored values, regardless of the scale: truncated and saturated, NaN as 0. Float64 holds them all."""
     x, source, out = t.x("input"), t.a.input.type, t.a.out
     if source in FLOATS and out.type in FLOATS and folded(t):
         return
@@ -138,15 +143,15 @@ def converted(t: OnnxTask) -> None:
 
 
 def folded(t: OnnxTask) -> bool:
-    """Whether the output is known: weights that a model keeps in another type."""
+    """Whether the output is a constant: weights that a model stores in another type."""
     data = t.known("input")
     if data is not None:
-        with np.errstate(over="ignore"):  # what float16 cannot hold is infinite
+        with np.errstate(over="ignore"):  # float16 overflows to infinity
             data = decode(t.a.input, data).astype(t.a.out.dtype).astype(np.float32, copy=False)
         t.graph.fold(t.operation.outputs[0], data)
     return data is not None
 
 
 def halved(t: OnnxTask, y: str) -> str:
-    """Numbers as float16 holds them, where the output is of it."""
+    """Round numbers to float16 if that is the output's type."""
     return t.cast(t.cast(y, np.float16), np.float32) if t.a.out.type == F16 else y

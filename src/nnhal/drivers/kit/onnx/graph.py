@@ -1,7 +1,7 @@
-"""The ONNX graph in the making: which tensor stands for which operand, and what an entry of the table works with.
+"""The ONNX graph under construction: the tensor of each operand, and the task of an entry of the table.
 
-Between the model's ends float16 is float32, and both asymmetric 8-bit types are uint8: the signed one has its sign bit
-turned round, and a zero point that is greater by 128.
+Inside the graph float16 is float32, and both asymmetric 8-bit types are uint8: the signed one has its sign bit
+inverted, and a zero point that is greater by 128.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,21 +20,21 @@ from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8PC, Q8S, Q8SYMM, Bound
 
 OPSET, IR = 18, 9
 SIGN = np.uint8(128)
-NUMBERS = {"f4": 1, "u1": 2, "i1": 3, "i4": 6, "i8": 7, "b1": 9, "f2": 10, "f8": 11}  # of element types, in ONNX
+NUMBERS = {"f4": 1, "u1": 2, "i1": 3, "i4": 6, "i8": 7, "b1": 9, "f2": 10, "f8": 11}  # ONNX's numbers of element types
 FLOATS, QUANTS, HALVES = frozenset((F32, F16)), frozenset((Q8, Q8S)), frozenset((F16, OperandType.FLOAT16))
 MOVED = FLOATS | QUANTS | {I32}
 KNOWN = MOVED | HALVES | {B8, Q8SYMM, Q8PC, OperandType.FLOAT32, OperandType.INT32, OperandType.BOOL}
 FAR = (
     2.0**24
-)  # how far from 1 scales may be: beyond, products leave float32, and the engine loses an activation's bounds
-AWAY = 1 + 2.0**-22  # times halves of a step, which ONNX rounds to even: the definition's are rounded away from 0
-EXTERNAL = 512  # bytes from which a constant stays where it is
+)  # the farthest from 1 that scales may be: beyond, products leave float32, and the engine loses an activation's bounds
+AWAY = 1 + 2.0**-22  # factor for halves of a quantisation step: ONNX rounds them to even, the definition away from 0
+EXTERNAL = 512  # a constant of at least this many bytes stays in its memory
 
 
 class Built(NamedTuple):
-    """An ONNX model, and how it meets the NNAPI model. inputs: number, name, type and shape of those that are read.
+    """An ONNX model, and its relation to the NNAPI model.
 
-    arrays: constants that the model names only.
+    inputs: number, name, type and shape of those that are read. arrays: constants that the model only names.
     """
 
     model: bytes
@@ -47,7 +47,7 @@ NodeFacts = tuple[str, list[str], list[str], dict[str, Any]]  # kind, inputs, ou
 
 
 class OnnxGraph:
-    """The main subgraph of a model on its way to ONNX."""
+    """The main subgraph of a model under conversion to ONNX."""
 
     def __init__(self, model: Model) -> None:
         self.model, self.values = model, list(validate(model).subgraphs[0].values)
@@ -57,13 +57,18 @@ class OnnxGraph:
         self._same: dict[Any, str] = {}
         self._inputs: dict[int, str] = {}
         self._folded: dict[int, Array] = {}
-        self.reshaped: dict[str, str] = {}  # tensors, and what has the same elements in another shape
-        self.gates: dict[str, str] = {}  # tensors, and what each is the LOGISTIC of
-        self.within: dict[str, tuple[str, float, float]] = {}  # tensors, what each is between bounds, and these
-        self.filled: dict[str, tuple[str, Array | None]] = {}  # tensors of one value: that, and what it is, if known
+        self.reshaped: dict[str, str] = {}  # tensors, by name: the tensor with the same elements in another shape
+        self.gates: dict[str, str] = {}  # tensors, by name: the tensor of which each is the LOGISTIC
+        # tensors, by name: the tensor and the bounds of which each is the clipped one
+        self.within: dict[str, tuple[str, float, float]] = {}
+        # tensors of one value, by name: that value, and the number if it is known
+        self.filled: dict[str, tuple[str, Array | None]] = {}
 
     def nodes(self, kind: str, inputs: Sequence[Any], count: int, **attributes: Any) -> list[str]:
-        """A node; the names of its outputs. Inputs are names, numbers (of float32), lists of whole numbers, or arrays."""
+        """Write a node; return the names of its outputs.
+
+        Inputs are names, numbers (of float32), lists of whole numbers, or arrays.
+        """
         names = [x if isinstance(x, str) else self.constant(x) for x in inputs]
         outputs = [f"{kind} {len(self._nodes)}.{n}" for n in range(count)]
         self._nodes.append((kind, names, outputs, attributes))
@@ -73,33 +78,34 @@ class OnnxGraph:
         return self.nodes(kind, inputs, 1, **attributes)[0]
 
     def constant(self, data: Any) -> str:
-        """A constant tensor; equal small ones are one."""
+        """Write a constant tensor; equal small ones are shared."""
         whole = np.int64 if isinstance(data, list | tuple) else np.float32 if type(data) in (int, float) else None
         array = np.asarray(data, whole)
         key = (array.dtype.str, array.shape, array.tobytes() if array.nbytes < EXTERNAL else id(array))
         if key not in self._same:
             self._same[key] = f"constant {len(self._arrays)}"
-            self._arrays[self._same[key]] = array  # which keeps its identity; that of what was given may be another's
+            # this keeps the identity of the key; that of the argument may be reused
+            self._arrays[self._same[key]] = array
         return self._same[key]
 
     def operand(self, index: int) -> str:
-        """The tensor of an operand, in the engine's type."""
+        """Return the tensor of an operand, in the engine's type."""
         if index not in self._names:
             self._names[index] = self._given(index)
         return self._names[index]
 
     def put(self, index: int, name: str) -> None:
-        """This tensor stands for the operand."""
+        """Let this tensor represent the operand."""
         require_known(self.values[index])
         self._names[index] = name
 
     def fold(self, index: int, data: Array) -> None:
-        """The operand has real values that are known."""
+        """Give the operand known real values."""
         self._folded[index] = data
         self.put(index, self.constant(data))
 
     def known(self, index: int) -> Array | None:
-        """Elements of an operand as they are stored, float16 as float32; None for what is known only at execution."""
+        """Return the stored elements of an operand, float16 as float32; None if they are known only at execution."""
         value = self.values[index]
         if value is None or value.data is None:
             return self._folded.get(index)
@@ -110,18 +116,18 @@ class OnnxGraph:
         if operand.lifetime in CONSTANTS:
             return self.constant(engine_data(value, self.model.constant(operand)))
         if operand.lifetime != Lifetime.SUBGRAPH_INPUT:
-            return f"refused {index}"  # what gives it was refused: nobody finishes this graph
+            return f"refused {index}"  # its maker was refused, so this graph is never finished
         self._inputs[index] = f"in {index}"
         return self._crossing(value, self._inputs[index], np.float32)
 
     def _crossing(self, value: Value, name: str, half_to: Any) -> str:
-        """A tensor as the other side of the model's edge has it."""
+        """Convert a tensor between the types inside the graph and those of its ends."""
         if value.type in HALVES:
             return self.node("Cast", name, to=number_of(half_to))
         return self.node("BitwiseXor", name, SIGN) if value.type == Q8S else name
 
     def real(self, index: int, unit: float | None = None) -> str:
-        """The real values of an operand, in float32; those of a quantised one in another unit than its scale."""
+        """Return the real values of an operand, in float32; a quantised one may have another unit than its scale."""
         value, name = require_known(self.values[index]), self.operand(index)
         if not value.quantised:
             return name
@@ -131,14 +137,14 @@ class OnnxGraph:
         else:
             scale, how = np.array(value.channel.scales, np.float32), {"axis": value.channel.axis}
             zero = np.full(scale.shape, zero)
-        # Operands of one tensor may differ in what its elements stand for.
+        # Operands of one tensor may differ in scale and zero point.
         key = ("real", name, scale.tobytes(), zero.tobytes(), *how.values())
         if key not in self._same:
             self._same[key] = self.node("DequantizeLinear", name, scale, zero, **how)
         return self._same[key]
 
     def finish(self) -> Built:
-        """The model, of which all shapes are known by now."""
+        """Return the model, all of whose shapes are known by now."""
         from onnx import helper
 
         main = self.model.main
@@ -168,7 +174,7 @@ class OnnxGraph:
         return Built(model.SerializeToString(), tuple(starts), tuple(ends), large)
 
     def _needed(self, ends: list[str]) -> tuple[list[NodeFacts], set[str]]:
-        """The nodes that the ends come of, and the names of all tensors that these have."""
+        """Return the nodes that the ends need, and the names of all their tensors."""
         needed, nodes = set(ends), []
         for node in reversed(self._nodes):
             if not needed.isdisjoint(node[2]):
@@ -177,8 +183,9 @@ class OnnxGraph:
         return self._alone(nodes[::-1]), needed
 
     def _alone(self, nodes: list[NodeFacts]) -> list[NodeFacts]:
-        """Each reader of real values with a DequantizeLinear of its own: where it moves a Transpose for one of several that
-        share it, ONNX Runtime forgets the others.
+        """Give each reader of real values its own DequantizeLinear.
+
+        If several readers share one, and ONNX Runtime moves a Transpose for one of them, it forgets the others.
         """
         decoding = {n[2][0]: n for n in nodes if n[0] == "DequantizeLinear" and n[1][0] not in self._arrays}
         read: set[str] = set()
@@ -195,12 +202,12 @@ class OnnxGraph:
 
 
 def external(array: Array) -> bool:
-    """Whether a constant stays where it lies; sizes and places have to be seen when shapes are inferred."""
+    """Whether a constant stays in its memory; shape inference must see sizes and indices."""
     return array.nbytes >= EXTERNAL and array.dtype != np.int64
 
 
 def tensor_proto(name: str, array: Array) -> Any:
-    """A constant; a large one is said to lie elsewhere, and is given to the session."""
+    """Return a constant; a large one is declared external, and is passed to the session."""
     from onnx import TensorProto
 
     proto = TensorProto(name=name, data_type=number_of(array.dtype), dims=array.shape)
@@ -214,39 +221,39 @@ def tensor_proto(name: str, array: Array) -> Any:
 
 
 def require_known(value: Value | None) -> Value:
-    """Refuse operands without a value, types that have no tensor here, and scales that float32 cannot multiply."""
+    """Refuse operands without a value, types without a tensor in ONNX Runtime, and scales that float32 cannot multiply."""
     if value is None:
         raise Refused("an operand has no value")
     if value.type not in KNOWN:
         raise Refused(f"ONNX Runtime's graph has no tensors of {type_name(value.type)}")
     scales = np.array(value.channel.scales if value.channel else value.scale if value.quantised else 1.0)
     if not scales.min(initial=1) >= 1 / FAR or not scales.max(initial=1) <= FAR:
-        raise Refused(f"has scales of {scales.min():g} to {scales.max():g}, must be from {1 / FAR:g} to {FAR:g}")
+        raise Refused(f"scales are {scales.min():g} to {scales.max():g}, must be from {1 / FAR:g} to {FAR:g}")
     return value
 
 
 def engine_data(value: Value, data: Array) -> Array:
-    """Stored elements in the engine's type."""
+    """Return stored elements in the engine's type."""
     return data.view(np.uint8) ^ SIGN if value.type == Q8S else data.astype(engine_dtype(value), copy=False)
 
 
 def engine_dtype(value: Value) -> Any:
-    """The element type of a tensor between the model's ends."""
+    """Return the element type of a tensor inside the graph."""
     return np.dtype(np.float32) if value.type in HALVES else edge_dtype(value)
 
 
 def edge_dtype(value: Value) -> Any:
-    """The element type at the model's ends."""
+    """Return the element type at the model's ends."""
     return np.dtype(np.uint8) if value.type == Q8S else value.dtype
 
 
 def zero_point(value: Value) -> int:
-    """The zero point in the engine's type."""
+    """Return the zero point in the engine's type."""
     return value.zero_point + int(SIGN) * (value.type == Q8S)
 
 
 def number_of(dtype: Any) -> int:
-    """ONNX's number of an element type."""
+    """Return ONNX's number of an element type."""
     return NUMBERS[np.dtype(dtype).str[1:]]
 
 
@@ -261,41 +268,41 @@ class Nodes:
 
 
 class OnnxTask(LoweringTask):
-    """One operation to lower: its tensors by the arguments' names, and nodes to write."""
+    """One operation to lower, with its tensors by the arguments' names, and nodes to write."""
 
     def __init__(self, graph: OnnxGraph, a: Bound, operation: Operation) -> None:
         super().__init__(a, operation)
         self.graph, self.o, self.nodes = graph, Nodes(graph), graph.nodes
 
     def x(self, name: str) -> str:
-        """The tensor of an argument as it is stored."""
+        """Return the stored tensor of an argument."""
         return self.graph.operand(self.place(name))
 
     def maybe(self, name: str) -> str | None:
-        """The same; None where it is omitted."""
+        """Return the stored tensor of an argument; None if it is omitted."""
         return self.x(name) if self.a.form_has(name) and self.places(name) else None
 
     def real(self, name: str) -> str:
-        """The real values of an argument, in float32."""
+        """Return the real values of an argument, in float32."""
         return self.graph.real(self.place(name))
 
     def steps(self, name: str) -> str:
-        """Steps from the zero point, in float32; real values of what is not quantised."""
+        """Return the distance from the zero point, in float32; real values if the argument is not quantised."""
         return self.graph.real(self.place(name), 1.0)
 
     def reals(self) -> list[str]:
-        """The real values of all tensor arguments."""
+        """Return the real values of all tensor arguments."""
         return [self.graph.real(place) for argument, _ in self.a.inputs for place in self.places(argument.name)]
 
     def known(self, name: str) -> Array | None:
-        """An argument's elements as far as they are known, see `OnnxGraph.known`."""
+        """Return an argument's elements if they are known, see `OnnxGraph.known`."""
         return self.graph.known(self.place(name))
 
     def cast(self, x: str, dtype: Any) -> str:
         return self.o.Cast(x, to=number_of(dtype))
 
     def reshaped(self, x: str, sizes: Shape | Sequence[int | None]) -> str:
-        """A tensor in another shape, of which one dimension may be open; one that was reshaped before, from what it was."""
+        """Reshape a tensor; one dimension may be open. A tensor that is itself a reshape is replaced by its source."""
         if list(sizes).count(None) > 1:
             sizes = Value(F32, tuple(sizes)).known
         x = self.graph.reshaped.get(x, x)
@@ -304,44 +311,47 @@ class OnnxTask(LoweringTask):
         return y
 
     def shape(self, number: int = 0) -> Shape:
-        """What the shape of an output turns out to be."""
+        """Return the inferred shape of an output."""
         return Value(F32, self.a.shapes[number]).dims
 
     def put(self, y: str, number: int = 0) -> None:
-        """An output as it is stored."""
+        """Give an output as it is stored."""
         self.graph.put(self.operation.outputs[number], y)
 
     def give(self, y: str, within: tuple[float, float] | None = None) -> None:
-        """The output by its real values, after its activation."""
+        """Give the output by its real values, before its activation."""
         low, high = within or bounds(self.a)
         if (low, high) != ACTIVATION_RANGE[Activation.NONE]:
-            x, least, most = self.graph.within.get(y, (y, low, high))  # all of them have room for 0 to 1
+            x, least, most = self.graph.within.get(y, (y, low, high))  # every activation's bounds include 0 to 1
             low, high = max(low, least), min(high, most)
             y = self.o.Relu(x) if (low, high) == ACTIVATION_RANGE[Activation.RELU] else self.o.Clip(x, low, high)
             self.graph.within[y] = x, low, high
         self.put(self.quantised(y, self.a.out.scale))
 
     def quantised(self, y: str, unit: float) -> str:
-        """Real values in a unit as the output's steps, halves away from 0; as they are where it is not quantised."""
+        """Round real values in a unit to quantisation steps of the output, halves away from 0.
+
+        The values are unchanged if the output is not quantised.
+        """
         value = require_known(self.a.out)
         zero = np.uint8(zero_point(value) if value.quantised else 0)
         return self.o.QuantizeLinear(y, unit / AWAY, zero) if value.quantised else y
 
     def image(self, x: str) -> str:
-        """A picture with its channels first."""
+        """Return a picture with channels first."""
         return x if self.a.nchw else self.o.Transpose(x, perm=(0, 3, 1, 2))
 
     def as_given(self, y: str) -> str:
-        """The same as the operation's layout has it."""
+        """Return a picture with channels first in the operation's layout."""
         return y if self.a.nchw else self.o.Transpose(y, perm=(0, 2, 3, 1))
 
 
-BOXES = "ONNX's operators of boxes have other rules"
-SEEDS = "its random numbers, hashes and integer cells have no like in ONNX"
+BOXES = "ONNX's box operators have other rules"
+SEEDS = "ONNX has no such random numbers, hashes or integer cells"
 TABLE: LoweringTable[OnnxTask] = LoweringTable(
     "ONNX Runtime",
     FLOATS | QUANTS,
-    {"IF": "branches stay with the runtime", "WHILE": "ONNX Runtime cannot end a loop at its time-out"}
+    {"IF": "the runtime itself runs branches", "WHILE": "ONNX Runtime cannot end a loop at its timeout"}
     | dict.fromkeys(["AXIS_ALIGNED_BBOX_TRANSFORM", "BOX_WITH_NMS_LIMIT", "DETECTION_POSTPROCESSING"], BOXES)
     | dict.fromkeys(["GENERATE_PROPOSALS", "HEATMAP_MAX_KEYPOINT", "ROI_ALIGN", "ROI_POOLING"], BOXES)
     | dict.fromkeys(["LSH_PROJECTION", "QUANTIZED_16BIT_LSTM", "QUANTIZED_LSTM", "RANDOM_MULTINOMIAL"], SEEDS),

@@ -32,17 +32,17 @@ from nnhal.ops.common import ACTIVATION_RANGE
 from nnhal.ops.schema import F32, Q8, Q8PC, Q8S
 from nnhal.ops.transposed import cut, spread
 
-SQUARED = 2.0**50  # numbers up to here are squared
-NEAR = 2.0**17  # steps of the output up to which sums of rounded numbers are near to what they should be
-FEW = 4096  # elements of a window, of which no mean but a half is so near to a half
+SQUARED = 2.0**50  # numbers are squared up to here
+NEAR = 2.0**17  # up to so many quantisation steps of the output, sums of rounded numbers are close to the exact ones
+FEW = 4096  # up to so many elements of a window, no mean but an exact half is so close to a half
 LEAST = float(np.finfo(np.float32).min)
-WIDEST = 64  # radius of sums of shifted tensors
-WAYS = ("uint8", "float")  # products in the processor's own instructions, or of steps
+WIDEST = 64  # the greatest radius of sums of shifted tensors
+WAYS = ("uint8", "float")  # products in the processor's own instructions, or of integers in float32
 FORMS: dict[int, tuple[str, ...]] = {Q8: WAYS, Q8S: WAYS}
 
 
 def sliding(t: OnnxTask) -> dict[str, Any]:
-    """How a window moves, as attributes."""
+    """Return the movement of a window, as attributes."""
     h, w = window(t.a, "h"), window(t.a, "w")
     found = {"kernel_shape": (h.size, w.size), "strides": (h.stride, w.stride)}
     found |= {"dilations": (h.dilation, w.dilation)} if t.a.form_has("dilation_h") else {}
@@ -50,14 +50,14 @@ def sliding(t: OnnxTask) -> dict[str, Any]:
 
 
 def new_sizes(t: OnnxTask) -> tuple[int, ...]:
-    """Height and width of the output."""
+    """Return height and width of the output."""
     found = Value(F32, t.shape()).known
     return found[2:] if t.a.nchw else found[1:3]
 
 
 @entry("AVERAGE_POOL_2D", "MAX_POOL_2D", exact=True)
 def pool(t: OnnxTask) -> None:
-    """Padding does not count. The greatest of quantised elements are those of the greatest stored values."""
+    """Padding does not count. The maximum of quantised elements is that of the stored values."""
     how = sliding(t)
     if t.name != "AVERAGE_POOL_2D":
         given = t.real("input") if t.a.T in FLOATS else t.x("input")
@@ -69,14 +69,14 @@ def pool(t: OnnxTask) -> None:
     elif t.a.T in FLOATS:
         t.give(t.as_given(mean_pool(t, t.image(t.real("input")))))
     else:
-        zero = SIGN if t.a.T == Q8S else np.uint8(0)  # what stands for a stored 0
+        zero = SIGN if t.a.T == Q8S else np.uint8(0)  # the engine's element for a stored 0
         means = mean_pool(t, t.image(t.o.DequantizeLinear(t.x("input"), 1.0, zero)))
         scale = 1 / AWAY if math.prod(how["kernel_shape"]) <= FEW else 1.0
         t.put(clipped(t, t.as_given(t.o.QuantizeLinear(means, scale, zero))))
 
 
 def mean_pool(t: OnnxTask, x: str) -> str:
-    """The means of windows, in stages where they are long."""
+    """Return the means of windows, in stages if they are long."""
     how, windows = sliding(t), mean_windows(t.a)
     if windows == [how["kernel_shape"]]:
         return t.o.AveragePool(x, **how)
@@ -89,7 +89,7 @@ def mean_pool(t: OnnxTask, x: str) -> str:
 
 
 def clipped(t: OnnxTask, y: str) -> str:
-    """Stored values of the output, within what its activation leaves."""
+    """Clip stored values of the output to the bounds of its activation."""
     if bounds(t.a) == ACTIVATION_RANGE[Activation.NONE]:
         return y
     return t.o.Clip(y, *[np.uint8(end + int(SIGN) * (t.a.out.type == Q8S)) for end in stored_bounds(t.a)])
@@ -97,7 +97,7 @@ def clipped(t: OnnxTask, y: str) -> str:
 
 @entry("L2_POOL_2D", types=FLOATS)
 def root_of_squares(t: OnnxTask) -> None:
-    """Of the numbers, and of far smaller ones where squares of the numbers would overflow."""
+    """Scale the numbers down if their squares would overflow."""
     x = t.image(t.real("input"))
 
     def pooled(numbers: str) -> str:
@@ -111,7 +111,7 @@ def root_of_squares(t: OnnxTask) -> None:
 
 
 def moved(t: OnnxTask, name: str, order: tuple[int, ...]) -> str:
-    """Weights with their dimensions in another order, in steps of float32 where they are quantised."""
+    """Reorder the dimensions of weights; quantised ones become float32 integers."""
     value, data = getattr(t.a, name), t.known(name)
     if data is None:
         return t.o.Transpose(t.steps(name), perm=order)
@@ -120,7 +120,7 @@ def moved(t: OnnxTask, name: str, order: tuple[int, ...]) -> str:
 
 
 def unsigned(t: OnnxTask, name: str) -> tuple[str, int]:
-    """Weights of 8 bits as uint8, and their zero point."""
+    """Return 8-bit weights as uint8, and their zero point."""
     value = getattr(t.a, name)
     if value.type != Q8PC:
         return t.x(name), zero_point(value)
@@ -134,7 +134,7 @@ def bias_steps(t: OnnxTask) -> str:
 
 
 def summed(t: OnnxTask, y: str, weights: Any, rank: int, axis: int) -> None:
-    """Sums of products of steps, along with the bias, to the output. axis: of the channels."""
+    """Give the output by sums of integer products, adding the bias. axis: of the channels."""
     if not t.a.out.quantised:
         t.give(y)
         return
@@ -147,9 +147,9 @@ def summed(t: OnnxTask, y: str, weights: Any, rank: int, axis: int) -> None:
 
 
 def require_sums(t: OnnxTask, weights: Any, axis: int) -> bool:
-    """Refuse quantised sums that float32 does not hold; a bias is rounded where it is great, as any sum with it is.
+    """Refuse quantised sums that float32 does not hold; a great bias is rounded, as is any sum with it.
 
-    Returns whether they have to be whole numbers, or those that nearly cancel are off by more than a part of a step.
+    Return whether the sums must be whole numbers; otherwise sums that nearly cancel are off by a large part of an LSB.
     """
     if not t.a.out.quantised:
         return False
@@ -171,13 +171,13 @@ def convolution(t: OnnxTask) -> None:
         return
     whole = require_sums(t, a.filter, axis)
     y = t.o.Conv(t.image(t.steps("input")), moved(t, "filter", order), bias_steps(t), **how)
-    if whole:  # ONNX Runtime multiplies a factor behind it into the weights, else
+    if whole:  # otherwise ONNX Runtime multiplies a subsequent factor into the weights
         y = t.o.Max(y, LEAST)
     summed(t, t.as_given(y), a.filter, 4, 1 if a.nchw else 3)
 
 
 def in_integers(t: OnnxTask, order: tuple[int, ...], axis: int, how: dict[str, Any]) -> str:
-    """A convolution of unsigned activations and weights, whose kernels sum up in 32 bits."""
+    """Convolve unsigned activations and weights, with kernels that add up in 32 bits."""
     a, (weights, zero), by_channel = t.a, unsigned(t, "filter"), t.a.filter.channel is not None
     scales = np.array(a.filter.channel.scales if by_channel else a.filter.scale, np.float32)
     zeros = np.full(scales.shape, zero, np.uint8)
@@ -190,7 +190,7 @@ def in_integers(t: OnnxTask, order: tuple[int, ...], axis: int, how: dict[str, A
 
 @entry("TRANSPOSE_CONV_2D")
 def transposed_convolution(t: OnnxTask) -> None:
-    """What lies behind the last product is put there afterwards, and what lies before is cut off then, before the bias."""
+    """Pad after the last product afterwards, and cut off the beginning then, before the bias."""
     a, sizes = t.a, new_sizes(t)
     require_sums(t, a.filter, 0)
     before = cut(a, "h"), cut(a, "w")
@@ -207,7 +207,7 @@ def transposed_convolution(t: OnnxTask) -> None:
 
 @entry("FULLY_CONNECTED", forms=FORMS)
 def fully_connected(t: OnnxTask) -> None:
-    """The input is taken for rows of `input_size` elements, whatever its rank."""
+    """Treat the input as rows of `input_size` elements, whatever its rank."""
     a, width = t.a, t.a.input_size
     count = None if None in a.input.dims else math.prod(a.input.known) // width
 
@@ -251,7 +251,7 @@ def batch_matmul(t: OnnxTask) -> None:
 @entry("SOFTMAX")
 @entry("LOG_SOFTMAX", types=FLOATS)
 def softmax(t: OnnxTask) -> None:
-    """Beta is put to the distance from the greatest element, halved so that it cannot overflow.
+    """Multiply the distance from the greatest element by beta, halved so that it cannot overflow.
 
     A long sum of exponentials is made in stages.
     """
@@ -271,7 +271,7 @@ def softmax(t: OnnxTask) -> None:
 
 
 def wide(t: OnnxTask, name: str) -> str:
-    """An argument in float64, whose range no square leaves."""
+    """Return an argument in float64, in which no square overflows."""
     return t.cast(t.real(name), np.float64)
 
 
@@ -285,11 +285,11 @@ def l2_normalisation(t: OnnxTask) -> None:
 
 @entry("LOCAL_RESPONSE_NORMALIZATION", types=FLOATS)
 def local_response(t: OnnxTask) -> None:
-    """Sums of shifted squares."""
+    """Add up shifted squares."""
     a, axis, x = t.a, t.a.axis % t.a.input.rank, wide(t, "input")
     size = a.input.known[axis]
     radius = min(a.radius, size)
-    t.require(radius <= WIDEST, f"radius is {radius}, sums of shifted squares are made up to {WIDEST}")
+    t.require(radius <= WIDEST, f"radius is {radius}, must be at most {WIDEST}")
     rows = [[radius * (n == axis)] * 2 for n in range(a.input.rank)]
     squares = padded(t, t.o.Mul(x, x), rows, np.float64(0))
     parts = [t.o.Slice(squares, [n], [n + size], [axis]) for n in range(2 * radius + 1)]
@@ -299,7 +299,7 @@ def local_response(t: OnnxTask) -> None:
 
 @entry("INSTANCE_NORMALIZATION", types=FLOATS)
 def instance_normalisation(t: OnnxTask) -> None:
-    """(x - mean) * gamma / sqrt(variance + epsilon) + beta."""
+    """Compute (x - mean) * gamma / sqrt(variance + epsilon) + beta."""
     a, x, axes = t.a, wide(t, "input"), [2, 3] if t.a.nchw else [1, 2]
     centred = t.o.Sub(x, t.o.ReduceMean(x, axes))
     variance = t.o.ReduceMean(t.o.Mul(centred, centred), axes)
@@ -313,7 +313,10 @@ def instance_normalisation(t: OnnxTask) -> None:
 
 @entry("RESIZE_NEAREST_NEIGHBOR", exact=True)
 def pick_nearest(t: OnnxTask) -> None:
-    """The very elements of the definition; where each is repeated as often, by ONNX's own operator, which is much faster."""
+    """Pick exactly the definition's elements.
+
+    If each is repeated equally often, use ONNX's operator, which is much faster.
+    """
     y, first, times = t.x("input"), 2 if t.a.nchw else 1, repeats(t.a)
     if t.a.nchw and times:
         how = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
@@ -326,7 +329,7 @@ def pick_nearest(t: OnnxTask) -> None:
 
 @entry("RESIZE_BILINEAR")
 def bilinear(t: OnnxTask) -> None:
-    """Products with the shares of the definition: ONNX Runtime's own places are less exact."""
+    """Multiply by the shares of the definition: ONNX Runtime's own positions are less exact."""
     (height, width), y = new_sizes(t), t.image(t.real("input"))
     y = t.o.MatMul(y, np.ascontiguousarray(interpolation(t.a, t.a.width, width).T))
     t.give(t.as_given(t.o.MatMul(interpolation(t.a, t.a.height, height), y)))

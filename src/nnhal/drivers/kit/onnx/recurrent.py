@@ -1,4 +1,4 @@
-"""Entries of recurrent operations: ONNX Runtime's LSTM, GRU and RNN where they mean the same, else steps one by one."""
+"""Entries of recurrent operations: ONNX Runtime's LSTM, GRU and RNN if they mean the same, otherwise unrolled steps."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from nnhal.drivers.kit.gated import GatedSequence
 from nnhal.drivers.kit.onnx.graph import FLOATS, TABLE, OnnxTask, entry
 from nnhal.ops.lstm import EPSILON
 
-MOST_STEPS = 64  # that are written one by one
+MOST_STEPS = 64  # the most that are unrolled
 FUSED = {Kind.RELU: "Relu", Kind.TANH: "Tanh", Kind.SIGMOID: "Sigmoid"}
 GATES = ("input", "output", "forget", "cell")  # in ONNX's order
 LIMITS = {Kind.RELU1: (-1.0, 1.0), Kind.RELU6: (0.0, 6.0)}
@@ -28,24 +28,27 @@ def turned(t: OnnxTask, weights: str) -> str:
 
 
 def first_of_one(t: OnnxTask, names: list[str]) -> list[str]:
-    """Tensors with a dimension for the directions, of which there is one."""
+    """Add a dimension for the directions, of which there is one."""
     return [t.o.Unsqueeze(name, [0]) for name in names]
 
 
 def in_steps(t: OnnxTask, x: str, steps: int, *, back: bool) -> list[str]:
-    """The parts of a sequence in the order in which they are met."""
-    t.require(steps <= MOST_STEPS, f"ONNX Runtime has no kernel of this cell, and {steps} steps are too many to write")
+    """Split a sequence into its steps, in the order of execution."""
+    t.require(
+        steps <= MOST_STEPS,
+        f"the sequence has {steps} steps, must have at most {MOST_STEPS}: ONNX Runtime has no kernel for this cell",
+    )
     parts = t.nodes("Split", [x, [1] * steps], steps, axis=0)
     return [t.o.Squeeze(part, [0]) for part in (reversed(parts) if back else parts)]
 
 
 def in_order(t: OnnxTask, outputs: list[str], *, back: bool) -> str:
-    """What the steps gave as a sequence."""
+    """Join the outputs of the steps to a sequence."""
     return t.o.Concat(*first_of_one(t, outputs[::-1] if back else outputs), axis=0)
 
 
 def fused(t: OnnxTask, kind: str, inputs: list[str], units: int, activations: list[str], *, back: bool) -> Direction:
-    """ONNX's own operator."""
+    """Write ONNX's own operator."""
     way, count = "reverse" if back else "forward", 3 if kind == "LSTM" else 2
     how = {"hidden_size": units, "activations": activations, "direction": way}
     y, *last = t.nodes(kind, inputs, count, **how)
@@ -56,8 +59,9 @@ def fused(t: OnnxTask, kind: str, inputs: list[str], units: int, activations: li
 
 
 def gates(t: OnnxTask, way: str, stem: str) -> dict[int, str]:
-    """What each gate has of the name; that of a coupled input gate is the forget gate's with another sign, as
-    1 - sigmoid(x) = sigmoid(-x).
+    """Return the tensor of each gate for a name.
+
+    A coupled input gate has the negated one of the forget gate, because 1 - sigmoid(x) = sigmoid(-x).
     """
     found = [t.maybe(f"{way}{stem}{gate}") for gate in GATES]
     if found[0] is None and t.maybe(f"{way}input_to_input") is None and found[2] is not None:
@@ -66,7 +70,7 @@ def gates(t: OnnxTask, way: str, stem: str) -> dict[int, str]:
 
 
 def lstm(t: OnnxTask, x: str, steps: int, way: str, *, crossed: bool = False, back: bool = False) -> Direction:
-    """One direction of an LSTM."""
+    """Write one direction of an LSTM."""
     a, units = t.a, getattr(t.a, f"{way}units")
     inputs, biases, peepholes = gates(t, way, "input_to_"), gates(t, way, "bias_"), gates(t, way, "peep_")
     if crossed:
@@ -92,7 +96,10 @@ def lstm(t: OnnxTask, x: str, steps: int, way: str, *, crossed: bool = False, ba
 
 
 def cell(t: OnnxTask, way: str, values: list[str], memory: str, extras: tuple[dict[int, str], ...]) -> tuple[str, str]:
-    """One step of a cell with all its parts: its output and its new memory. values: of the gates, before their biases."""
+    """Write one step of a cell with all its parts; return its output and its new memory.
+
+    values: of the gates, before their biases.
+    """
     a, (peepholes, norms, biases) = t.a, extras
 
     def gate(number: int, memory: str | None = None) -> str:
@@ -104,7 +111,8 @@ def cell(t: OnnxTask, way: str, values: list[str], memory: str, extras: tuple[di
         return t.o.Add(total, biases[number]) if number in biases else total
 
     forget = t.o.Sigmoid(gate(2, memory))
-    coupled = norms and t.maybe(f"{way}input_to_input") is None  # a norm turns the sign that its weights have turned
+    # a norm also negates the sign that the negated weights have
+    coupled = norms and t.maybe(f"{way}input_to_input") is None
     admit = t.o.Sub(1.0, forget) if coupled else t.o.Sigmoid(gate(0, memory))
     memory = t.o.Add(t.o.Mul(forget, memory), t.o.Mul(admit, activated(t, gate(3))))
     memory = clipped(t, memory, a.cell_clip)
@@ -121,7 +129,7 @@ def clipped(t: OnnxTask, x: str, most: float) -> str:
 
 
 def normalised(t: OnnxTask, x: str, weight: str) -> str:
-    """With a mean of 0 and a deviation of 1, times weights."""
+    """Normalise to a mean of 0 and a deviation of 1, and multiply by weights."""
     centred = t.o.Sub(x, t.o.ReduceMean(x, [1]))
     variance = t.o.ReduceMean(t.o.Mul(centred, centred), [1])
     return t.o.Mul(t.o.Div(centred, t.o.Sqrt(t.o.Add(variance, EPSILON))), weight)
@@ -129,7 +137,7 @@ def normalised(t: OnnxTask, x: str, weight: str) -> str:
 
 @entry("LSTM", types=FLOATS)
 def lstm_step(t: OnnxTask) -> None:
-    """A sequence of one step; what the scratch output holds is undefined."""
+    """Write a sequence of one step; the content of the scratch output is undefined."""
     y, states = lstm(t, t.o.Unsqueeze(t.x("input"), [0]), 1, "")
     scratch = t.o.Concat(*[t.x("cell_state")] * (4 if t.maybe("input_to_input") else 3), axis=1)
     give_all(t, [scratch, *states, t.o.Squeeze(y, [0])])
@@ -139,7 +147,7 @@ def lstm_step(t: OnnxTask) -> None:
 
 
 def gru(t: OnnxTask, s: GatedSequence) -> None:
-    """ONNX's own operator, for steps that are written one by one."""
+    """Write ONNX's own operator for steps that the model spells out."""
     (weights, bias), (again, more) = (zip(*layers, strict=True) for layers in (s.of_input, s.of_state))
     joined = [t.o.Concat(*map(t.graph.operand, some), axis=0) for some in (weights, again, (*bias, *more))]
     x, state = (
@@ -158,7 +166,7 @@ def gru(t: OnnxTask, s: GatedSequence) -> None:
 
 
 def spoilt(t: OnnxTask, x: str, state: str, s: GatedSequence) -> str:
-    """What ONNX Runtime's gates forget: NaN for each step that follows from one, else 0, as [steps, batch, 1]."""
+    """Return what ONNX Runtime's gates forget: NaN for each step from the first NaN on, else 0, as [steps, batch, 1]."""
 
     def zeros(name: str) -> str:
         return t.o.Mul(t.o.ReduceSum(t.o.Tanh(name), [2]), 0.0)
@@ -178,7 +186,7 @@ TABLE.gated = gru
 
 
 def rnn(t: OnnxTask, x: str, steps: int, way: str, *, crossed: bool = False, back: bool = False) -> Direction:
-    """One direction of a simple cell."""
+    """Write one direction of a simple cell."""
     names = ("weights", "recurrent_weights", "bias", "hidden_state")
     weights, recurrent, bias, state = (t.x(way + name) for name in names)
     if crossed:
@@ -205,7 +213,7 @@ def rnn_step(t: OnnxTask) -> None:
 
 
 def time_first(t: OnnxTask, x: str) -> str:
-    """A sequence whose steps come first; or back again."""
+    """Swap batch and time."""
     return x if t.a.time_major else t.o.Transpose(x, perm=(1, 0, 2))
 
 
@@ -218,7 +226,7 @@ def one_way(t: OnnxTask) -> None:
 
 @entry("BIDIRECTIONAL_SEQUENCE_LSTM", "BIDIRECTIONAL_SEQUENCE_RNN", types=FLOATS)
 def two_ways(t: OnnxTask) -> None:
-    """Forwards and backwards. Both read the auxiliary input beside the input, or the second reads it instead."""
+    """Run forwards and backwards. Both read the auxiliary input in addition to the input, or the second reads only it."""
     kernel, aux_weights = (lstm, "aux_to_forget") if t.name.endswith("LSTM") else (rnn, "aux_weights")
     crossed, aux = t.maybe(f"fw_{aux_weights}") is not None, t.maybe("aux_input")
     ahead = behind = time_first(t, t.x("input"))
@@ -235,14 +243,14 @@ def two_ways(t: OnnxTask) -> None:
 
 
 def give_all(t: OnnxTask, outputs: list[str]) -> None:
-    """As many as the operation has."""
+    """Give as many outputs as the operation has."""
     for number, y in enumerate(outputs[: len(t.operation.outputs)]):
         t.put(y, number)
 
 
 @entry("SVDF", types=FLOATS)
 def svdf(t: OnnxTask) -> None:
-    """The newest value of each filter is pushed into its memory, over which its time filter runs."""
+    """Push the newest value of each filter into its memory, and apply the time filter to that memory."""
     a = t.a
     filters, memory, places = a.filters, a.memory_size, a.state_size // max(1, a.filters)
     kept = t.o.Slice(t.reshaped(t.x("state"), [a.batch, filters, places]), [0], [memory - 1], [2])

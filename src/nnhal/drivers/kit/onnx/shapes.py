@@ -1,4 +1,4 @@
-"""Entries of operations that move elements, pick them, repeat them, put others around them or reduce them."""
+"""Entries of operations that move, pick, repeat, pad or reduce elements."""
 
 from collections.abc import Sequence
 
@@ -26,7 +26,7 @@ def transpose(t: OnnxTask) -> None:
 
 @entry("CONCATENATION", types=MOVED, exact=True)
 def concatenation(t: OnnxTask) -> None:
-    """Parts of other scales by their real values."""
+    """Join inputs of other scales by their real values."""
     t.require_alike()
     same = all((v.scale, v.zero_point) == (t.a.out.scale, t.a.out.zero_point) for v in t.a.parts)
     if same:
@@ -65,7 +65,7 @@ def strided(t: OnnxTask) -> None:
 
 
 def backwards(t: OnnxTask, x: str, axis: int) -> str:
-    """A tensor turned round along an axis."""
+    """Reverse a tensor along an axis."""
     return t.o.Slice(x, [-1], [-FAR], [axis], [-1])
 
 
@@ -81,7 +81,7 @@ def tile(t: OnnxTask) -> None:
 
 @entry("GATHER", "EMBEDDING_LOOKUP", types=MOVED, exact=True)
 def gather(t: OnnxTask) -> None:
-    """What NNAPI fails on, ONNX counts from the end: indices below 0 become some that ONNX Runtime fails on."""
+    """Map indices below 0 to some on which ONNX Runtime fails, as NNAPI does: ONNX would count from the end."""
     source, name, axis = ("input", "indices", t.a.axis) if t.name == "GATHER" else ("values", "lookups", 0)
     index = t.x(name)
     if getattr(t.a, name).data is None:
@@ -91,7 +91,7 @@ def gather(t: OnnxTask) -> None:
 
 @entry("HASHTABLE_LOOKUP", types=MOVED)
 def lookup(t: OnnxTask) -> None:
-    """Every key compared with every one that is looked up; rows without a hit are zeros as they are stored."""
+    """Compare every key with every lookup; rows without a hit are stored zeros."""
     same = t.cast(t.o.Equal(t.o.Unsqueeze(t.x("lookups"), [1]), t.o.Unsqueeze(t.x("keys"), [0])), np.int32)
     hits = t.o.ReduceMax(same, [1], keepdims=0)
     rows = t.o.Gather(t.x("values"), t.o.ArgMax(same, axis=1, keepdims=0), axis=0)
@@ -107,7 +107,7 @@ def without_nan(t: OnnxTask, x: str, instead: float) -> str:
 
 @entry("TOPK_V2", types=MOVED, exact=True)
 def top(t: OnnxTask) -> None:
-    """Of equals the last comes first, and ONNX's the first: so it sees them turned round. NaN counts as minus infinity."""
+    """Reverse the input: of equals NNAPI returns the last first, ONNX the first. NaN counts as minus infinity."""
     x, last = t.x("input"), t.a.input.rank - 1
     turned = backwards(t, without_nan(t, x, -np.inf), last)
     _, place = t.nodes("TopK", [turned, [t.a.k]], 2)
@@ -118,7 +118,7 @@ def top(t: OnnxTask) -> None:
 
 @entry("ARGMAX", "ARGMIN", types=MOVED, exact=True)
 def extreme(t: OnnxTask) -> None:
-    """The first among equals; NaN never wins."""
+    """Return the first among equals; NaN never wins."""
     kind, worst = ("ArgMax", -np.inf) if t.name == "ARGMAX" else ("ArgMin", np.inf)
     y = t.graph.node(kind, without_nan(t, t.x("input"), worst), axis=t.a.axis, keepdims=0)
     t.put(t.reshaped(t.cast(y, np.int32), t.shape()))
@@ -133,7 +133,7 @@ def pad(t: OnnxTask) -> None:
 
 
 def padded(t: OnnxTask, x: str, rows: object, fill: object) -> str:
-    """A tensor with as many elements before and after as the rows say, one for each dimension."""
+    """Pad each dimension at both ends by the numbers in `rows`."""
     return t.o.Pad(x, np.asarray(rows, np.int64).T.ravel().tolist(), fill)
 
 
@@ -161,7 +161,7 @@ def rank(t: OnnxTask) -> None:
 
 @entry("DEPTH_TO_SPACE", "SPACE_TO_DEPTH", "SPACE_TO_BATCH_ND", "BATCH_TO_SPACE_ND", "CHANNEL_SHUFFLE", exact=True)
 def blocks(t: OnnxTask) -> None:
-    """Of pictures with their channels first."""
+    """Pictures have their channels first."""
     picture, x = t.name != "CHANNEL_SHUFFLE", t.x("input")
     if t.a.form_has("blocks"):
         t.array("blocks")
@@ -181,8 +181,13 @@ REDUCED |= {"MEAN": "ReduceMean", "REDUCE_ANY": "ReduceMax", "REDUCE_ALL": "Redu
 @entry("MEAN", types=MOVED)
 @entry(*(name for name in REDUCED if name != "MEAN"), types=MOVED | {B8}, exact=True)
 def reduce(t: OnnxTask) -> None:
-    """Truth values as numbers. The greatest and least of a NaN are NaN."""
-    x, axes = t.real("input"), sorted({int(axis) % t.a.input.rank for axis in t.array("axes")})
+    """Reduce truth values as numbers. The maximum and minimum of a NaN are NaN.
+
+    A quantised mean is one of quantisation steps, because their halves are exact.
+    """
+    of_steps = t.name == "MEAN" and t.a.input.quantised
+    x = t.steps("input") if of_steps else t.real("input")
+    axes = sorted({int(axis) % t.a.input.rank for axis in t.array("axes")})
 
     def reduced(kind: str, x: str) -> str:
         return t.graph.node(kind, x, axes, noop_with_empty_axes=1)
@@ -197,12 +202,17 @@ def reduce(t: OnnxTask) -> None:
     y = t.reshaped(y, t.shape())
     if t.a.T == B8:
         t.put(t.cast(y, np.bool_))
+    elif of_steps:
+        t.put(t.quantised(y, 1.0))
     else:
         t.give(y)
 
 
 def add_up(t: OnnxTask, kind: str, x: str, shape: Shape | None, axes: Sequence[int]) -> str:
-    """The ReduceSum or ReduceMean of real numbers, in stages where it is long; its elements, in a shape to be reshaped."""
+    """Write the ReduceSum or ReduceMean of real numbers, in stages if it is long.
+
+    Return its elements, to be reshaped by the caller.
+    """
     parts = stages(shape, axes)
     if not parts:
         return t.graph.node(kind, x, axes, noop_with_empty_axes=1)

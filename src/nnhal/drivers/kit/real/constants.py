@@ -1,4 +1,4 @@
-"""Constants that are turned and reshaped where they are written: an engine would keep them as they were and as they are."""
+"""Transposes and reshapes constants when they are written: an engine would keep both the original and the result."""
 
 import math
 from abc import ABC, abstractmethod
@@ -12,14 +12,14 @@ from nnhal.drivers.kit.real.engine import Node
 
 
 class Scaled(NamedTuple):
-    """Whole numbers of 8 bits, and scales of the same rank: one, or one for each place along a dimension."""
+    """8-bit integers, and scales of the same rank: one, or one for each position along a dimension."""
 
     whole: Array
     scales: Array
 
 
 class KnownConstants(ABC):
-    """Of `Primitives` those about constants. constants: what they lie in, by the name of their node."""
+    """The `Primitives` for constants. constants: the arrays that hold them, by the name of their node."""
 
     def __init__(self) -> None:
         self.constants: dict[str, Array] = {}
@@ -28,26 +28,25 @@ class KnownConstants(ABC):
 
     @abstractmethod
     def name_of(self, x: Node) -> str:
-        """The name of a node, which no other has."""
+        """Return the unique name of a node."""
 
     @abstractmethod
     def constant(self, array: Array) -> Node:
-        """As of `Primitives`; the array is in `constants`."""
+        """Write a constant whose array is in `constants`."""
 
     @abstractmethod
     def decoded(self, whole: Node, scales: Node) -> Node:
-        """A constant of int8 in float32, times its scales."""
+        """Write an int8 constant, converted to float32, times its scales."""
 
     @abstractmethod
     def turned(self, x: Node, order: Sequence[int]) -> Node:
-        """As `transpose`, of what is no constant."""
+        """Transpose a node that is not a constant."""
 
     @abstractmethod
     def reshaped(self, x: Node, shape: Sequence[int]) -> Node:
-        """As `reshape`, of what is no constant."""
+        """Reshape a node that is not a constant."""
 
     def elements(self, x: Node) -> Array | None:
-        """As of `Primitives`."""
         return self.constants.get(self.name_of(x))
 
     def decodes(self, x: Node) -> bool:
@@ -55,14 +54,13 @@ class KnownConstants(ABC):
         return self.name_of(x) in self._scaled
 
     def scaled(self, whole: Array, scales: Array) -> Node:
-        """As of `Primitives`."""
         found = Scaled(np.ascontiguousarray(whole), np.ascontiguousarray(scales))
         node = self.decoded(*map(self.constant, found))
         self._scaled[self.name_of(node)] = found
         return node
 
     def transpose(self, x: Node, order: Sequence[int]) -> Node:
-        """As of `Primitives`. All readers of a constant in one order share one copy."""
+        """Transpose; all readers of a constant in one order share one copy."""
         name = self.name_of(x)
         if name in self._scaled:
             return self.scaled(*(array.transpose(order) for array in self._scaled[name]))
@@ -74,7 +72,7 @@ class KnownConstants(ABC):
         return self.turned(x, order)
 
     def reshape(self, x: Node, shape: Sequence[int]) -> Node:
-        """As of `Primitives`. Scales lie along the first dimension, which may be cut."""
+        """Reshape; the scales of a constant lie along its first dimension, which may be divided."""
         name = self.name_of(x)
         if name in self._scaled:
             whole, scales = self._scaled[name]

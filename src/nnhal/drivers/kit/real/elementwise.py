@@ -9,11 +9,12 @@ from nnhal.drivers.kit.real.graph import FLOATS, FORMS, NUMBERS, QUANTS, RealTas
 from nnhal.ops.common import ACTIVATION_RANGE, type_range
 from nnhal.ops.schema import B8, F32, I32, Q8PC, Q8SYMM, Q16A, Q16S
 
-LARGEST = 2.0**31 - 128  # the greatest float32 that is an int32
+LARGEST = 2.0**31 - 128  # the greatest float32 that an int32 holds
 EVERY = NUMBERS | {B8}
 TINY = np.finfo(np.float32).tiny
 LEAST = float(np.finfo(np.float32).min)
-INTEGERS: dict[str, tuple[str, bool | None]] = {  # which of the two, 0 or not, is the greater; None: the other
+# the two inputs' order: which one, 0 or not 0, is the greater; None: the other
+INTEGERS: dict[str, tuple[str, bool | None]] = {
     "EQUAL": ("equal", None),
     "NOT_EQUAL": ("not_equal", None),
     "LESS": ("not_equal", False),
@@ -22,7 +23,7 @@ INTEGERS: dict[str, tuple[str, bool | None]] = {  # which of the two, 0 or not, 
     "GREATER_EQUAL": ("equal", False),
 }
 KINDS = {"ADD": "add", "SUB": "subtract", "MUL": "multiply", "DIV": "divide", "NEG": "negative", "LOGISTIC": "sigmoid"}
-KINDS |= {"HARD_SWISH": "hswish"}  # the others are called what NNAPI calls them
+KINDS |= {"HARD_SWISH": "hswish"}  # the others have NNAPI's names
 
 
 @entry("DIV", "SIN", "LOG", "SQRT", "FLOOR", types=FLOATS)
@@ -31,11 +32,13 @@ KINDS |= {"HARD_SWISH": "hswish"}  # the others are called what NNAPI calls them
 @entry("ADD", "SUB", "MUL", types=NUMBERS, forms=FORMS)
 @entry("TANH", "LOGISTIC", "HARD_SWISH", forms=FORMS)
 def simple(t: RealTask) -> None:
-    """One primitive. Not by levels with a constant: a rounding and what is added behind it become one that is steps off. Nor
-    where halves are many, which kernels of 8 bits round to even.
+    """Write one primitive.
 
-    Inputs of one scale are added up as integers. The difference of equal ones is then 0: an engine that joins the scaling of
-    one with the subtraction leaves a rounding error, which is several steps of a fine output.
+    There is no 8-bit variant with a constant: a rounding and a subsequent addition would become one that is several LSB
+    off. There is also none if many results are halves, which 8-bit kernels round to even.
+
+    Inputs of one scale are added up as integers, so the difference of equal ones is 0. An engine that joins the scaling
+    of one with the subtraction would leave a rounding error, which is several LSB of a fine output.
     """
     constant = any(value.data is not None for _, value in t.a.inputs if isinstance(value, Value))
     t.form = "float" if constant or (t.name in ("ADD", "SUB", "MUL", "HARD_SWISH") and t.halves()) else t.form
@@ -49,14 +52,14 @@ def simple(t: RealTask) -> None:
 
 @entry("EXP", types=FLOATS)
 def exponential(t: RealTask) -> None:
-    """Of a NaN engines make a number."""
+    """Keep NaN, for which engines return a number."""
     x = t.x("input")
     t.give(t.op("select", t.missing(x), x, t.op("exp", x)))
 
 
 @entry("MAXIMUM", "MINIMUM", types=NUMBERS, exact=True)
 def extreme(t: RealTask) -> None:
-    """Of a NaN and a number engines give either, NNAPI the NaN."""
+    """Return NaN for a NaN and a number, of which engines return either."""
     t.require_alike()
     x, y = t.xs()
     found = t.op(t.name.lower(), x, y)
@@ -67,7 +70,10 @@ def extreme(t: RealTask) -> None:
 
 @entry("PRELU")
 def prelu(t: RealTask) -> None:
-    """Broadcasting. The engine's own, which layers have inside, where no slope makes NaN of a number that is not below 0."""
+    """Write it with broadcasting, or the engine's own, which its layers can include.
+
+    The engine's own is not used if a slope makes NaN of a number that is not below 0.
+    """
     x, alpha = t.x("input"), t.x("alpha")
     slopes, rank = t.o.elements(alpha), t.a.input.rank
     plain = slopes is not None and (np.isfinite(slopes) & (np.abs(slopes) >= TINY)).all()
@@ -79,28 +85,30 @@ def prelu(t: RealTask) -> None:
 
 @entry("RELU", "RELU1", "RELU6", forms=FORMS, exact=True)
 def limited(t: RealTask) -> None:
-    """The fused activation of the same name."""
+    """Write the fused activation of the same name."""
     t.give(t.x("input"), within=ACTIVATION_RANGE[Activation[t.name]])
 
 
 @entry("RSQRT")
 def reciprocal_root(t: RealTask) -> None:
-    """No quantised value stands for NaN: what is below 0 gives the greatest value."""
+    """Return the greatest value below 0: no quantised value represents NaN."""
     x = t.op("relu", t.x("input")) if t.a.T in QUANTS else t.x("input")
     t.give(t.op("divide", t.f32(1), t.op("sqrt", x)))
 
 
 @entry("ELU", types=FLOATS)
 def elu(t: RealTask) -> None:
-    """With an alpha."""
+    """Write the activation with an alpha."""
     t.require(t.a.alpha >= 0, f"alpha is {t.a.alpha:g}, must be at least 0 for {t.o.name}'s kernel")
     t.give(t.o.elu(t.x("input"), t.a.alpha))
 
 
 @entry("EQUAL", "NOT_EQUAL", "LESS", "LESS_EQUAL", "GREATER", "GREATER_EQUAL", types=EVERY)
 def compare(t: RealTask) -> None:
-    """Truth values as numbers, quantised ones as real ones. Engines compare integers in float32: exact are the greater of
-    two, and whether a difference is 0. Only "less" is false for NaN everywhere.
+    """Compare truth values as numbers, and quantised values as real ones.
+
+    Engines compare integers in float32: the greater of two, and whether a difference is 0, are exact. Only "less" is
+    false for NaN everywhere.
     """
     require_normal(t)
     x, y = (t.graph.converted(x, np.int32) if t.a.T == B8 else x for x in t.xs())
@@ -115,16 +123,16 @@ def compare(t: RealTask) -> None:
 
 
 def require_normal(t: RealTask) -> None:
-    """Refuse constants that engines may take for 0 beside numbers that they do not."""
+    """Refuse subnormal constants: engines may treat these as 0, but not the other operand."""
     for _, value in t.a.inputs:
         known = value.data if isinstance(value, Value) and value.type == F32 else None
         small = known is not None and ((np.abs(known) < TINY) & (known != 0)).any()
-        t.require(not small, f"{t.o.name} takes a subnormal constant for 0, and what meets it as it is")
+        t.require(not small, f"{t.o.name} treats a subnormal constant as 0, but not the other operand")
 
 
 @entry("POW", types=FLOATS)
 def power(t: RealTask) -> None:
-    """Broadcasting. For a constant of 0.5 engines take the root, which is NaN at minus infinity."""
+    """Write it with broadcasting. For a constant 0.5 engines use the root, which is NaN at minus infinity."""
     require_normal(t)
     base, exponent = t.xs()
     known = t.a.exponent.data
@@ -135,14 +143,14 @@ def power(t: RealTask) -> None:
 
 @entry("SELECT", types=NUMBERS, exact=True)
 def select(t: RealTask) -> None:
-    """All three have one shape."""
+    """All three inputs have one shape."""
     t.require_alike()
     t.give(t.op("select", t.x("condition"), t.x("input1"), t.x("input2")))
 
 
 @entry("CAST", types=EVERY | {Q8SYMM, Q16A, Q16S}, exact=True)
 def cast(t: RealTask) -> None:
-    """Stored values are converted, whatever scale they have; what does not fit is saturated, NaN is 0."""
+    """Convert stored values, regardless of the scale; saturate those that do not fit, and NaN becomes 0."""
     x, kind, source = t.stored("input"), t.value().type, t.a.input.type
     if kind in FLOATS:
         x = t.graph.converted(x, np.float32)
@@ -154,12 +162,12 @@ def cast(t: RealTask) -> None:
 
 
 def numbers(t: RealTask, x: Node) -> Node:
-    """float32 with 0 for NaN."""
+    """Return float32 with 0 for NaN."""
     return t.op("select", t.missing(x), t.f32(0), x)
 
 
 def saturated(t: RealTask, x: Node, low: int, high: int) -> Node:
-    """Whole numbers of a small range, in float32."""
+    """Return whole numbers of a small range, in float32."""
     if t.o.dtype(x) == np.float32:
         return t.truncated(t.o.clamp(numbers(t, x), float(low), float(high)))
     whole = t.op("minimum", t.graph.converted(x, np.int32), t.constant(high, np.int32))
@@ -167,7 +175,7 @@ def saturated(t: RealTask, x: Node, low: int, high: int) -> Node:
 
 
 def integers(t: RealTask, x: Node) -> Node:
-    """float32 as int32; the conversion itself does not saturate."""
+    """Convert float32 to int32, saturated, which the conversion itself does not do."""
     x = numbers(t, x)
     near = t.o.convert(t.o.clamp(x, -(2.0**31), LARGEST), np.int32)
     return t.op("select", t.op("greater", x, t.f32(LARGEST)), t.constant(2**31 - 1, np.int32), near)
@@ -175,12 +183,15 @@ def integers(t: RealTask, x: Node) -> Node:
 
 @entry("QUANTIZE", types=FLOATS)
 def quantise(t: RealTask) -> None:
-    """From real values to stored ones, NaN as 0."""
+    """Convert real values to stored ones, NaN to 0."""
     t.give(numbers(t, t.x("input")))
 
 
 @entry("DEQUANTIZE", types=QUANTS | {Q8SYMM, Q8PC})
 def dequantise(t: RealTask) -> None:
-    """Back, behind what keeps products of these values out of kernels of 8 bits, which nobody has proved for them."""
+    """Convert stored values to real ones.
+
+    A guard keeps their products out of 8-bit kernels, which nobody verified for them.
+    """
     x = t.x("input")
     t.give(t.op("maximum", x, t.f32(LEAST)) if t.a.input.data is None else x)

@@ -1,7 +1,7 @@
-"""A main subgraph on its way to an engine: which node stands for which operand, what an entry works with.
+"""A main subgraph under conversion to an engine's graph: the node of each operand, and the task of an entry.
 
-Between operations all real values are float32. A quantised operand is held as what it stores: in its own type where it is
-given so, in float32 where an operation computes it; either way its elements are integers.
+Between operations all real values are float32. A quantised operand is held as its stored values: in its own type if it
+is given so, in float32 if an operation computes it. In both cases its elements are integers.
 """
 
 import math
@@ -23,25 +23,25 @@ from nnhal.model.validate import validate
 from nnhal.ops.common import decode, encode, type_range
 from nnhal.ops.schema import F16, F32, I32, Q8, Q8S, Bound, show
 
-FAR = 2.0**60  # scales from 1 / FAR to FAR: products of two, and what they are of, stay within float32
+FAR = 2.0**60  # scales are from 1 / FAR to FAR: products of two, and their factors, stay within float32
 FLOATS = frozenset((F32, F16))
 QUANTS = frozenset((Q8, Q8S))
 FINE = (
     2.0**12
-)  # times the scale of an output that one of an input may be: its stored values are real ones in float32 then
-NEAR = 2.0**16  # scales from 1 / NEAR to NEAR: far smaller ones an engine takes for 0
-FAST = "int8"  # the form for the engine's kernels of 8 bits, which may saturate, and round sums otherwise
+)  # the most that an input's scale may be, relative to the output's: its stored values are real ones in float32 then
+NEAR = 2.0**16  # scales are from 1 / NEAR to NEAR: an engine treats far smaller ones as 0
+FAST = "int8"  # the variant for the engine's 8-bit kernels, which may saturate, and round sums in another way
 FORMS: dict[int, tuple[str, ...]] = dict.fromkeys(QUANTS, (FAST, "float"))
 NUMBERS = FLOATS | QUANTS | {I32}
 E = TypeVar("E", bound=Primitives)
 
 
 def scales_of(value: Value) -> Array:
-    """The scale, or one for each channel, shaped to be multiplied with the tensor."""
+    """Return the scale, or one for each channel, shaped to be multiplied with the tensor."""
     scales = np.array(value.channel.scales if value.channel else value.scale, np.float32)
     if not scales.min(initial=1) >= 1 / FAR or not scales.max(initial=1) <= FAR:
         raise Refused(
-            f"scales of {scales.min():g} to {scales.max():g} leave the range of float32, in which it is computed"
+            f"scales are {scales.min():g} to {scales.max():g}, must be from {1 / FAR:g} to {FAR:g} to compute in float32"
         )
     if value.channel is None:
         return scales
@@ -49,9 +49,10 @@ def scales_of(value: Value) -> Array:
 
 
 class RealGraph(Generic[E]):
-    """The engine's graph, and the nodes that operands are. inputs: the model's, in order; None for those without a value.
+    """The engine's graph, and the nodes of the operands.
 
-    checks: truth values, any of which fails the execution.
+    inputs: the model's, in order; None for those without a value. checks: truth values, any of which fails the
+    execution.
     """
 
     def __init__(self, model: Model, engine: E) -> None:
@@ -63,12 +64,12 @@ class RealGraph(Generic[E]):
         self.inputs = [self._given[index] for index in model.main.inputs]
 
     def outputs(self) -> list[Node]:
-        """The model's, in their own types; then the checks."""
+        """Return the model's outputs, in their own types; then the checks."""
         main = self.model.main.outputs
         return [*(self.engine.convert(self.held(index), self.value(index).dtype) for index in main), *self.checks]
 
     def value(self, index: int) -> Value:
-        """What is known of an operand; Refused where it has no value."""
+        """Return the facts about an operand; Refused if it has no value."""
         value = self._values[index]
         if value is None:
             raise Refused("an operand has no value")
@@ -79,26 +80,26 @@ class RealGraph(Generic[E]):
         return None if value is None else self.engine.parameter(value.dtype, value.shape)
 
     def constant(self, data: Any, dtype: Any = None) -> Node:
-        """A constant of numbers."""
+        """Write a constant of numbers."""
         array = np.asarray(data, dtype)
         return self.engine.constant(array if array.flags.c_contiguous else array.copy())
 
     def held(self, index: int) -> Node:
-        """An operand as it is held: float32, int32, truth values, or stored values."""
+        """Return an operand as it is held: float32, int32, truth values, or stored values."""
         if index not in self._held:
             value, operand = self.value(index), self.model.main.operands[index]
             self._require_elements(value)
             if operand.lifetime in CONSTANTS:
                 data = self.model.constant(operand)
                 node = self.constant(data, np.float32 if data.dtype == np.float16 else None)
-            else:  # given, or computed by what was refused
+            else:  # a model input, or the result of a refused operation
                 node = self._given.get(index) or self._parameter(index)
                 node = self.engine.convert(node, np.float32) if value.type == F16 else node
             self._held[index] = node
         return self._held[index]
 
     def hold(self, index: int, node: Node) -> None:
-        """Let an operand be what a node gives, of a shape that has the elements of the operand's."""
+        """Let a node represent an operand; it has the elements of the operand's shape."""
         value, found = self.value(index), self.engine.shape(node)
         self._require_elements(value)
         shape = fixed(value.shape)
@@ -106,10 +107,10 @@ class RealGraph(Generic[E]):
 
     def _require_elements(self, value: Value) -> None:
         if 0 in (value.shape or ()):
-            raise Refused(f"{self.engine.name} needs elements, and a tensor of shape {show(value.dims)} has none")
+            raise Refused(f"{self.engine.name} needs elements, but a tensor of shape {show(value.dims)} has none")
 
     def steps(self, index: int) -> Node:
-        """q - zero_point of a quantised operand, in float32."""
+        """Return q - zero_point of a quantised operand, in float32."""
         value = self.value(index)
         if value.data is not None:
             return self.constant(np.subtract(value.data, value.zero_point, dtype=np.float32))
@@ -119,11 +120,11 @@ class RealGraph(Generic[E]):
         )
 
     def converted(self, node: Node, dtype: Any) -> Node:
-        """A node's values in another type."""
+        """Convert a node's values to another type."""
         return node if self.engine.dtype(node) == dtype else self.engine.convert(node, dtype)
 
     def real(self, index: int) -> Node:
-        """The real values of an operand; integers and truth values as they are."""
+        """Return the real values of an operand; integers and truth values unchanged."""
         value = self.value(index)
         if not value.quantised:
             return self.held(index)
@@ -133,13 +134,15 @@ class RealGraph(Generic[E]):
         return self.engine.op("multiply", self.apart(self.steps(index)), self.constant(scales))
 
     def apart(self, steps: Node) -> Node:
-        """Integers, and not what engines make of them and a factor behind them: the zero point alone times that, rounded
-        twice, or what was before the rounding, or products of 8 bits.
+        """Guard integers against an engine's rewriting of them and a subsequent factor.
+
+        The rewriting multiplies the zero point by the factor alone, rounding twice, or skips a rounding, or uses 8-bit
+        products.
         """
         return self.engine.op("maximum", steps, self.constant(-FAR, np.float32))
 
     def levels(self, index: int) -> Node:
-        """The real values of an operand, in the form for kernels of 8 bits."""
+        """Return the real values of an operand, in the variant for 8-bit kernels."""
         value = self.value(index)
         if not value.quantised or value.data is not None:
             return self.real(index)
@@ -147,9 +150,9 @@ class RealGraph(Generic[E]):
         return self.engine.levels(self.converted(self.held(index), np.float32), stored, real_ends(value))
 
     def hold_levels(self, index: int, node: Node, within: tuple[float, float]) -> None:
-        """Let an operand be what stands for real values within bounds, in the form for kernels of 8 bits.
+        """Let an operand represent real values within bounds, in the variant for 8-bit kernels.
 
-        The bounds are stored values, as the definition rounds them. Kernels of 8 bits would cut off their decimals.
+        The bounds are stored values, as the definition rounds them. 8-bit kernels would cut off their decimals.
         """
         value = self.value(index)
         stored = self.engine.levels(node, real_ends(value), type_range(value.type))
@@ -160,7 +163,7 @@ class RealGraph(Generic[E]):
 
 
 def real_ends(value: Value) -> tuple[float, float]:
-    """What the least and the greatest element of a quantised type stand for."""
+    """Return the real values of the least and the greatest element of a quantised type."""
     scale = float(scales_of(value))
     low, high = type_range(value.type)
     return (low - value.zero_point) * scale, (high - value.zero_point) * scale
@@ -177,7 +180,7 @@ class RealTask(LoweringTask):
 
     @kept
     def eight(self) -> bool:
-        """Whether it is written for kernels of 8 bits: in that form, where their numbers hold its scales."""
+        """Whether it is written for 8-bit kernels: in that variant, if their numbers hold its scales."""
         arguments = [value for _, value in self.a.inputs if isinstance(value, Value)]
         inputs, outputs = (
             [value.scale for value in values if value.quantised and value.channel is None]
@@ -188,37 +191,37 @@ class RealTask(LoweringTask):
         return self.form == FAST and near and fine
 
     def halves(self) -> bool:
-        """Whether many results are exact halves of the output's step, which kernels of 8 bits round to even."""
+        """Whether many results are exact halves of the output's quantisation step, which 8-bit kernels round to even."""
         places = [place for argument, _ in self.a.inputs for place in self.places(argument.name)]
         scales = [self.graph.value(place).scale for place in places]
         return makes_halves([math.prod(scales)] if self.name == "MUL" else scales, self.value().scale or 1.0)
 
     def x(self, name: str) -> Node:
-        """The real values of an argument; integers and truth values as they are."""
+        """Return the real values of an argument; integers and truth values unchanged."""
         return self.real(self.place(name))
 
     def xs(self) -> list[Node]:
-        """Those of all tensor arguments."""
+        """Return the real values of all tensor arguments."""
         return [self.real(place) for argument, _ in self.a.inputs for place in self.places(argument.name)]
 
     def real(self, place: int) -> Node:
-        """Those of an operand, in this form."""
+        """Return the real values of an operand, in this variant."""
         return self.graph.levels(place) if self.eight else self.graph.real(place)
 
     def maybe(self, name: str) -> Node:
-        """As `x`; None where it is omitted."""
+        """As `x`; None if it is omitted."""
         return self.x(name) if self.places(name) else None
 
     def stored(self, name: str) -> Node:
-        """An argument as it is held."""
+        """Return an argument as it is held."""
         return self.graph.held(self.place(name))
 
     def f32(self, number: float) -> Node:
-        """A constant."""
+        """Write a constant."""
         return self.constant(number, np.float32)
 
     def value(self, number: int = 0) -> Value:
-        """What is known of an output."""
+        """Return the facts about an output."""
         return self.graph.value(self.operation.outputs[number])
 
     def hold(self, node: Node, number: int = 0) -> None:
@@ -250,25 +253,25 @@ class RealTask(LoweringTask):
         self.hold(self.op("add", node, self.f32(zero)) if zero else node, number)
 
     def image(self, node: Node) -> Node:
-        """A picture with channels first."""
+        """Return a picture with channels first."""
         return node if self.a.nchw else self.o.transpose(node, [0, 3, 1, 2])
 
     def layout(self, node: Node) -> Node:
-        """A picture as the operation has it."""
+        """Return a picture with channels first in the operation's layout."""
         return node if self.a.nchw else self.o.transpose(node, [0, 2, 3, 1])
 
     def missing(self, x: Node) -> Node:
-        """Where the elements are NaN."""
+        """Return whether each element is NaN."""
         return self.op("not_equal", x, x)
 
     def spoilt(self, found: Node, x: Node, axes: Sequence[int], keep: bool = True) -> Node:
-        """What was found along axes, NaN where a real number there is: engines forget it in maxima."""
+        """Return `found`, NaN if there is a NaN along the axes: engines forget it in maxima."""
         if self.a.T not in FLOATS:
             return found
         return self.op("select", self.o.reduce("logical_or", self.missing(x), axes, keep), self.f32(np.nan), found)
 
     def add_up(self, kind: str, x: Node, axes: Sequence[int], keep: bool = True) -> Node:
-        """The "sum" or "mean" of real numbers along axes, in stages where it is long."""
+        """Return the "sum" or "mean" of real numbers along axes, in stages if it is long."""
         shape = self.o.shape(x)
         parts = stages(shape, axes)
         if not parts:
@@ -287,7 +290,7 @@ class RealTask(LoweringTask):
         return self.o.reshape(y, [1 if axis in axes else n for axis, n in sizes if keep or axis not in axes])
 
     def mean_pool(self, x: Node, how: Sliding) -> Node:
-        """The means of windows of a picture with channels first, in stages where they are long."""
+        """Return the means of windows of a picture with channels first, in stages if they are long."""
         windows = mean_windows(self.a)
         if not windows:
             return self.add_up("mean", x, [2, 3])
@@ -298,11 +301,11 @@ class RealTask(LoweringTask):
         return self.o.mean_pool(x, how._replace(strides=(down, 1), before=(top, 0), after=(bottom, 0), size=windows[1]))
 
     def truncated(self, x: Node) -> Node:
-        """Numbers without what is behind the point."""
+        """Truncate numbers towards 0."""
         return self.op("select", self.op("less", x, self.f32(0)), self.op("ceiling", x), self.op("floor", x))
 
     def part(self, x: Node, axis: int, start: int, end: int, step: int = 1) -> Node:
-        """A part of one dimension; an end of -1 behind a negative step is before the first element."""
+        """Slice one dimension; an end of -1 with a negative step is before the first element."""
         return self.o.slice(x, [start], [end if end >= 0 else -(2**31)], [step], [axis])
 
 
@@ -330,7 +333,7 @@ _gated: list[Whole] = []
 
 
 def gated(function: Whole) -> Whole:
-    """Make a function write each GRU whole, in all tables that are made here."""
+    """Make a function write each GRU whole, in all tables that are made of these."""
     _gated.append(function)
     return function
 
@@ -338,9 +341,10 @@ def gated(function: Whole) -> Whole:
 def table_for(
     engine: str, elsewhere: Mapping[str, str], without: Sequence[str] = (), *, eight_bits: bool = False
 ) -> LoweringTable[RealTask]:
-    """A table of all entries. elsewhere: reasons for operations that have none. without: operations left to the driver.
+    """Make a table of all entries.
 
-    eight_bits: whether there are forms for kernels of 8 bits, for an engine that has `levels` and `scaled`.
+    elsewhere: reasons for operations that have no entry. without: operations left to the driver. eight_bits: whether
+    there are variants for 8-bit kernels, for an engine that has `levels` and `scaled`.
     """
     table: LoweringTable[RealTask] = LoweringTable(engine, FLOATS | QUANTS, elsewhere)
     for names, types, forms, exact, function in _entries:

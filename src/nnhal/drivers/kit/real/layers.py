@@ -1,8 +1,8 @@
 """Entries of layers: convolutions, matrix products, pooling, normalisations, resizing.
 
-A quantised layer sums up integers in float32, which is exact up to 2**24. Where sums may leave that, weights are taken
-apart into tens and units to the base of 16, and numbers too where that is not enough: some sums, each exact, of which the
-total is rounded once.
+A quantised layer adds up integers in float32, which is exact up to 2**24. If sums may exceed that, the weights are
+split into two digits to the base of 16, and the inputs too if that is not enough. Then there are several sums, each
+exact, whose total is rounded once.
 """
 
 import math
@@ -24,40 +24,40 @@ from nnhal.ops.schema import Q8S
 from nnhal.ops.transposed import cut, out_size, spread
 from nnhal.ops.weighted import product_scales
 
-EXACT = 2.0**24  # up to here float32 holds every integer
+EXACT = 2.0**24  # float32 holds every integer up to here
 BASE = 16.0
 LEAST, GREATEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
-WELL = 2.0**20  # steps of the output up to which float32 is well within one of a sum of real numbers
-SQUARED = 2.0**50  # numbers up to here are squared
+WELL = 2.0**20  # up to so many LSB of the output, a float32 sum of real numbers is well within one LSB
+SQUARED = 2.0**50  # numbers are squared up to here
 LEAST_EPSILON = float(np.float32(1e-12))
 Sum = Callable[[Node, Node], Node]
 
 
 def exact_sums(t: RealTask, x: Node, weights: Node, product: Sum, most: float, count: int, reach_x: int) -> list[Node]:
-    """Sums of products of integers, each exact: one, or those to be multiplied by 16 or 256 before it.
+    """Return exact sums of integer products: one, or several that the caller multiplies by 1, 16 or 256.
 
-    most: what the whole may come to; count: how many products there are.
+    most: the greatest magnitude of the whole; count: how many products there are.
     """
     if most < EXACT:
         return [guarded(t, product(x, weights))]
     tens, units = digits(t, weights)
     if count * reach_x * BASE < EXACT:
         return [guarded(t, product(x, tens)), guarded(t, product(x, units))]
-    t.require(2 * count * BASE**2 < EXACT, f"float32 does not hold sums of {count} products of 8 bits, however split")
+    t.require(2 * count * BASE**2 < EXACT, f"a sum has {count} 8-bit products, must have fewer to be exact in float32")
     high, low = digits(t, x)
     middle = t.op("add", guarded(t, product(high, units)), guarded(t, product(low, tens)))
     return [guarded(t, product(high, tens)), middle, guarded(t, product(low, units))]
 
 
 def digits(t: RealTask, x: Node) -> tuple[Node, Node]:
-    """Integers as tens and units to the base of 16, both with the sign of the whole."""
+    """Split integers into high and low digits to the base of 16, both with the sign of the whole."""
     x = t.graph.apart(x)
     tens = t.truncated(t.op("multiply", x, t.f32(1 / BASE)))
     return tens, t.op("subtract", x, t.op("multiply", tens, t.f32(BASE)))
 
 
 def bias_digits(t: RealTask, count: int) -> list[Node]:
-    """The integers of the bias, as digits for so many sums."""
+    """Split the integers of the bias into digits for so many sums."""
     known, found = t.a.bias.data, []
     rest = t.o.convert(t.stored("bias"), np.float32) if known is None else np.asarray(known, np.float64)
     for _ in range(count - 1):
@@ -72,21 +72,21 @@ def bias_digits(t: RealTask, count: int) -> list[Node]:
 
 
 def total(t: RealTask, sums: Sequence[Node]) -> Node:
-    """The number of these digits."""
+    """Return the number that these digits represent."""
     return reduce(lambda high, low: t.op("add", t.op("multiply", high, t.f32(BASE)), low), sums)
 
 
 def guarded(t: RealTask, sums: Node) -> Node:
-    """Sums that no factor behind them is multiplied into the weights of, which would be integers no more."""
+    """Guard sums, so that no subsequent factor is multiplied into their weights, which would not be integers then."""
     return t.o.clamp(sums, -FAR, FAR)
 
 
 def layer(
     t: RealTask, product: Sum, name: str = "filter", axis: int = 0, *, image: bool = True, fast: bool = True
 ) -> None:
-    """Give product(input, weights) + bias under the activation. axis: that of the outputs in the weights.
+    """Give product(input, weights) + bias with the activation. axis: of the outputs in the weights.
 
-    fast: whether the engine's kernels of 8 bits are right for it where they are at all.
+    fast: whether the engine's 8-bit kernels are right for the layer, wherever they are right at all.
     """
     x, weights, value = t.a.input, getattr(t.a, name), t.value()
 
@@ -111,17 +111,18 @@ def layer(
     sums = exact_sums(t, *steps, product, most, count, reach(x))
     biased = [t.op("add", y, shaped(bias)) for y, bias in zip(sums, bias_digits(t, len(sums)), strict=True)]
     ratios = (product_scales(x, weights) / scales_of(value)).astype(np.float32)
-    t.require(ratios.min() > 1 / FAR and ratios.max() < FAR, "scales are too far from each other for float32")
+    t.require(ratios.min() > 1 / FAR and ratios.max() < FAR, "scales are too far apart for float32")
     factor = t.constant(ratios if len(ratios) == 1 else ratios.reshape([1, -1, 1, 1] if image else [1, -1]))
     y = total(t, biased)
     if t.a.bias.data is None or np.abs(t.a.bias.data.astype(np.int64)).max(initial=0) * ratios.max() > WELL:
-        y = t.graph.apart(y)  # else factor and bounds are moved before the bias, where they lose their digits beside it
+        y = t.graph.apart(y)  # otherwise factor and bounds are moved before the bias, and lose their digits beside it
     t.give_steps(finished(t.op("multiply", y, factor)), within=stored_bounds(t.a))
 
 
 def eight_bits(t: RealTask, name: str, axis: int) -> list[Node]:
-    """Constant weights for kernels of 8 bits: one tensor, or two whose products are added up, where a filter's steps need 9
-    bits; none where that is not enough, or 32 bits or float32 do not hold the sums.
+    """Return constant weights for 8-bit kernels: one tensor, or two to be added up if a filter needs 9 bits.
+
+    Empty if that is not enough, or if 32 bits or float32 do not hold the sums.
     """
     x, weights, value = t.a.input, getattr(t.a, name), t.value()
     if weights.data is None or t.a.bias.data is None:
@@ -137,7 +138,7 @@ def eight_bits(t: RealTask, name: str, axis: int) -> list[Node]:
 
 
 def sliding(t: RealTask, size: tuple[int, int] | None = None) -> Sliding:
-    """How a filter, or a window of this size, moves."""
+    """Return the movement of a filter, or of a window of this size."""
     a, strides = t.a, (t.a.stride_h, t.a.stride_w)
     dilations = (a.dilation_h, a.dilation_w) if a.form_has("dilation_h") else (1, 1)
     if a.form_has("scheme"):
@@ -150,8 +151,8 @@ def sliding(t: RealTask, size: tuple[int, int] | None = None) -> Sliding:
 def convolution(t: RealTask) -> None:
     """Each group has its own filters; a group of DEPTHWISE_CONV_2D is one channel.
 
-    Where several groups of one channel give several each, OpenVINO's kernel of 8 bits for small pictures (gemm) is wrong.
-    So is one of a filter that meets padding alone.
+    If several groups of one channel have several outputs each, OpenVINO's 8-bit kernel for small pictures (gemm) is
+    wrong. So is one for a filter that meets only padding.
     """
     depthwise, how = t.name == "DEPTHWISE_CONV_2D", sliding(t)
     depth = t.a.filter.known[3 if depthwise else 0]
@@ -166,10 +167,10 @@ def convolution(t: RealTask) -> None:
 
 
 def idle(t: RealTask, axis: str) -> bool:
-    """Whether a row or column of the filter meets nothing but padding, wherever the filter is."""
+    """Whether a row or column of the filter meets only padding, at each position of the filter."""
     try:
         size, w = (t.a.height if axis == "h" else t.a.width), window(t.a, axis)
-    except Unknown:  # asked about only: what is compiled has sizes
+    except Unknown:  # only during verdicts: a compiled model has known sizes
         return False
     taps = np.arange(w.size) * w.dilation - w.before
     places = np.arange(0, size + w.before + w.after - (w.size - 1) * w.dilation, w.stride)
@@ -179,7 +180,7 @@ def idle(t: RealTask, axis: str) -> bool:
 
 @entry("TRANSPOSE_CONV_2D")
 def transposed_convolution(t: RealTask) -> None:
-    """All products are made, and those outside are cut off."""
+    """Compute all products, and cut off those outside."""
     a = t.a
     if a.form_has("scheme"):
         t.array("output_shape")
@@ -198,9 +199,9 @@ def transposed_convolution(t: RealTask) -> None:
 
 @entry("FULLY_CONNECTED", forms=FORMS)
 def fully_connected(t: RealTask) -> None:
-    """The input is taken for rows of `input_size` elements, whatever its rank.
+    """Treat the input as rows of `input_size` elements, whatever its rank.
 
-    A single weight is arithmetic with a constant, which has no form of 8 bits (see `elementwise`).
+    A single weight is arithmetic with a constant, which has no 8-bit variant (see `elementwise`).
     """
     size, single = t.a.weights.known[1], t.a.weights.known == (1, 1)
 
@@ -223,7 +224,7 @@ def batch_matmul(t: RealTask) -> None:
         t.give(product(t.x("x"), t.x("y")))
         return
     ratio = float(scales_of(x)) * float(scales_of(y)) / float(scales_of(a.out))
-    t.require(1 / FAR < ratio < FAR, "scales are too far from each other for float32")
+    t.require(1 / FAR < ratio < FAR, "scales are too far apart for float32")
     count, steps = x.known[-2 if a.adj_x else -1], [t.graph.steps(t.place(name)) for name in ("x", "y")]
     sums = exact_sums(t, steps[0], steps[1], product, float(count * reach(x) * reach(y)), count, reach(x))
     t.give_steps(t.op("multiply", total(t, sums), t.f32(ratio)))
@@ -235,8 +236,9 @@ def batch_matmul(t: RealTask) -> None:
 @entry("MAX_POOL_2D", forms=FORMS, exact=True)
 @entry("AVERAGE_POOL_2D", "L2_POOL_2D", exact=True)
 def pool(t: RealTask) -> None:
-    """Means are over the real elements; a quantised one is of stored values. Kernels of 8 bits round halves of means to
-    even, so that a mean has no form for them.
+    """Compute means over the real elements; a quantised one is of stored values.
+
+    8-bit kernels round halves of means to even, so a mean has no 8-bit variant.
     """
     how = sliding(t, (t.a.filter_h, t.a.filter_w))
     if t.name == "AVERAGE_POOL_2D" and mean_windows(t.a) != [how.size]:
@@ -269,7 +271,7 @@ def pool(t: RealTask) -> None:
 @entry("LOG_SOFTMAX", types=FLOATS)
 @entry("SOFTMAX")
 def softmax(t: RealTask) -> None:
-    """Of the distances from the greatest element, so that beta overflows nowhere. Engines forget NaN, as in maxima.
+    """Use the distances from the greatest element, so that beta never overflows. Engines forget NaN, as in maxima.
 
     A long sum of exponentials is made in stages.
     """
@@ -288,7 +290,7 @@ def softmax(t: RealTask) -> None:
 
 @entry("L2_NORMALIZATION")
 def l2_normalisation(t: RealTask) -> None:
-    """Squared are the shares of the greatest element, which neither overflow nor all vanish."""
+    """Square the shares of the greatest element, which neither overflow nor all underflow."""
     x, axis = t.x("input"), [t.a.axis % t.a.input.rank]
     greatest = t.o.reduce("max", t.op("abs", x), axis, True)
     unit = t.op("divide", x, t.o.clamp(greatest, LEAST, GREATEST))
@@ -298,7 +300,7 @@ def l2_normalisation(t: RealTask) -> None:
 
 @entry("LOCAL_RESPONSE_NORMALIZATION", types=FLOATS)
 def local_response(t: RealTask) -> None:
-    """By parts. Where squares overflow, they are those of far smaller numbers."""
+    """Write several operations. If squares overflow, the numbers are scaled down first."""
     a, shape = t.a, t.a.input.known
     axis = axis_of(a, "axis", len(shape))
     radius, small = min(a.radius, shape[axis]), 2.0**-80
@@ -320,14 +322,18 @@ def local_response(t: RealTask) -> None:
 
 @entry("INSTANCE_NORMALIZATION", types=FLOATS)
 def instance_normalisation(t: RealTask) -> None:
-    """By parts: (x - mean) * gamma / sqrt(variance + epsilon) + beta; of numbers whose squares overflow, of smaller ones."""
+    """Compute (x - mean) * gamma / sqrt(variance + epsilon) + beta.
+
+    Numbers whose squares overflow are scaled down first.
+    """
     a, x, axes = t.a, t.x("input"), [2, 3] if t.a.nchw else [1, 2]
     t.require(a.epsilon >= LEAST_EPSILON, f"epsilon is {a.epsilon:g}, must be at least {LEAST_EPSILON:g} for float32")
     greatest = t.o.reduce("max", t.op("abs", x), axes, True)
     scale = t.op("maximum", t.op("multiply", greatest, t.f32(1 / SQUARED)), t.f32(1))
     less = t.op("divide", x, scale)
     centred = t.op("subtract", less, t.add_up("mean", less, axes))
-    centred = t.op("subtract", centred, t.add_up("mean", centred, axes))  # what the mean is off by is no deviation
+    # so that the error of the mean is not part of the deviation
+    centred = t.op("subtract", centred, t.add_up("mean", centred, axes))
     variance = t.add_up("mean", t.op("multiply", centred, centred), axes)
     least = t.op("divide", t.op("divide", t.f32(a.epsilon), scale), scale)
     root = t.op("sqrt", t.op("maximum", t.op("add", variance, least), t.f32(LEAST)))
@@ -340,7 +346,7 @@ def instance_normalisation(t: RealTask) -> None:
 
 @entry("RESIZE_BILINEAR")
 def resize(t: RealTask) -> None:
-    """By scale or by size."""
+    """Resize by scale or by size."""
     a, sizes = t.a, [new_size(axis)(t.a) for axis in "hw"]
     how = "align_corners" if a.align_corners else "half_pixel" if a.half_pixel_centers else "asymmetric"
     t.give(t.layout(t.o.interpolate(t.image(t.x("input")), sizes, how)))
@@ -348,7 +354,7 @@ def resize(t: RealTask) -> None:
 
 @entry("RESIZE_NEAREST_NEIGHBOR", exact=True)
 def resize_nearest(t: RealTask) -> None:
-    """Elements are picked by their number, as engines' own kernels round places otherwise, or each repeated as often."""
+    """Pick elements by index, as engines' own kernels round positions in another way, or repeat each equally often."""
     a, x = t.a, t.stored("input")
     sizes, times = [new_size(axis)(a) for axis in "hw"], repeats(a)
     if a.nchw and times:

@@ -1,6 +1,6 @@
-"""Entries of recurrent operations: cells by parts, unrolled over time.
+"""Entries of recurrent operations: cells written as several operations, unrolled over time.
 
-Plain LSTM sequences, and those of GRU, are the engine's own kernel where it has one.
+Plain LSTM and GRU sequences use the engine's own kernel if it has one.
 """
 
 from collections.abc import Callable
@@ -14,16 +14,16 @@ from nnhal.drivers.kit.real.graph import FLOATS, RealTask, entry, gated
 from nnhal.ops.lstm import EPSILON, room
 from nnhal.ops.recurrent import size
 
-MOST_STEPS = 64  # each becomes nodes of its own
+MOST_STEPS = 64  # each becomes separate nodes
 GATES = ("forget", "input", "cell", "output")
 BOUNDS = {Kind.RELU1: (-1.0, 1.0), Kind.RELU6: (0.0, 6.0)}
-States = tuple[Node, ...]  # the output of the step before first
+States = tuple[Node, ...]  # the output of the previous step first
 Step = Callable[[States, Node], States]
 Cell = Callable[[RealTask, str, bool], tuple[Step, States]]
 
 
 def bent(t: RealTask, x: Node) -> Node:
-    """A node under the operation's activation."""
+    """Apply the operation's activation to a node."""
     kind = t.a.activation_kind
     if kind in BOUNDS:
         return t.o.clamp(x, *BOUNDS[kind])
@@ -31,17 +31,17 @@ def bent(t: RealTask, x: Node) -> Node:
 
 
 def times(t: RealTask, x: Node, weights: Node) -> Node:
-    """Rows times transposed weights."""
+    """Multiply rows by transposed weights."""
     return t.o.matmul(x, weights, False, True)
 
 
 def linked(t: RealTask, name: str, aux: str, crossed: bool) -> Node:
-    """Weights, with those of the auxiliary input behind them where it is read too."""
+    """Return weights, followed by those of the auxiliary input if it is read too."""
     return t.o.concat([t.x(name), t.x(aux)], 1) if crossed else t.x(name)
 
 
 def rnn_cell(t: RealTask, way: str = "", crossed: bool = False) -> tuple[Step, States]:
-    """One step of a fully connected cell, and its state."""
+    """Return one step of a fully connected cell, and its state."""
     own = linked(t, f"{way}weights", f"{way}aux_weights", crossed)
     again, bias = t.x(f"{way}recurrent_weights"), t.x(f"{way}bias")
 
@@ -53,7 +53,7 @@ def rnn_cell(t: RealTask, way: str = "", crossed: bool = False) -> tuple[Step, S
 
 
 def lstm_cell(t: RealTask, way: str = "", crossed: bool = False) -> tuple[Step, States]:
-    """One step of an LSTM cell with all its optional parts, and its states."""
+    """Return one step of an LSTM cell with all its optional parts, and its states."""
     own = [gate for gate in GATES if t.places(f"{way}input_to_{gate}")]
     ahead = {g: linked(t, f"{way}input_to_{g}", f"{way}aux_to_{g}", crossed) for g in own}
     again, bias = ({g: t.x(f"{way}{part}_{g}") for g in own} for part in ("state_to", "bias"))
@@ -61,9 +61,7 @@ def lstm_cell(t: RealTask, way: str = "", crossed: bool = False) -> tuple[Step, 
     projection, shift = t.maybe(f"{way}projection"), t.maybe(f"{way}projection_bias")
     output, units = size(t.a, f"{way}output_size"), size(t.a, f"{way}units")
     unlike = projection is None and None not in (output, units) and output != units
-    t.require(
-        not unlike, f"{way}projection must be there when the model is prepared, and it may be omitted at execution"
-    )
+    t.require(not unlike, f"{way}projection may be omitted at execution, must be known when the model is prepared")
 
     def gate(name: str, x: Node, state: Node, memory: Node) -> Node:
         total = t.op("add", times(t, x, ahead[name]), times(t, state, again[name]))
@@ -98,14 +96,14 @@ def lstm_cell(t: RealTask, way: str = "", crossed: bool = False) -> tuple[Step, 
 
 
 def over_time(t: RealTask, x: Node, cell: Cell, way: str = "", crossed: bool = False) -> tuple[Node, States]:
-    """The outputs of a cell over sequence `x`, in its layout, and the last states."""
+    """Run a cell over sequence `x`; return its outputs, in the layout of `x`, and the last states."""
     axis, back = (0 if t.a.time_major else 1), way == "bw_"
     count = t.a.input.known[axis]
     if cell is lstm_cell and not crossed and plain(t, way):
         made = fused(t, x, way, count)
         if made is not None:
             return made
-    t.require(count <= MOST_STEPS, f"a sequence of {count} steps would be unrolled, at most {MOST_STEPS} are")
+    t.require(count <= MOST_STEPS, f"the sequence to unroll has {count} steps, must have at most {MOST_STEPS}")
     step, states = cell(t, way, crossed)
     outputs: list[Node] = [None] * count
     for n in range(count)[:: -1 if back else 1]:
@@ -122,7 +120,7 @@ def plain(t: RealTask, way: str) -> bool:
 
 
 def fused(t: RealTask, x: Node, way: str, count: int) -> tuple[Node, States] | None:
-    """A plain LSTM over a sequence by the engine's own kernel; None where it has none."""
+    """Run a plain LSTM over a sequence by the engine's own kernel; None if it has none."""
     weights = [t.o.concat([t.x(f"{way}{part}_{g}") for g in GATES], 0) for part in ("input_to", "state_to", "bias")]
     x = t.o.transpose(x, [1, 0, 2]) if t.a.time_major else x
     made = t.o.lstm(x, [t.x(f"{way}{name}") for name in ("state", "cell_state")], weights, count, way == "bw_")
@@ -134,7 +132,7 @@ def fused(t: RealTask, x: Node, way: str, count: int) -> tuple[Node, States] | N
 
 @gated
 def gru(t: RealTask, s: GatedSequence) -> None:
-    """By the engine's own kernel, where it has one."""
+    """Use the engine's own kernel if it has one."""
     (weights, bias), (again, more) = (zip(*layers, strict=True) for layers in (s.of_input, s.of_state))
     held = t.graph.held
     gates, candidate = (list(map(held, pair)) for pair in zip(bias, more, strict=True))
@@ -151,7 +149,7 @@ def gru(t: RealTask, s: GatedSequence) -> None:
 
 @entry("RNN", types=FLOATS)
 def rnn(t: RealTask) -> None:
-    """One step."""
+    """Write one step."""
     step, states = rnn_cell(t)
     (state,) = step(states, t.x("input"))
     t.hold(state, 0)
@@ -160,19 +158,19 @@ def rnn(t: RealTask) -> None:
 
 @entry("LSTM", types=FLOATS)
 def lstm(t: RealTask) -> None:
-    """One step; the scratch output's contents are undefined."""
+    """Write one step; the content of the scratch output is undefined."""
     step, states = lstm_cell(t)
     state, memory = step(states, t.x("input"))
     for number, node in enumerate((state, memory, state), 1):
         t.hold(node, number)
     units, batch = size(t.a, "units"), size(t.a, "batch")
-    t.require(units is not None and batch is not None, "the size of the scratch output is only known at execution")
+    t.require(units is not None and batch is not None, "the size of the scratch output is known only at execution")
     t.hold(t.constant(np.zeros((batch or 0, room(t.a, bool(t.places("input_to_input")))), np.float32)), 0)
 
 
 @entry("UNIDIRECTIONAL_SEQUENCE_LSTM", "UNIDIRECTIONAL_SEQUENCE_RNN", types=FLOATS)
 def sequence(t: RealTask) -> None:
-    """Forwards."""
+    """Run forwards."""
     y, states = over_time(t, t.x("input"), lstm_cell if t.name.endswith("LSTM") else rnn_cell)
     give(t, y, *states)
 
@@ -185,7 +183,11 @@ def give(t: RealTask, *nodes: Node) -> None:
 
 @entry("BIDIRECTIONAL_SEQUENCE_LSTM", "BIDIRECTIONAL_SEQUENCE_RNN", types=FLOATS)
 def two_ways(t: RealTask) -> None:
-    """Forwards and backwards. Linked crosswise both read the auxiliary input too, in parallel the backward cell it alone."""
+    """Run forwards and backwards.
+
+    If linked crosswise, both cells also read the auxiliary input; in parallel, the backward cell reads only the
+    auxiliary input.
+    """
     cell, aux_weights = (lstm_cell, "fw_aux_to_forget") if t.name.endswith("LSTM") else (rnn_cell, "fw_aux_weights")
     crossed, ahead = bool(t.places(aux_weights)), t.x("input")
     aux = t.x("aux_input") if crossed else t.maybe("aux_input")
@@ -199,10 +201,10 @@ def two_ways(t: RealTask) -> None:
 
 @entry("SVDF", types=FLOATS)
 def svdf(t: RealTask) -> None:
-    """Features are filtered, pushed into a memory, and that is filtered over time."""
+    """Filter the features, push the result into a memory, and filter that over time."""
     a = t.a
     batch, filters, memory = a.batch, a.filters, a.memory_size
-    places = a.state_size // filters  # as many as the memory has, or one less: without a place for the newest
+    places = a.state_size // filters  # as many as the memory has, or one less: then there is none for the newest
     newest = t.o.reshape(times(t, t.x("input"), t.x("weights_feature")), [batch, filters, 1])
     state = t.o.reshape(t.x("state"), [batch, filters, places]) if places else None
     window = newest
@@ -211,7 +213,7 @@ def svdf(t: RealTask) -> None:
     products = t.o.reshape(t.op("multiply", window, t.x("weights_time")), [batch, filters // a.rank, -1])
     sums, bias = t.o.reduce("sum", products, [2], False), t.maybe("bias")
     t.hold(bent(t, sums if bias is None else t.op("add", sums, bias)), 1)
-    t.require(places and memory > 1, "the memory has no place for what is older")
+    t.require(places and memory > 1, "the memory holds only the newest value, must hold older ones")
     older, more = t.part(window, 2, 1, memory), places - memory + 1
     zeros = t.constant(np.zeros((batch, filters, more), np.float32)) if more else None
     t.hold(t.o.reshape(t.o.concat([older, zeros], 2) if more else older, [batch, filters * places]), 0)
