@@ -8,11 +8,11 @@ from setuptools import Extension, setup
 ROOT = Path(__file__).resolve().parent
 WARNINGS = ["-Wall", "-Wextra", "-Wno-missing-field-initializers"]
 ERRORS = ["implicit-function-declaration", "incompatible-pointer-types", "int-conversion", "return-type", "format"]
-LINK = re.compile(r"\[([^\]]+)\]\((?!https?:|mailto:|#)([^)\s]+)\)")
+LINK = re.compile(r"!?\[([^\]]+)\]\((?!https?:|mailto:|#)([^)\s]+)\)")
 
 
 def long_description() -> str:
-    """The README with the paths of files in place of links to them, which lead nowhere from a page of the index."""
+    """The README with the paths of files in place of links and pictures, which lead nowhere from a page of the index."""
 
     def path_of(link: re.Match[str]) -> str:
         text, path = link.groups()

@@ -260,9 +260,9 @@ def markdown(rows: list[Row]) -> str:
     ]
     for row in rows:
         if not row.refused:
-            unit = " steps" if row.quantised else ""
+            unit = " LSB" if row.quantised else ""
             on = row.placement["litert"].get("litert", 0)
-            single = "" if row.each is None else f"{row.each:g} steps"
+            single = "" if row.each is None else f"{row.each:g} LSB"
             cells = (
                 row.name,
                 row.source,

@@ -4,7 +4,7 @@
 
 For each model: does it import, its level and operations, where they ran, and how far the outputs of five inputs are from
 ONNX Runtime's, relative to the greatest magnitude: at most 1e-4 on `onnxruntime`, 5e-4 on the others. The markdown stands in
-docs/models.md.
+docs/reference/model-zoo.md.
 """
 
 import argparse

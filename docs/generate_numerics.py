@@ -1,4 +1,4 @@
-"""Writes docs/numerics.md: relaxations and exact numerics of the devices that come with nnhal, out of what they declare.
+"""Writes docs/reference/numerics.md: the relaxations and exact numerics that the included drivers declare.
 
 python docs/generate_numerics.py            write the file
 python docs/generate_numerics.py --check    say whether it is what would be written
@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from generated import folded, main
 
 from nnhal.drivers.kit.lowering import Entry
 from nnhal.drivers.kit.onnx import TABLE as ONNX
@@ -20,13 +22,13 @@ from nnhal.hal.device import RELAXATIONS
 from nnhal.ops import OPS
 from nnhal.ops.schema import Q8, Q8S, Op
 
-FILE = Path(__file__).with_name("numerics.md")
+FILE = Path(__file__).parent / "reference" / "numerics.md"
 DEVICES = {"litert": (Litert, LITERT), "onnxruntime": (OnnxRuntime, ONNX), "openvino": (OpenVINO, OPENVINO)}
 INTRODUCTION = """\
 # Numerics of the devices
 
 Written by `python docs/generate_numerics.py` from what the drivers declare; do not edit.
-[Right numbers](right-numbers.md) explains the terms.
+[How numbers are judged](../contributing/numerics.md) explains the terms.
 
 ## Relaxations
 
@@ -74,17 +76,17 @@ def text() -> str:
         for name in names
     ]
     devices = [f"`{name}`" for name in DEVICES]
-    return "".join(
-        [
-            INTRODUCTION,
-            *table(["name", "meaning", *devices], rows),
-            EXACT,
-            *table(["operation", "result", *devices], found),
-        ]
+    return folded(
+        "".join(
+            [
+                INTRODUCTION,
+                *table(["name", "meaning", *devices], rows),
+                EXACT,
+                *table(["operation", "result", *devices], found),
+            ]
+        )
     )
 
 
 if __name__ == "__main__":
-    from generated import main
-
     sys.exit(main(FILE, text))

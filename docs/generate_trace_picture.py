@@ -18,7 +18,7 @@ import nnhal
 from nnhal.runtime.tracing.perfetto import read
 from nnhal.runtime.tracing.timeline import Span, Timeline
 
-FILE = Path(__file__).parent / "trace.svg"
+FILE = Path(__file__).parent / "how-to/models/trace.svg"
 COLOURS = {"application": "#d6e4f5", "runtime": "#dff0d8", "ipc": "#fdebd0", "driver": "#ead7f0"}
 TIP = (
     '<marker id="tip" markerWidth="7" markerHeight="7" refX="5" refY="3" orient="auto">'
@@ -64,7 +64,7 @@ def drawn(timeline: Timeline) -> str:
     parts, tops, top = [], {}, 8.0
     for pid in dict.fromkeys(span.pid for span in spans):
         name = timeline.processes[pid]
-        label = "the application's process" if name == "application" else f"the process of {name}"
+        label = "application process" if name == "application" else f"driver process ({name})"
         parts.append(f'<text class="head" x="{LEFT}" y="{top + 14:.0f}">{escape(label)}</text>')
         tops[pid] = top + 22
         top = tops[pid] + ROW * (1 + max(depth(s) for s in spans if s.pid == pid)) + 26
@@ -80,7 +80,7 @@ def drawn(timeline: Timeline) -> str:
         title = f"{span.layer}, {span.phase}: {span.name}"
         place = f'x="{x:.1f}" y="{y:.0f}" width="{width:.1f}" height="{ROW - 3}"'
         box = f'<rect class="box" {place} fill="{COLOURS[span.layer]}">'
-        parts.append(f"{box}<title>{escape(title)}, {(span.end - span.begin) / 1e3:.1f} us</title></rect>")
+        parts.append(f"{box}<title>{escape(title)}, {(span.end - span.begin) / 1e3:.1f} µs</title></rect>")
         if width > len(span.name) * LETTER:
             parts.append(f'<text x="{x + 4:.1f}" y="{y + 15:.0f}">{escape(span.name)}</text>')
     flows = {flow for span in spans for flow in span.last}
@@ -100,7 +100,7 @@ def drawn(timeline: Timeline) -> str:
         parts.append(f'<text x="{x + 19}" y="{top + 11:.0f}">{layer}</text>')
         x += 110
     parts.append(
-        f'<text x="{x + 40}" y="{top + 11:.0f}">{(end - begin) / 1e3:.0f} us from left to right; red: flows</text>'
+        f'<text x="{x + 40}" y="{top + 11:.0f}">{(end - begin) / 1e3:.0f} µs from left to right; red: call and answer</text>'
     )
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{top + 24:.0f}" role="img">'
     whole = [head, f"<style>{STYLE}</style><defs>{TIP}</defs>", *parts, "</svg>"]
@@ -109,7 +109,7 @@ def drawn(timeline: Timeline) -> str:
 
 def form(picture: str) -> list[str]:
     """What a picture has, whatever the times are: the processes, and layer, phase and name of each span, in order."""
-    found = re.findall(r'<text class="head"[^>]*>([^<]*)<|<title>([^<]*), [\d.]+ us<', picture)
+    found = re.findall(r'<text class="head"[^>]*>([^<]*)<|<title>([^<]*), [\d.]+ µs<', picture)
     return ["".join(each) for each in found]
 
 

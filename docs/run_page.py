@@ -1,13 +1,13 @@
 """Runs the commands of a page and puts their real output under them; with --check says whether the page is still true.
 
-    python docs/run_page.py docs/first-ten-minutes.md [--check]
+    python docs/run_page.py docs/tutorials/ml-engineer.md [--check]
 
 A page has blocks of ```console in which each line after "$ " is a command; all run one after the other, in one empty
 folder, after what a comment `<!-- before: COMMAND -->` says. They know NNHAL_ROOT, this repository, and NNHAL_VECTORS; what
 they compile is kept beside that folder, and goes with it. A comment before another block says what it is: `<!-- file: NAME
 -->`, a file, written when its turn comes; `<!-- change: NAME -->`, what changes in such a file: lines with "-", "+" or " "
 before them, @@ between places; `<!-- part: NAME -->`, lines that stand in a file just so. Pictures that the page shows and a
-command drew are copied to where it has them.
+command drew are copied to where it has them; others have to be there.
 
 Durations differ from run to run, other numbers from processor to processor. A check ignores durations, all numbers of
 `nnhal bench`, its line about the CPU, its verdict and its warnings; other numbers may differ by a hundredth.
@@ -141,9 +141,11 @@ def main() -> int:
         for command in BEFORE.findall(page):
             run(command, folder)
         new = written_again(page, folder)
-        missing = []
+        missing, commands = [], " ".join(re.findall(r"^\$ (.*)$", page, re.MULTILINE))
         for place in PICTURE.findall(page):
             drawn, kept = folder / Path(place).name, arguments.page.parent / place
+            if not drawn.exists() and drawn.name not in commands and kept.exists():
+                continue  # of the page's own
             if not drawn.exists():
                 missing.append(f"{place}: no command draws it")
             elif not arguments.check:

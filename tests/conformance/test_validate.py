@@ -761,9 +761,3 @@ def test_asking_for_what_is_not_checked_is_no_success(asked: str, said: str, tmp
     program = [sys.executable, "-m", "nnhal.cli.main", "validate", str(driver), "--samples", "1", "--only", asked]
     done = subprocess.run(program, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and f"nothing was checked by {asked}" in done.stderr and said in done.stderr
-
-
-def test_the_documentation_lists_each_check_with_its_promise() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "validate.md").read_text()
-    rows = re.findall(r"^\| `([\w-]+)` \| (.*) \|$", text, re.MULTILINE)
-    assert rows == [(check.name, check.promise) for check in CHECKS.values()]

@@ -12,7 +12,7 @@ from nnhal.runtime import discovery
 
 DEVICES = [found.name for found in discovery.found_with_engines() if found.device is not None]
 NUMBERS = np.float32([0.1, 0.3, 0.7, 1.05, 1.37, 127.3])
-ROOM = 64 * 2.0**-23  # of a sum of magnitudes, as `docs/right-numbers.md` has it
+ROOM = 64 * 2.0**-23  # of a sum of magnitudes, as `docs/contributing/numerics.md` has it
 SIDE = 96
 
 

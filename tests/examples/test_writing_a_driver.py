@@ -1,4 +1,4 @@
-"""What docs/writing-a-driver.md says of bound operations, and its commands."""
+"""What the how-to guides for drivers say of bound operations and the kit, and their commands."""
 
 import re
 import shlex
@@ -22,8 +22,9 @@ from nnhal.model.validate import validate
 from nnhal.ops.common import ACTIVATION_RANGE, out_size, padding
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "writing-a-driver.md").read_text()
-COMMANDS = re.search(r"```sh\n(.*?)```", PAGE, re.S)[1].splitlines()
+GUIDES = ROOT / "docs" / "how-to" / "drivers"
+READ, KIT = ((GUIDES / name).read_text() for name in ("read-a-model.md", "compile-engine.md"))
+COMMANDS = re.search(r"```sh\n(.*?)```", (GUIDES / "write.md").read_text(), re.S)[1].splitlines()
 
 
 @pytest.mark.parametrize("line", COMMANDS)
@@ -41,7 +42,7 @@ def test_each_command_runs_as_it_stands(line, vectors):
 @pytest.fixture(scope="module")
 def found() -> dict:
     """The names of the page's Python, once it has run."""
-    code = next(block for block in re.findall(r"```python\n(.*?)```", PAGE, re.S) if "form.slots" in block)
+    code = next(block for block in re.findall(r"```python\n(.*?)```", READ, re.S) if "form.slots" in block)
     names = {"nnhal": nnhal, "validate": validate, "padding": padding, "out_size": out_size}
     names |= {"weights": np.ones((16, 3, 3, 3), np.float32), "bias": np.zeros(16, np.float32)}
     exec(code, names := names | {"ACTIVATION_RANGE": ACTIVATION_RANGE})
@@ -69,7 +70,7 @@ def test_a_bound_operation_reads_as_the_page_says(found):
 @pytest.fixture(scope="module")
 def toy():
     """The device of the page's section on the kit."""
-    section = PAGE.partition("## The kit")[2].partition("\n## ")[0]
+    section = KIT.partition("## The kit")[2].partition("\n## ")[0]
     names = {name: getattr(kit, name) for name in kit.__all__} | {"Activation": Activation, "CONSTANTS": CONSTANTS}
     names |= {
         "F32": OperandType.TENSOR_FLOAT32,
@@ -101,7 +102,7 @@ def test_the_kits_numbers_are_as_the_page_says(found):
     bias = b.constant(np.zeros(2, np.int32), "TENSOR_INT32")
     y = b.conv_2d(x, weights, bias, padding="same", stride=2, activation="relu", scale=0.5, zero_point=3)
     q = validate(b.finish([x], [y])).subgraphs[0].operations[0]
-    block = next(block for block in re.findall(r"```python\n(.*?)```", PAGE, re.S) if "stored_bounds(q)" in block)
+    block = next(block for block in re.findall(r"```python\n(.*?)```", KIT, re.S) if "stored_bounds(q)" in block)
     names = {name: getattr(kit, name) for name in kit.__all__} | {"a": found["a"], "q": q}
     for line in block.splitlines():
         code, said = line.split("  # ")

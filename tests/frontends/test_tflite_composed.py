@@ -1,12 +1,11 @@
 """What is made of several operations of NNAPI gives what LiteRT's own kernels give, or what numpy and scipy do."""
 
 import warnings
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tflite
+from generate_tflite_operators import text as page_of_operators
 from scipy.special import erf
 
 import nnhal
@@ -15,7 +14,6 @@ from tests.frontends.cases import Case, X, b, c, check, const, f, file_of, i, li
 from tests.frontends.flat import Writer
 from tests.frontends.random_models import RECIPES, many_draws
 
-DOCS = Path(__file__).parents[2] / "docs"
 HALVES = X(np.array([-2.5, -1.5, -0.5, -0.49999997, 0.49999997, 0.5, 1.5, 2.5, 1.2, -3.7], "f4"))
 LENGTHS = X(np.array([2, 4], "i4"), "i4")
 
@@ -214,14 +212,9 @@ def test_an_operator_of_stablehlo_on_single_elements(name):
     np.testing.assert_allclose(run(content, fed)[0], STABLE[name](*fed), rtol=1e-5, atol=1e-6)
 
 
-def test_the_page_of_operators_is_what_the_table_says():
-    spec = spec_from_file_location("generate_tflite_operators", DOCS / "generate_tflite_operators.py")
-    assert spec is not None and spec.loader is not None
-    page = module_from_spec(spec)
-    spec.loader.exec_module(page)
-    current = (DOCS / "tflite-operators.md").read_text()
-    assert current == page.text(), "run python docs/generate_tflite_operators.py"
-    assert current.count("\n| ") == 2 + len([n for n in vars(tflite.BuiltinOperator).values() if isinstance(n, int)])
+def test_the_page_of_operators_has_each_of_the_schema():
+    numbers = [number for number in vars(tflite.BuiltinOperator).values() if isinstance(number, int)]
+    assert page_of_operators().partition("## Operators")[2].count("\n| ") == 2 + len(numbers)
 
 
 def test_random_models_give_what_litert_gives():

@@ -1,4 +1,4 @@
-"""What import may spend and how large an archive may be, to the last byte: the figures of docs/models.md."""
+"""What import may spend and how large an archive may be, to the last byte: the figures of docs/how-to/models/run-onnx.md."""
 
 import io
 import struct

@@ -559,7 +559,7 @@ def test_a_death_is_told_to_all_who_wait_and_to_all_who_come(service: Service) -
 def test_a_death_is_the_drivers_fault_where_there_is_evidence(
     service: Service, what: str, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """docs/driver-process.md has the table. A client that kills the process does not take that for its own end."""
+    """docs/contributing/ipc.md has the table. A client that kills the process does not take that for its own end."""
     session, process = service.session, Process(service.session)
     session.process = process  # type: ignore[assignment]
     if what == "another answer":

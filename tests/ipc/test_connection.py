@@ -172,7 +172,7 @@ def test_another_first_message_is_answered_with_what_it_must_be_and_ends_the_con
 
 
 def test_greetings_are_waited_for_10_s_and_ends_for_5(monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/driver-process.md says so."""
+    """docs/contributing/ipc.md says so."""
     waited: list[float] = []
     receive, finish = Channel.receive, Ends.finish
 

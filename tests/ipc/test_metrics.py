@@ -38,7 +38,7 @@ from nnhal.ipc.service.quota import Quotas
 from tests.ipc.support import LIMIT, PROBE, a_table, doubling, numbers, prepare, request_for, run, wait_until
 from tests.waiting import jitter
 
-PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 

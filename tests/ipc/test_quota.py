@@ -99,7 +99,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 def test_the_capacity_of_a_process_is_what_its_limits_leave(
     limits: dict[str, tuple[int, int]], wanted: Capacity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 4,000 descriptors and 16 GiB, stacks of 8 MiB and 30,000 mappings, as docs/driver-process.md has it."""
+    """Of 4,000 descriptors and 16 GiB, stacks of 8 MiB and 30,000 mappings, as docs/contributing/ipc.md has it."""
     held = {getattr(resource, f"RLIMIT_{name}"): pair for name, pair in limits.items()}
     monkeypatch.setattr(resource, "getrlimit", lambda which: held.get(which, (NONE, NONE)))
     monkeypatch.setattr(quota, "_map_count", lambda: 30_000)
@@ -358,8 +358,8 @@ def _size(count: int) -> str:
 
 
 def test_the_documentation_has_the_table() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "driver-process.md").read_text(encoding="utf-8")
-    assert documented() in text, f"docs/driver-process.md must have\n{documented()}"
+    text = (Path(__file__).parents[2] / "docs" / "contributing" / "ipc.md").read_text(encoding="utf-8")
+    assert documented() in text, f"docs/contributing/ipc.md must have\n{documented()}"
 
 
 # -------------------------------------------------------------------------------------------------------- long messages

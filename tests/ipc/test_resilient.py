@@ -62,7 +62,7 @@ def deaths(*seconds: float) -> tuple[Health, Clock]:
 
 
 def test_three_deaths_within_a_minute_are_a_quarantine_of_a_minute() -> None:
-    """docs/driver-process.md says so, to the nanosecond."""
+    """docs/contributing/ipc.md says so, to the nanosecond."""
     for span, quarantined in ((0, True), (60, True), (60 + 1e-9, False), (90, False)):
         health, clock = deaths(0, span / 2, span)
         assert health.quarantined_ns == (MINUTE if quarantined else 0)

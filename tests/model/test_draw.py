@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import nnhal
-from nnhal.model.draw import COLOURS, REFUSED, Part, default_part, png, svg
+from nnhal.model.draw import COLOURS, REFUSED, PicturePart, default_part, png, svg
 from nnhal.model.layout import Box, arrange
 from nnhal.model.outline import Node, Outline, ShownTensor, outline
 from nnhal.model.overview import groups_of
@@ -149,7 +149,7 @@ def size_of(drawn: str) -> tuple[float, float]:
 
 def test_a_model_of_seven_hundred_operations_is_an_overview_by_default_which_fits_a_page() -> None:
     graph = outline(residual(350))
-    assert default_part(outline(residual(30))) == Part() and default_part(graph) == Part(overview=True)
+    assert default_part(outline(residual(30))) == PicturePart() and default_part(graph) == PicturePart(overview=True)
     drawn = svg(graph, {n: "litert" if n < 400 else "reference" for n in range(700)}, None, default_part(graph))
     width, height = size_of(drawn)
     assert width < 900 and height < 2200
@@ -173,7 +173,7 @@ def test_a_device_that_changes_more_often_than_there_are_groups_does_not_cut_the
 
 
 def test_a_part_has_its_operations_and_what_goes_in_and_out_of_them() -> None:
-    drawn = texts(svg(outline(residual(60)), part=Part(operations=range(10, 14))))
+    drawn = texts(svg(outline(residual(60)), part=PicturePart(operations=range(10, 14))))
     assert sorted(int(m.group(1)) for text in drawn if (m := re.match(r"#(\d+) ", text))) == [10, 11, 12, 13]
     assert sum(text.startswith("input ") for text in drawn) == sum(text.startswith("output ") for text in drawn) == 1
 

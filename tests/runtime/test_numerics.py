@@ -1,6 +1,5 @@
 """`numerics="exact"`: who takes operations under it, and what tells apart what was compiled with it."""
 
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import numpy as np
@@ -157,12 +156,3 @@ def test_litert_looks_at_its_own_kernels_before_it_takes_an_operation(monkeypatc
     own_kernels.differs_here.cache_clear()
     why = "LiteRT's own kernels of layers round differently on this processor, must equal the reference for exact numerics"
     assert verdicts == [(False, why)]
-
-
-def test_the_page_says_what_the_drivers_declare() -> None:
-    docs = Path(__file__).parents[2] / "docs"
-    spec = spec_from_file_location("generate_numerics", docs / "generate_numerics.py")
-    assert spec is not None and spec.loader is not None
-    page = module_from_spec(spec)
-    spec.loader.exec_module(page)
-    assert (docs / "numerics.md").read_text() == page.text(), "run python docs/generate_numerics.py"

@@ -37,7 +37,7 @@ class Record(Struct, frozen=True, weakref=True):
     """A value with fields: records of one class are equal if their fields are."""
 
     if TYPE_CHECKING:
-        __dataclass_fields__: ClassVar[Mapping[str, Field[Any]]]
+        __dataclass_fields__: ClassVar[Any]  # Field is not imported: what reads annotations could not evaluate it
     else:  # without an annotation, which msgspec would evaluate
         __dataclass_fields__ = _DataclassFields()
 

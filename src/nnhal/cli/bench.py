@@ -72,7 +72,7 @@ CPUINFO = Path("/proc/cpuinfo")
 def command(model: str, peer_name: str | None, streams: int, seed: int, **options: Any) -> None:
     """Measure the latency and throughput of a model.
 
-    docs/cli.md defines each figure. The compilation cache is off unless you pass --cache-dir.
+    docs/how-to/models/benchmark.md defines each figure. The compilation cache is off unless you pass --cache-dir.
     """
     if peer_name is not None and streams > 1:
         raise click.UsageError("--streams with --vs: pairs run one at a time, must be one of the two")

@@ -48,7 +48,9 @@ console = PlainConsole(
 status = PlainConsole(stderr=True, markup=False, emoji=False, highlight=False)
 
 verbose_option = click.option("--verbose", "-v", is_flag=True, help="Print everything, however long.")
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON (docs/cli.md has the schema).")
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON (docs/reference/json.md has the schema)."
+)
 device_option = click.option(
     "--device", "-d", "devices", multiple=True, metavar="NAME", help="Use only this device; may be repeated."
 )

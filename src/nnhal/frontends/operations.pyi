@@ -90,8 +90,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """Mean of each window; of stored values where quantised, halves rounded away from a stored 0. Since
-        1.0.
+        """Mean of each window; of stored values if quantised, halves rounded away from a stored 0. Since 1.0.
 
         Shapes:
             input [batch, height, width, depth], NHWC unless nchw
@@ -112,7 +111,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """Boxes moved and resized by deltas, for each class, and clipped to their picture. Since 1.2.
+        """Moves and resizes boxes by deltas, for each class, and clips them to their picture. Since 1.2.
 
         Shapes:
             roi [num_rois, 4]
@@ -157,7 +156,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """The batch gathered into blocks of height and width. Since 1.1.
+        """Moves the batch to blocks of height and width. Since 1.1.
 
         Shapes:
             input [batch, height, width, depth], NHWC unless nchw
@@ -367,9 +366,9 @@ class Operations:
         out_type: OutType | None = None,
         name: str = "",
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The best boxes of each picture, of every class but 0, the background, without those that overlap
-        better ones. A score must be greater than score_threshold; an overlap of iou_threshold counts; a
-        score lowered to nms_score_threshold stays. Since 1.2.
+        """Returns the best boxes of each picture, of every class but 0, the background, without those that
+        overlap better ones. A score must be greater than score_threshold; an overlap of iou_threshold
+        counts; a score lowered to nms_score_threshold stays. Since 1.2.
 
         Shapes:
             scores [num_rois, num_classes]
@@ -393,8 +392,8 @@ class Operations:
         out_type: OutType | None = None,
         name: str = "",
     ) -> Tensor:
-        """The stored values in another type; scales and zero points do not count. To integers: truncated
-        towards 0 and saturated, NaN as 0. Since 1.2.
+        """Converts stored values to another type; scales and zero points are ignored. Integers are truncated
+        towards 0 and saturated, NaN becomes 0. Since 1.2.
 
         Returns:
             output
@@ -412,7 +411,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """Channels of the same place in each group brought together. Since 1.2.
+        """Groups the channels that have the same position in each group. Since 1.2.
 
         Shapes:
             input of rank 1 to 4
@@ -431,7 +430,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """Tensors one behind the other along an axis. Since 1.0.
+        """Concatenates tensors along an axis. Since 1.0.
 
         Shapes:
             parts of rank 1 to 4
@@ -484,7 +483,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """Convolution of each channel by itself, with one or more filters. Since 1.0.
+        """Convolution of each channel alone, with one or more filters. Since 1.0.
 
         Shapes:
             input [batch, height, width, depth_in], NHWC unless nchw
@@ -506,7 +505,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """Depth laid out as blocks of height and width. Since 1.0.
+        """Moves depth to blocks of height and width. Since 1.0.
 
         Shapes:
             input [batch, height, width, depth], NHWC unless nchw
@@ -523,7 +522,7 @@ class Operations:
         out_type: OutType | None = None,
         name: str = "",
     ) -> Tensor:
-        """The real values that quantised ones stand for. Since 1.0.
+        """Returns the real values of quantised ones. Since 1.0.
 
         Shapes:
             input of rank 1 to 4
@@ -552,8 +551,8 @@ class Operations:
         *,
         name: str = "",
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The best boxes and their classes, from anchors and deltas for them. A score must be greater than
-        score_threshold; an overlap of iou_threshold counts. Since 1.2.
+        """Returns the best boxes and their classes, from anchors and deltas for them. A score must be greater
+        than score_threshold; an overlap of iou_threshold counts. Since 1.2.
 
         Shapes:
             scores [batches, num_anchors, num_classes]
@@ -611,7 +610,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """Rows picked by index. Since 1.0.
+        """Picks rows by index. Since 1.0.
 
         Shapes:
             lookups [count]
@@ -660,7 +659,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """A dimension of size 1 is put in. Since 1.2.
+        """Inserts a dimension of size 1. Since 1.2.
 
         Returns:
             output
@@ -676,7 +675,7 @@ class Operations:
         out_type: OutType | None = None,
         name: str = "",
     ) -> Tensor:
-        """A tensor of the given shape, every element the given value. Since 1.3.
+        """Fills a tensor of the given shape with the given value. Since 1.3.
 
         Shapes:
             shape [_]
@@ -713,7 +712,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """Each row of input_size elements times the weights, transposed. Since 1.0.
+        """Multiplies each row of input_size elements by the transposed weights. Since 1.0.
 
         Shapes:
             input of rank 2 to 4
@@ -735,7 +734,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """Slices picked by index along an axis. Since 1.2.
+        """Picks slices by index along an axis. Since 1.2.
 
         Returns:
             output
@@ -762,9 +761,9 @@ class Operations:
         out_type: OutType | None = None,
         name: str = "",
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The best boxes, from anchors at every place of a feature map and deltas for them. Height and width
-        must be greater than min_size as it is, and the centre left of and above the picture's edge; an
-        overlap of iou_threshold counts. Since 1.2.
+        """Returns the best boxes, from anchors at every position of a feature map and deltas for them. Height
+        and width must be greater than the unscaled min_size, and the centre left of and above the picture's
+        edge; an overlap of iou_threshold counts. Since 1.2.
 
         Shapes:
             scores [batches, height, width, num_anchors], NHWC unless nchw
@@ -862,7 +861,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> tuple[Tensor, Tensor]:
-        """Rows picked by key; zeros, as they are stored, and no hit, where the key is not there. Since 1.0.
+        """Picks rows by key; a missing key gives stored zeros and no hit. Since 1.0.
 
         Shapes:
             lookups [count]
@@ -886,8 +885,9 @@ class Operations:
         out_type: OutType | None = None,
         name: str = "",
     ) -> tuple[Tensor, Tensor]:
-        """The greatest place of each heatmap, in the original image, and its score. Where the greatest element
-        is there twice, or squares of elements are beyond float32, both are up to the driver. Since 1.2.
+        """The position of the maximum of each heatmap, in the original image, and its score. If the greatest
+        element occurs twice, or squares of elements exceed float32, both results are up to the driver.
+        Since 1.2.
 
         Shapes:
             heatmap [num_boxes, heatmap_size, heatmap_size, num_keypoints], NHWC unless nchw
@@ -1083,7 +1083,7 @@ class Operations:
         *,
         name: str = "",
     ) -> Tensor:
-        """Whether one of the two is true. Since 1.2.
+        """Whether at least one is true. Since 1.2.
 
         Returns:
             output
@@ -1136,7 +1136,7 @@ class Operations:
         kind: LshProjection | Literal["sparse_deprecated", "dense", "sparse"],
         name: str = "",
     ) -> Tensor:
-        """Bits by locality-sensitive hashing. Since 1.0.
+        """Computes bits by locality-sensitive hashing. Since 1.0.
 
         Shapes:
             hashes [functions, bits]
@@ -1224,7 +1224,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """The greater element; NaN where one of the two is NaN. Since 1.2.
+        """The greater element; NaN if either is NaN. Since 1.2.
 
         Returns:
             output
@@ -1285,7 +1285,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """The lesser element; NaN where one of the two is NaN. Since 1.2.
+        """The lesser element; NaN if either is NaN. Since 1.2.
 
         Returns:
             output
@@ -1303,7 +1303,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """The tensor's mirror image around it. Since feature level 7.
+        """Pads a tensor with its mirror image. Since feature level 7.
 
         Shapes:
             paddings [_, 2]
@@ -1372,7 +1372,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """Tensors of one shape stacked along a new axis. Since feature level 6.
+        """Stacks tensors of one shape along a new axis. Since feature level 6.
 
         Returns:
             output
@@ -1389,7 +1389,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """Zeros around a tensor. Since 1.1.
+        """Pads a tensor with zeros. Since 1.1.
 
         Shapes:
             input of rank 1 to 4
@@ -1410,7 +1410,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """A value around a tensor. Since 1.2.
+        """Pads a tensor with a value. Since 1.2.
 
         Shapes:
             input of rank 1 to 4
@@ -1445,7 +1445,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """What is below 0 times alpha, the rest as it is. Since 1.2.
+        """Multiplies elements below 0 by alpha; others are unchanged. Since 1.2.
 
         Returns:
             output
@@ -1462,7 +1462,7 @@ class Operations:
         out_type: OutType | None = None,
         name: str = "",
     ) -> Tensor:
-        """Real values as quantised ones, rounded and saturated, infinite ones too; NaN as 0. Since 1.2.
+        """Quantises real values, rounded and saturated, infinite ones too; NaN becomes 0. Since 1.2.
 
         Returns:
             output
@@ -1672,7 +1672,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """The greatest element; NaN where there is one. Since 1.2.
+        """The greatest element; NaN if there is one. Since 1.2.
 
         Shapes:
             input of rank 1 to 4
@@ -1693,7 +1693,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """The least element; NaN where there is one. Since 1.2.
+        """The least element; NaN if there is one. Since 1.2.
 
         Shapes:
             input of rank 1 to 4
@@ -1805,7 +1805,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """The same elements in another shape. Since 1.0.
+        """Returns the same elements in another shape. Since 1.0.
 
         Shapes:
             shape [_]
@@ -1830,7 +1830,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """Pictures resized, each element interpolated between four. Since 1.0.
+        """Resizes pictures; each element is interpolated between four. Since 1.0.
 
         Shapes:
             input [batch, height, width, depth], NHWC unless nchw
@@ -1855,7 +1855,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """Pictures resized, each element that of the nearest. Since 1.2.
+        """Resizes pictures; each element is the nearest one. Since 1.2.
 
         Shapes:
             input [batch, height, width, depth], NHWC unless nchw
@@ -1874,7 +1874,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """The order along an axis turned round. Since feature level 7.
+        """Reverses the order along an axis. Since feature level 7.
 
         Shapes:
             input of rank 1 to 8
@@ -1928,7 +1928,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """Regions of interest scaled to one size, by means of interpolated points. Since 1.2.
+        """Scales regions of interest to one size, by means of interpolated points. Since 1.2.
 
         Shapes:
             input [batches, height, width, depth], NHWC unless nchw
@@ -1955,7 +1955,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """Regions of interest scaled to one size, by the greatest elements. Since 1.2.
+        """Scales regions of interest to one size, by the greatest elements. Since 1.2.
 
         Shapes:
             input [batches, height, width, depth], NHWC unless nchw
@@ -1993,7 +1993,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """The element of the first tensor where the condition is true, else of the second. Since 1.2.
+        """The element of the first tensor if the condition is true, else of the second. Since 1.2.
 
         Returns:
             output
@@ -2025,7 +2025,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """A block of a tensor. Since 1.2.
+        """Picks a block of a tensor. Since 1.2.
 
         Shapes:
             begin [_]
@@ -2067,7 +2067,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """Blocks of height and width spread over the batch. Since 1.1.
+        """Moves blocks of height and width to the batch. Since 1.1.
 
         Shapes:
             input [batch, height, width, depth], NHWC unless nchw
@@ -2089,7 +2089,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """Blocks of height and width gathered into depth. Since 1.0.
+        """Moves blocks of height and width to depth. Since 1.0.
 
         Shapes:
             input [batch, height, width, depth], NHWC unless nchw
@@ -2110,7 +2110,7 @@ class Operations:
         outputs: int | None = None,
         name: str = "",
     ) -> Any:
-        """A tensor cut into equal pieces along an axis. Since 1.2.
+        """Splits a tensor into equal pieces along an axis. Since 1.2.
 
         Returns:
             parts
@@ -2141,7 +2141,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """Dimensions of size 1 are dropped. Since 1.1.
+        """Removes dimensions of size 1. Since 1.1.
 
         Shapes:
             input of rank 1 to 4
@@ -2166,8 +2166,8 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """A block of a tensor in steps; bits of the masks say which begins and ends are ignored and which axes
-        vanish. Since 1.1.
+        """Picks a block of a tensor with strides; bits of the masks select ignored begins and ends, and
+        removed axes. Since 1.1.
 
         Shapes:
             input of rank 1 to 4
@@ -2255,7 +2255,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """A tensor repeated along its axes. Since 1.2.
+        """Repeats a tensor along its axes. Since 1.2.
 
         Shapes:
             multiples [_]
@@ -2274,8 +2274,8 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> tuple[Tensor, Tensor]:
-        """The k greatest along the last axis, and where they were; of equal ones the last comes first, and NaN
-        counts as minus infinity. Since 1.2.
+        """Returns the k greatest elements along the last axis, and their indices; of equal ones the last is
+        first, and NaN counts as minus infinity. Since 1.2.
 
         Returns:
             values
@@ -2293,7 +2293,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """Dimensions are permuted. Since 1.1.
+        """Permutes the dimensions. Since 1.1.
 
         Shapes:
             input of rank 1 to 4
@@ -2319,7 +2319,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> Tensor:
-        """The transpose of CONV_2D: as many elements out as that takes in. Since 1.2.
+        """The transpose of CONV_2D: its output has the shape of CONV_2D's input. Since 1.2.
 
         Shapes:
             input [batch, height, width, depth_in], NHWC unless nchw
@@ -2441,7 +2441,7 @@ class Operations:
         outputs: int | None = None,
         name: str = "",
     ) -> Any:
-        """Runs the body for as long as the condition holds, on values that the body changes from turn to turn.
+        """Runs the body as long as the condition holds, on values that the body changes in each iteration.
         Since 1.3.
 
         Returns:

@@ -74,7 +74,7 @@ class Scene(Struct):
     items: list[Rectangle | Label | Arrow] = field(default_factory=list)
 
 
-class Line(Record, frozen=True):
+class BoxLine(Record, frozen=True):
     """A line of a box. operation: the number of the one that gives it its colour; None for an input or output."""
 
     left: str
@@ -86,23 +86,25 @@ class Chain(Struct):
     """A box: operations of which each gives its result to the next only, a group of them, or an input or output."""
 
     nodes: list[int]
-    lines: list[Line]
+    lines: list[BoxLine]
     reads: int | None = None  # the tensor of an output
 
 
-class Part(Record, frozen=True):
+class PicturePart(Record, frozen=True):
     """The part of a model to draw. overview: groups of operations. operations: only these, by number; None for all."""
 
     overview: bool = False
     operations: range | None = None
 
 
-def default_part(outline: Outline) -> Part:
+def default_part(outline: Outline) -> PicturePart:
     """All operations of a small model, the overview of a larger one."""
-    return Part(overview=len(outline.nodes) - len(outline.folded) > READABLE)
+    return PicturePart(overview=len(outline.nodes) - len(outline.folded) > READABLE)
 
 
-def svg(outline: Outline, placing: Placing | None = None, notes: Notes | None = None, part: Part | None = None) -> str:
+def svg(
+    outline: Outline, placing: Placing | None = None, notes: Notes | None = None, part: PicturePart | None = None
+) -> str:
     """Draw a graph as an SVG document, in colours by device.
 
     Args:
@@ -111,7 +113,7 @@ def svg(outline: Outline, placing: Placing | None = None, notes: Notes | None = 
         notes: Text for each operation, shown where the pointer rests.
         part: The part to draw; all operations by default.
     """
-    scene = _scene(outline, placing or {}, notes or {}, part or Part())
+    scene = _scene(outline, placing or {}, notes or {}, part or PicturePart())
     width, height = math.ceil(scene.width), math.ceil(scene.height)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">',
@@ -121,7 +123,7 @@ def svg(outline: Outline, placing: Placing | None = None, notes: Notes | None = 
     return "\n".join([*lines, *map(_element, scene.items), "</svg>"]) + "\n"
 
 
-def png(outline: Outline, placing: Placing | None = None, part: Part | None = None) -> bytes:
+def png(outline: Outline, placing: Placing | None = None, part: PicturePart | None = None) -> bytes:
     """Draw the same as a PNG picture, at twice the size of the SVG if the limit allows.
 
     Raises:
@@ -131,7 +133,7 @@ def png(outline: Outline, placing: Placing | None = None, part: Part | None = No
         from PIL import Image, ImageDraw, ImageFont
     except ImportError:
         raise DeviceUnavailable("PNG pictures need Pillow: pip install 'nnhal[pictures]'; SVG needs nothing") from None
-    scene = _scene(outline, placing or {}, {}, part or Part())
+    scene = _scene(outline, placing or {}, {}, part or PicturePart())
     scale = min(2.0, math.sqrt(PIXELS / (scene.width * scene.height)))
     picture = Image.new("RGB", (math.ceil(scene.width * scale), math.ceil(scene.height * scale)), "white")
     brush, font = ImageDraw.Draw(picture), ImageFont.load_default(SIZE * scale)
@@ -148,7 +150,7 @@ def colours_of(placing: Placing) -> tuple[list[str], dict[int, str]]:
     return devices, {n: COLOURS[devices.index(device) % len(COLOURS)] for n, device in placing.items()}
 
 
-def _scene(outline: Outline, placing: Placing, notes: Notes, part: Part) -> Scene:
+def _scene(outline: Outline, placing: Placing, notes: Notes, part: PicturePart) -> Scene:
     chains, writer = _grouped(outline, placing) if part.overview else _chains(outline, part.operations)
     boxes = [_box(chain) for chain in chains]
     crossing: dict[tuple[int, int], list[int]] = {}
@@ -235,7 +237,7 @@ def _grouped(outline: Outline, placing: Placing) -> tuple[list[Chain], dict[int,
         first, last = nodes[0], nodes[-1]
         lost = next((n for n in nodes if outline.nodes[n].refused), first)
         title = f"#{first}" if first == last else f"#{first} to #{last}"
-        lines = [Line(title, _result(outline, last), lost), Line(_short(group.kinds(outline), LONGEST), "", lost)]
+        lines = [BoxLine(title, _result(outline, last), lost), BoxLine(_short(group.kinds(outline), LONGEST), "", lost)]
         writer |= {key: len(chains) for n in nodes for key in outline.nodes[n].outputs}
         chains.append(Chain(nodes, lines))
     chains += [Chain([], [_named(outline, key, "output")], key) for key in outline.outputs]
@@ -269,9 +271,9 @@ def _reads(outline: Outline, chain: Chain) -> list[int]:
     return list(dict.fromkeys(key for n in chain.nodes for key in outline.nodes[n].inputs))
 
 
-def _named(outline: Outline, key: int, kind: str) -> Line:
+def _named(outline: Outline, key: int, kind: str) -> BoxLine:
     tensor = outline.tensors[key]
-    return Line(f"{kind} {_short(tensor.name or f'%{key}', NAME)}", shape_text(tensor.shape))
+    return BoxLine(f"{kind} {_short(tensor.name or f'%{key}', NAME)}", shape_text(tensor.shape))
 
 
 def _result(outline: Outline, n: int) -> str:
@@ -279,7 +281,7 @@ def _result(outline: Outline, n: int) -> str:
     return shape_text(outline.tensors[outputs[0]].shape) if outputs else ""
 
 
-def _line(outline: Outline, n: int, node: Node) -> Line:
+def _line(outline: Outline, n: int, node: Node) -> BoxLine:
     weights = [shape_text(t.shape) for t in outline.weights(node)]
     kernel = max(weights, key=len, default="")
     left = " ".join(
@@ -287,7 +289,7 @@ def _line(outline: Outline, n: int, node: Node) -> Line:
             None, (f"{MARK if node.refused else ''}#{n} {node.name}", node.attributes, kernel and f"weights {kernel}")
         )
     )
-    return Line(_short(left, LONGEST), _result(outline, n), n)
+    return BoxLine(_short(left, LONGEST), _result(outline, n), n)
 
 
 def _box(chain: Chain) -> Box:
@@ -339,7 +341,7 @@ def _end(chain: Chain, which: int) -> str:
     return f"#{chain.nodes[which]}" if chain.nodes else _short(chain.lines[0].left, 24)
 
 
-def _head(outline: Outline, devices: list[str], part: Part) -> Iterator[Rectangle | Label]:
+def _head(outline: Outline, devices: list[str], part: PicturePart) -> Iterator[Rectangle | Label]:
     """Yield the title and legend."""
     level = f", level {outline.level}" if outline.level else ", not supported as a whole"
     title = f"{_short(outline.name or 'model', LONGEST)}: {counted(len(outline.nodes), 'operation')}{level}"

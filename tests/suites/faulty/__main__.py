@@ -1,7 +1,7 @@
 """Every fault x `conformance` and `validate` x in process and isolated, and an application: what each says, as a table.
 
-`python -m tests.suites.faulty` prints it, `--write` writes docs/faulty-drivers.md. Exit code 1 where a suite that has to
-catch a fault does not, a healthy driver is blamed, or the application gets what it must not.
+`python -m tests.suites.faulty` prints it, `--write` writes docs/contributing/faulty-drivers.md. Exit code 1
+where a suite that has to catch a fault does not, a healthy driver is blamed, or the application gets what it must not.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.suites.faulty", description=__doc__)
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="only these faults")
     parser.add_argument("--jobs", type=int, default=usable_cores(), help="suites that run at once")
-    parser.add_argument("--write", action="store_true", help="write docs/faulty-drivers.md, or those rows of it")
+    parser.add_argument("--write", action="store_true", help="write the page of faulty drivers, or those rows of it")
     parser.add_argument("--vectors", type=Path, default=Path(os.environ.get("NNHAL_VECTORS", DEFAULT_VECTORS)))
     options = parser.parse_args()
     every = {each.name: each for each in (*healthy(), *table().values())}

@@ -3,7 +3,7 @@
 Each allowance grows with the file's bytes, so that a small file stays cheap.
 
 An operation costs about half a millisecond, an element of shape arithmetic about a tenth of a microsecond. So the
-minimum allowance costs less than a second, and 128 MiB. docs/models.md has the figures.
+minimum allowance costs less than a second, and 128 MiB. docs/how-to/models/run-onnx.md has the figures.
 """
 
 from enum import Enum

@@ -218,9 +218,7 @@ class RemoteDevice(Device):
             self.number_of_cache_files()
         said = self._kept
         return (
-            CodeIdentity.unlike_any("the device keeps none")
-            if said is None
-            else CodeIdentity(said.code, said.unknown)
+            CodeIdentity.unlike_any("the device keeps none") if said is None else CodeIdentity(said.code, said.unknown)
         )
 
     def prepare_from_cache(self, outline: Model, hints: Hints) -> Prepared:

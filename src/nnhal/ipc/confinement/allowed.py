@@ -1,7 +1,7 @@
 """The system calls that a sandboxed process may make, with reasons. All others are refused.
 
 The list was measured: the calls of the service, the reference kernels, LiteRT, numpy, scipy and imports in the sandbox,
-and their equivalents in musl. `docs/confinement.md` has the same list; a test compares them.
+and their equivalents in musl. `docs/reference/sandbox.md` has the same list; a test compares them.
 """
 
 from nnhal.base.records import Record

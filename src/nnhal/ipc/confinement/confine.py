@@ -11,7 +11,7 @@ Call it while the process has one thread, before numpy or an engine starts threa
 and threads that it starts later (all threads since ABI 8). The report counts threads that landlock misses; seccomp
 covers those too. Therefore this package does not import numpy, even indirectly.
 
-`docs/confinement.md` lists the remaining system calls and risks.
+`docs/reference/sandbox.md` lists the remaining system calls and risks.
 """
 
 import difflib
