@@ -432,7 +432,7 @@ def test_where_differences_begin_to_add_up_is_told(capsys):
     b = Builder()
     x = b.input((4,))
     findings = diff.Findings(found, [], [p.whole for p in found[1:]], [], {})
-    tolerance = diff.Tolerance(0.5, 1.0, 0.25)
+    tolerance = diff.DiffTolerance(0.5, 1.0, 0.25)
     diff._print(b.finish([x], [b.abs(x)]), findings, tolerance, "one", "other", verbose=False)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "PASSED: one agrees with other on 3 of 3 intermediates (rtol 0.5, atol 0.25, 1 LSB)"

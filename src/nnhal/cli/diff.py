@@ -38,7 +38,7 @@ LEANS = 20  # elements that differ, from which on their side tells something
 NAME, OPERAND = 48, 28  # characters of the name of an output, of an operand
 
 
-class Tolerance(NamedTuple):
+class DiffTolerance(NamedTuple):
     """As of `Difference.within`."""
 
     rtol: float
@@ -153,7 +153,7 @@ def command(model: str, device: str, against: str, files: Sequence[str], **optio
             alone.append(entry)
             bar.update(task, completed=len(graph.main.operations) + entry.operation + 1)
     found = [Pair(entry, whole.get(entry.operand)) for entry in alone]
-    tolerance = Tolerance(options["rtol"], options["lsb"], options["atol"])
+    tolerance = DiffTolerance(options["rtol"], options["lsb"], options["atol"])
     findings = Findings(
         found,
         [pair for pair in found if not pair.alone.within(*tolerance)],
@@ -215,7 +215,9 @@ def _json(graph: Model, findings: Findings) -> None:
     )
 
 
-def _print(graph: Model, findings: Findings, tolerance: Tolerance, device: str, against: str, *, verbose: bool) -> None:
+def _print(
+    graph: Model, findings: Findings, tolerance: DiffTolerance, device: str, against: str, *, verbose: bool
+) -> None:
     count = len(findings.found)
     if findings.bad:
         first, operations = findings.bad[0].alone, len({pair.alone.operation for pair in findings.bad})

@@ -13,7 +13,7 @@ from nnhal import api
 from nnhal.base.brief import counted
 from nnhal.base.codes import type_name
 from nnhal.base.columns import Section, columns, cut, fixed, section, wrapped
-from nnhal.base.errors import ShapeNeeded, UnsupportedModel
+from nnhal.base.errors import InvalidArgument, ShapeNeeded, UnsupportedModel
 from nnhal.base.names import meant, printable
 from nnhal.cli import common
 from nnhal.cli.command import command as nnhal_command
@@ -21,7 +21,7 @@ from nnhal.cli.inputs import said_of
 from nnhal.cli.metadata import metadata_document, metadata_facts, said_of_model
 from nnhal.cli.model_text import NAME, count_text, hal_version, shown_name, tensor_text, title, type_text
 from nnhal.cli.placement import chosen_operations, why_section
-from nnhal.model.draw import Placing, colours_of, png, svg
+from nnhal.model.draw import READABLE, PicturePart, Placing, colours_of, default_part, png, svg
 from nnhal.model.graph import Model
 from nnhal.model.outline import Outline, outline
 from nnhal.model.text import dot, listing, text
@@ -33,12 +33,35 @@ REASONS = 3  # for the HAL version, before they are counted
 WHERE = re.compile(r"^\w+ #\d+: ")  # the same reason holds at many places
 
 
+class PartType(click.ParamType[PicturePart]):
+    """The value of --part: `overview`, `all`, or a range of operations."""
+
+    name = "part"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> PicturePart:
+        """Parse the value."""
+        if isinstance(value, PicturePart):
+            return value
+        if value in ("overview", "all"):
+            return PicturePart(overview=value == "overview")
+        found = re.fullmatch(r"#?(\d{1,9})-#?(\d{1,9})", value)
+        if found is None or int(found[1]) > int(found[2]):
+            self.fail(f"{value!r} is not a part, must be overview, all, or operations such as 20-59", param, ctx)
+        return PicturePart(operations=range(int(found[1]), int(found[2]) + 1))
+
+
 @nnhal_command("show", formerly={"--all": "--operations"})
 @common.model_options
 @click.option("--operations", "everything", is_flag=True, help="List every operation and operand.")
 @click.option("--dot", "as_dot", is_flag=True, help="Print Graphviz DOT.")
 @click.option("--svg", "svg_path", type=common.Writable(), help="Draw a picture to this file.")
 @click.option("--png", "png_path", type=common.Writable(), help="Draw a picture to this file.")
+@click.option(
+    "--part",
+    type=PartType(),
+    metavar="PART",
+    help=f"Draw this part: overview, all, or operations such as 20-59 (default: overview above {READABLE} operations).",
+)
 @click.option("--placement", "placed", is_flag=True, help="Show where the model would run, and the alternatives.")
 @click.option(
     "--why",
@@ -76,7 +99,7 @@ def command(model: str, placed: bool, as_dot: bool, as_json: bool, everything: b
     if placed and graph is None:
         common.warn("NNAPI does not support the whole model, so it is not placed")
     if as_dot or options["svg_path"] or options["png_path"]:
-        _draw(facts, placement, options["svg_path"], options["png_path"])
+        _draw(facts, placement, options["svg_path"], options["png_path"], options["part"])
         if as_dot:
             click.echo(dot(facts, colours_of(_placing(placement) or {})[1]), nl=False)
     elif as_json:
@@ -100,11 +123,23 @@ def _print(
         common.show(sections, verbose=verbose)
 
 
-def _draw(facts: Outline, placement: Placement | None, svg_path: Path | None, png_path: Path | None) -> None:
+def _draw(
+    facts: Outline,
+    placement: Placement | None,
+    svg_path: Path | None,
+    png_path: Path | None,
+    part: PicturePart | None,
+) -> None:
+    count = len(facts.nodes)
+    if part is not None and part.operations is not None and part.operations.stop > count:
+        raise InvalidArgument(f"--part: operation {part.operations.stop - 1} is not there, must be at most {count - 1}")
+    part = part or default_part(facts)
     if svg_path:
-        common.write(svg_path, svg(facts, _placing(placement), _notes(placement)).encode())
+        common.write(svg_path, svg(facts, _placing(placement), _notes(placement), part).encode())
     if png_path:
-        common.write(png_path, png(facts, _placing(placement)))
+        common.write(png_path, png(facts, _placing(placement), part))
+    if part.overview and (svg_path or png_path):
+        common.say(f"The picture shows groups of {count} operations. One group: --part 0-20. All: --part all.")
 
 
 def _placement(graph: Model, names: list[str] | None, options: dict[str, Any]) -> Placement:

@@ -15,7 +15,7 @@ LONGEST = 3  # times the average length of a group
 KINDS = 3  # kinds of operations that a group names
 
 
-class OperationGroup(Record, frozen=True):
+class OutlineGroup(Record, frozen=True):
     """Operations in order, by their numbers."""
 
     operations: tuple[int, ...]
@@ -28,7 +28,7 @@ class OperationGroup(Record, frozen=True):
         return ", ".join([*words, *([counted(others, "other")] if others else [])])
 
 
-def groups_of(outline: Outline, device_of: Mapping[int, str]) -> list[OperationGroup]:
+def groups_of(outline: Outline, device_of: Mapping[int, str]) -> list[OutlineGroup]:
     """Divide all operations except the folded ones into groups, at most about `GROUPS`.
 
     Args:
@@ -43,10 +43,10 @@ def groups_of(outline: Outline, device_of: Mapping[int, str]) -> list[OperationG
     changes = [n for n in range(1, len(shown)) if device_of.get(shown[n]) != device_of.get(shown[n - 1])]
     ends = [*(changes if len(changes) < GROUPS else ()), len(shown)]
     size = max(1.0, len(shown) / GROUPS)
-    groups, begin = list[OperationGroup](), 0
+    groups, begin = list[OutlineGroup](), 0
     for end in ends:
         for first, last in _cuts(alive, begin, end, size):
-            groups.append(OperationGroup(tuple(shown[first:last])))
+            groups.append(OutlineGroup(tuple(shown[first:last])))
         begin = end
     return groups
 

@@ -16,7 +16,7 @@ _TOP = 3  # kinds of operations of a partition
 _ALIKE = 1e-9
 
 
-class Branch(Protocol):
+class ShownBranch(Protocol):
     """A subgraph of control flow that the runtime runs, as of `PlacedBranch`."""
 
     @property
@@ -51,7 +51,7 @@ class Placed(Protocol):
         """What fell back."""
 
     @property
-    def inside(self) -> Iterable[Branch]:
+    def inside(self) -> Iterable[ShownBranch]:
         """Subgraphs that the runtime runs."""
 
     def devices(self) -> dict[str, int]:
