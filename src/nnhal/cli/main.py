@@ -25,6 +25,7 @@ VERBS = {
     "bench": "Measure latency, alone or against a peer engine in the same run.",
     "serve": "Serve a driver to other processes, or write a systemd unit that does.",
     "conformance": "Run published test vectors on a device.",
+    "vectors": "Build test vectors from AOSP's test specifications.",
     "validate": "Check what a driver promises, operation by operation.",
     "prove": "Find out which forms of operations are right on this processor, and remember it.",
     "calibrate": "Measure what devices take on this machine, for measured placement.",

@@ -16,7 +16,8 @@ class Selection(Subject, frozen=True):
     """Which vectors to run, and on what. rerun: also the further ways that the index flags.
 
     way: one of `WAYS`. share: the part of all vectors that runs, chosen by a hash of the id. flag: only vectors with this
-    flag in the index. outputs: those of failed vectors are wanted.
+    flag in the index. outputs: those of failed vectors are wanted. specs: the specifications that the vectors were built
+    from, None for vectors that the user has.
     """
 
     path: Path
@@ -27,6 +28,7 @@ class Selection(Subject, frozen=True):
     share: float = 1.0
     flag: str = ""
     outputs: bool = False
+    specs: Path | None = None
 
     def __post_init__(self) -> None:
         """InvalidArgument where it selects by what is no expression, no share, no level or no time."""

@@ -45,7 +45,7 @@ def document(version: str, specification: str, tests: Iterable[Test]) -> tuple[d
     for test in tests:
         try:
             described.append(_test(test, blob))
-        except InvalidArgument as error:
+        except Exception as error:  # elements may be anything
             raise at_line(test.example.line, error) from None
     name = f"{specification}.bin"
     return {

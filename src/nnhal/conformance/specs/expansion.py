@@ -199,8 +199,8 @@ def expand(specification: str, examples: Iterable[Example], versions: Mapping[st
                 example.model.feed(inputs, outputs)
                 for chosen in product(*example.variations):
                     yield from _test(specification, example, chosen, names, versions)
-        except (ArithmeticError, AttributeError, InvalidArgument, LookupError, TypeError, ValueError) as error:
-            raise at_line(example.line, error) from error
+        except Exception as error:  # a variation may be the specification's own
+            raise at_line(example.line, error) from None
 
 
 def _test(
@@ -235,5 +235,5 @@ def _combined(examples: Iterable[Example]) -> list[Example]:
 
 def at_line(line: int, error: Exception) -> InvalidArgument:
     """An error with the line of the specification that it is about."""
-    kind = "" if isinstance(error, InvalidArgument) else f"{type(error).__name__}: "
-    return InvalidArgument(f"{line}: {kind}{error}")
+    kind = [] if isinstance(error, InvalidArgument) else [type(error).__name__]
+    return InvalidArgument(": ".join(filter(None, [str(line), *kind, str(error)])))

@@ -101,8 +101,6 @@ def read(path: str, text: str, version: str, specification: str) -> tuple[dict[s
         return document(version, specification, expand(specification, found.examples, found.versions))
     except InvalidArgument as error:
         raise InvalidArgument(f"{path}:{error}") from None
-    except (MemoryError, RecursionError) as error:
-        raise InvalidArgument(f"{path}:1: {type(error).__name__}, must take less memory and nest less") from None
 
 
 def _evaluate(path: str, text: str, found: Specification) -> None:
@@ -122,8 +120,6 @@ def _evaluate(path: str, text: str, found: Specification) -> None:
     }
     try:
         exec(code, scope)
-    except (MemoryError, RecursionError):
-        raise
     except Exception as error:
         raise at_line(_line(path, error), error) from None
 
@@ -132,7 +128,7 @@ def compiled(path: str, text: str) -> CodeType:
     """The code of a specification, with every access to an attribute guarded. InvalidArgument for other syntax."""
     try:
         tree = ast.parse(text, path)
-    except (SyntaxError, ValueError) as error:
+    except (MemoryError, RecursionError, SyntaxError, ValueError) as error:
         raise InvalidArgument(f"{getattr(error, 'lineno', None) or 1}: {error}, must be Python") from None
     guarded = ast.fix_missing_locations(_Guard().visit(tree))
     return compile(guarded, path, "exec", dont_inherit=True)
