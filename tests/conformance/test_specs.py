@@ -86,6 +86,7 @@ def test_tests_are_those_of_aosps_generator_in_its_order(built: Path) -> None:
     assert [id for id in expected if made.get(id) != expected[id]] == [] and list(index(built)) == list(expected)
 
 
+@pytest.mark.nightly
 def test_specifications_of_aosp_become_the_vectors_that_others_made_of_them(vectors: Path, tmp_path: Path) -> None:
     """NNHAL_SPECS: AOSP's runtime/test/specs."""
     if "NNHAL_SPECS" not in os.environ:
@@ -126,6 +127,13 @@ def test_specifications_of_aosp_become_the_vectors_that_others_made_of_them(vect
 def test_the_index_states_how_a_test_runs(built: Path, id: str, flags: list[str], primary: str | None) -> None:
     entry = index(built)[id]
     assert entry["flags"] == flags and entry.get("primary") == primary
+
+
+def test_the_specification_of_the_documentation_is_one() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "drivers" / "test-vectors.md").read_text()
+    made = evaluated(page.partition("```python\n")[2].partition("```")[0])
+    variations = ["", "_relaxed", "_float16", "_quant8"]
+    assert [v.id for v in made] == [f"own{v}{w}" for v in variations for w in ("", "_all_inputs_as_internal")]
 
 
 def test_equal_specifications_make_equal_files(built: Path, tmp_path: Path) -> None:
