@@ -87,6 +87,7 @@ def test_tests_are_those_of_aosps_generator_in_its_order(built: Path) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1800)
 def test_specifications_of_aosp_become_the_vectors_that_others_made_of_them(vectors: Path, tmp_path: Path) -> None:
     """NNHAL_SPECS: AOSP's runtime/test/specs."""
     if "NNHAL_SPECS" not in os.environ:
