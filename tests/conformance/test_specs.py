@@ -143,6 +143,14 @@ def test_equal_specifications_make_equal_files(built: Path, tmp_path: Path) -> N
         assert file.read_bytes() == (tmp_path / "again" / file.name).read_bytes()
 
 
+def test_data_lies_at_multiples_of_eight_and_equal_data_once(built: Path) -> None:
+    for vector in read_vectors(built):
+        graphs = [vector.test["main"], *vector.test.get("referenced", ())]
+        places = [operand["data"] for graph in graphs for operand in graph["operands"] if "data" in operand]
+        contents = {tuple(place): vector.blob[place[0] : sum(place)] for place in places}
+        assert not any(offset % 8 for offset, _ in places) and len(set(contents.values())) == len(contents)
+
+
 def test_constants_become_inputs_where_a_specification_names_them() -> None:
     text = 'w = Parameter("w", ("TENSOR_FLOAT32", [2]), [1, 2])\n' + ADD.replace("[1.0, 2.0]", "w") + DATA.strip()
     names = [v.id for v in evaluated(text + ".AddInput(w).DisableLifeTimeVariation()\n")]
@@ -162,6 +170,8 @@ HOSTILE = [
     "().__class__",
     "x.__init__.__globals__",
     "x._name",
+    "Model()._maker",
+    "super(np.float64, np.float64(1)).tobytes()",
     "Model().copy.__globals__",
     "__builtins__",
     "global __builtins__",
@@ -283,6 +293,11 @@ def test_a_process_that_does_not_start_is_no_fault_of_the_specification(
         (ADD + "\nExample(({x: [1, 2]}, {}))", "5: example has no values of y"),
         (ADD + "Example({x: [1], y: [2, 4]})", "4: x has 1 elements, must have 2 for dimensions [2]"),
         (ADD + "Example({x: [1, 2], y: ['two', 4]})", "4: ValueError: could not convert string to float"),
+        (
+            ADD + "class A(DataTypeConverter):\n  def TransformOperand(self, op, arg=None): return 1 / 0\n"
+            "Example({x: [1, 2], y: [2, 4]}).AddVariations(A(name='a').Identify([x]))",
+            "6: ZeroDivisionError: division by zero",
+        ),
         (ADD + "Example(3)", "4: example is neither a dictionary nor a pair"),
         (ADD + "Example({\n x: [1, 2], y: [2, 4]\n}).AddVariations('float8')", "variation is 'float8', must be"),
         (ADD + DATA.strip() + ".AddNchw(x)", "4: x is TENSOR_FLOAT32 of rank 1, must be of rank 4"),
@@ -330,6 +345,13 @@ def test_vectors_are_built_only_where_there_is_nothing(tmp_path: Path) -> None:
         written(SPECS, tmp_path)
     with pytest.raises(InvalidArgument, match=r"has no \.mod\.py file"):
         written(tmp_path, tmp_path / "built")
+
+
+def test_experimental_operations_are_left_out(own: Path, tmp_path: Path) -> None:
+    own.write_text(ADD + DATA)
+    (tmp_path / "experimental").mkdir()
+    (tmp_path / "experimental" / "own.mod.py").write_text("wrong")
+    assert written(tmp_path, tmp_path / "built") == Built(1, 2, [])
 
 
 def test_a_wrong_specification_is_an_error_and_the_others_are_written(own: Path, tmp_path: Path) -> None:

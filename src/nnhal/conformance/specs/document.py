@@ -95,26 +95,26 @@ def _graph(model: Model, referenced: Sequence[Model], blob: Blob) -> dict[str, A
 
 def _operand(operand: Operand, referenced: Sequence[Model], blob: Blob) -> dict[str, Any]:
     type, channels = operand.type, operand.type.extraParams
-    told: dict[str, Any] = {
+    stated: dict[str, Any] = {
         "name": operand.name,
         "type": type.type,
         "dimensions": list(type.dimensions),
         "lifetime": operand.lifetime,
     }
     if type.scale:
-        told["scale"] = type.scale
+        stated["scale"] = type.scale
     if type.zeroPoint:
-        told["zeroPoint"] = type.zeroPoint
+        stated["zeroPoint"] = type.zeroPoint
     if channels and not channels.hide:
-        told["channelQuant"] = {"channelDim": channels.channelDim, "scales": [float(s) for s in channels.scales]}
+        stated["channelQuant"] = {"channelDim": channels.channelDim, "scales": [float(s) for s in channels.scales]}
     if operand.kind is Kind.IGNORED:
-        told["isIgnored"] = True
+        stated["isIgnored"] = True
     if operand.kind is Kind.SUBGRAPH:
         model = (operand.value or [None])[0]
-        told["subgraph"] = next(n for n, each in enumerate(referenced) if each is model)
+        stated["subgraph"] = next(n for n, each in enumerate(referenced) if each is model)
     elif operand.value:
-        told["data"] = blob.place(elements(operand).tobytes())
-    return told
+        stated["data"] = blob.place(elements(operand).tobytes())
+    return stated
 
 
 def elements(operand: Operand) -> Array:
@@ -144,7 +144,7 @@ def entry(version: str, specification: str, test: Mapping[str, Any]) -> dict[str
     types = {operand["type"] for graph in (main, *referenced) for operand in graph["operands"]}
     level = test.get("minSupportedVersion")
     under_test = [o for o in main["operations"] if not _is_placeholder(o, main)]
-    told = {
+    stated = {
         "id": f"{version}/{specification}/{test['name']}",
         "operations": sorted(operations),
         "nOperations": len(main["operations"]),
@@ -154,10 +154,10 @@ def entry(version: str, specification: str, test: Mapping[str, Any]) -> dict[str
         "flags": [flag for flag, holds in _flags(test, operations | inner).items() if holds],
     }
     if inner:
-        told["referencedOperations"] = sorted(inner)
+        stated["referencedOperations"] = sorted(inner)
     if len(under_test) == 1:
-        told["primary"] = under_test[0]["type"]
-    return told
+        stated["primary"] = under_test[0]["type"]
+    return stated
 
 
 def _flags(test: Mapping[str, Any], operations: set[str]) -> dict[str, bool]:

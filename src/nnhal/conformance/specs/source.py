@@ -149,11 +149,6 @@ class _Guard(ast.NodeTransformer):
             raise InvalidArgument(f"{line}: names are {node.names}, must not begin with two underscores")
         return super().visit(node)
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        if node.keywords:
-            raise InvalidArgument(f"{node.lineno}: class {node.name} has keywords, must have bases only")
-        return self.generic_visit(node)
-
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         self.generic_visit(node)
         if not isinstance(node.ctx, ast.Load):
@@ -202,8 +197,8 @@ def _set_attribute(value: Any, name: str, to: Any) -> None:
 
 def _is_visible(value: Any) -> bool:
     """Whether it is an object or class of the language, or of a class that the specification defines."""
-    kind = value if isinstance(value, type) else type(value)
-    return issubclass(kind, (Visible, super))
+    of = getattr(value, "__self__", None) if isinstance(value, super) else value
+    return issubclass(of if isinstance(of, type) else type(of), Visible)
 
 
 def _class(body: Any, name: str, *bases: Any) -> Any:
@@ -215,7 +210,7 @@ def _class(body: Any, name: str, *bases: Any) -> Any:
 
 def _type(value: Any) -> Any:
     """The type of plain values and of objects of the language: other types make what a specification must not have."""
-    if type(value) in _PLAIN or (_is_visible(value) and not isinstance(value, (type, super))):
+    if type(value) in _PLAIN or (_is_visible(value) and not isinstance(value, type)):
         return type(value)
     raise InvalidArgument(f"type of {type(value).__name__} is asked for, must be that of a plain value")
 
