@@ -14,9 +14,9 @@ from nnhal.base.errors import InvalidArgument, ResourceExhausted
 from nnhal.conformance.report import repeats
 from nnhal.conformance.selection import Selection
 from nnhal.conformance.specs import process
-from nnhal.conformance.specs.archive import Built, build
+from nnhal.conformance.specs.archive import BuiltVectors, build
 from nnhal.conformance.specs.comparison import compare
-from nnhal.conformance.specs.process import Reader
+from nnhal.conformance.specs.process import SpecReader
 from nnhal.conformance.specs.source import read
 from nnhal.conformance.suite import Outcome
 from nnhal.conformance.vectors import Vector, index
@@ -35,13 +35,13 @@ DATA = "Example({x: [1, 2], y: [2, 4]})\n"
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("built") / "vectors"
-    assert written(SPECS, folder) == Built(4, 204, [])
+    assert written(SPECS, folder) == BuiltVectors(4, 204, [])
     return folder
 
 
-def written(specs: Path, folder: Path) -> Built:
+def written(specs: Path, folder: Path) -> BuiltVectors:
     *_, last = build(specs, folder)
-    assert isinstance(last, Built)
+    assert isinstance(last, BuiltVectors)
     return last
 
 
@@ -218,8 +218,8 @@ def test_a_specification_reaches_nothing_but_the_language(statement: str) -> Non
 
 
 @pytest.fixture
-def reader() -> Iterator[Reader]:
-    found = Reader(seconds=2)
+def reader() -> Iterator[SpecReader]:
+    found = SpecReader(seconds=2)
     yield found
     found.close()
 
@@ -238,7 +238,9 @@ def own(tmp_path: Path) -> Path:
         ("def f(): f()\nf()", "1: RecursionError: maximum recursion"),
     ],
 )
-def test_an_endless_or_huge_specification_costs_itself_alone(reader: Reader, own: Path, text: str, why: str) -> None:
+def test_an_endless_or_huge_specification_costs_itself_alone(
+    reader: SpecReader, own: Path, text: str, why: str
+) -> None:
     own.write_text(text)
     with pytest.raises(InvalidArgument) as error:
         reader.read(own)
@@ -262,7 +264,7 @@ process.serve(%s)
 
 @pytest.mark.parametrize("text", ["open(path)", "import socket; socket.socket()", "import os; os.fork()"])
 def test_the_process_that_evaluates_opens_nothing(
-    reader: Reader, own: Path, monkeypatch: pytest.MonkeyPatch, text: str
+    reader: SpecReader, own: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     monkeypatch.setattr(process, "_CHILD", "import sys" + BROKEN_OPEN % "*map(int, sys.argv[1:])")
     own.write_text(text)
@@ -270,7 +272,7 @@ def test_the_process_that_evaluates_opens_nothing(
 
 
 def test_a_process_that_does_not_start_is_no_fault_of_the_specification(
-    reader: Reader, own: Path, monkeypatch: pytest.MonkeyPatch
+    reader: SpecReader, own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "_CHILD", "raise SystemExit(3)")
     own.write_text(ADD)
@@ -351,7 +353,7 @@ def test_experimental_operations_are_left_out(own: Path, tmp_path: Path) -> None
     own.write_text(ADD + DATA)
     (tmp_path / "experimental").mkdir()
     (tmp_path / "experimental" / "own.mod.py").write_text("wrong")
-    assert written(tmp_path, tmp_path / "built") == Built(1, 2, [])
+    assert written(tmp_path, tmp_path / "built") == BuiltVectors(1, 2, [])
 
 
 def test_a_wrong_specification_is_an_error_and_the_others_are_written(own: Path, tmp_path: Path) -> None:

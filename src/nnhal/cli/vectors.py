@@ -11,7 +11,7 @@ from nnhal.base.cores import usable_cores
 from nnhal.cli import common
 from nnhal.cli.judged import ProgressLines
 from nnhal.cli.main import ANSWER_NO
-from nnhal.conformance.specs.archive import Built, build
+from nnhal.conformance.specs.archive import BuiltVectors, build
 from nnhal.conformance.specs.comparison import Comparison, compare
 
 SHOWN = 20
@@ -60,14 +60,14 @@ def _print(compared: Comparison, other: Path | None) -> None:
             common.console.print(f"{what}: and {len(ids) - SHOWN:,} more: --json")
 
 
-def followed(specs: Path, folder: Path, jobs: int, quiet: bool) -> Built:
+def followed(specs: Path, folder: Path, jobs: int, quiet: bool) -> BuiltVectors:
     """Build the vectors, with progress and errors on stderr."""
-    built = Built(0, 0, ())
+    built = BuiltVectors(0, 0, ())
     lines = ProgressLines(common.status.print)
     with common.progress(quiet) as bar:
         task = bar.add_task("specifications", total=None)
         for step in build(specs, folder, jobs):
-            if isinstance(step, Built):
+            if isinstance(step, BuiltVectors):
                 built = step
             else:
                 done, total = step
@@ -80,7 +80,7 @@ def followed(specs: Path, folder: Path, jobs: int, quiet: bool) -> Built:
 
 
 @contextmanager
-def temporary(specs: Path, jobs: int, quiet: bool) -> Iterator[tuple[Path, Built]]:
+def temporary(specs: Path, jobs: int, quiet: bool) -> Iterator[tuple[Path, BuiltVectors]]:
     """A folder with the vectors of specifications, which is deleted at the end."""
     with tempfile.TemporaryDirectory(prefix="nnhal-vectors-") as folder:
         yield Path(folder), followed(specs, Path(folder), jobs, quiet)

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 from nnhal.base.errors import InvalidArgument
 from nnhal.conformance.specs.document import entry
-from nnhal.conformance.specs.process import Reader
+from nnhal.conformance.specs.process import SpecReader
 
 SUFFIX = ".mod.py"
 _SKIPPED = "experimental"  # operations that NNAPI does not have
 
 
-class Built(NamedTuple):
+class BuiltVectors(NamedTuple):
     """What was written: numbers of specifications and tests, and an error for each specification that was not read."""
 
     specifications: int
@@ -42,7 +42,7 @@ def specifications(path: Path) -> list[Path]:
     return sorted(found, key=lambda each: (_order(each.resolve().parent.name), each.name))
 
 
-def build(path: Path, folder: Path, jobs: int = 1) -> Iterator[tuple[int, int] | Built]:
+def build(path: Path, folder: Path, jobs: int = 1) -> Iterator[tuple[int, int] | BuiltVectors]:
     """Write the vectors of the specifications under `path` into `folder`.
 
     Yields the numbers of specifications that are read and of all, then what was written.
@@ -66,7 +66,7 @@ def build(path: Path, folder: Path, jobs: int = 1) -> Iterator[tuple[int, int] |
         _write_index(folder / "index.json", entries)
     except OSError as error:
         raise InvalidArgument(f"vectors {folder}: {error.strerror}, must be a folder that can be written") from None
-    yield Built(len(files) - len(errors), len(entries), errors)
+    yield BuiltVectors(len(files) - len(errors), len(entries), errors)
 
 
 def _order(version: str) -> tuple[bool, str]:
@@ -78,7 +78,7 @@ class _Readers:
     """Several processes that read, each used by one thread at a time."""
 
     def __init__(self, jobs: int) -> None:
-        self._idle = [Reader() for _ in range(jobs)]
+        self._idle = [SpecReader() for _ in range(jobs)]
         self._threads = ThreadPoolExecutor(jobs)
 
     def __enter__(self) -> "_Readers":

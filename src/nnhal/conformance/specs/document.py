@@ -8,8 +8,8 @@ import numpy as np
 from nnhal.base.codes import OperandType
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.operands import Array, dtype_of
-from nnhal.conformance.specs.expansion import Test, at_line
-from nnhal.conformance.specs.graph import Kind, Model, Operand
+from nnhal.conformance.specs.expansion import GeneratedTest, at_line
+from nnhal.conformance.specs.graph import OperandKind, SpecModel, SpecOperand
 
 FORMAT = "nnapi-test-corpus/1"
 _LEVELS = {"V1_0": 1, "V1_1": 2, "V1_2": 3, "V1_3": 4, "AIDL_V1": 5, "AIDL_V2": 6, "AIDL_V3": 7}
@@ -18,7 +18,7 @@ _CONTROL_FLOW = {"IF", "WHILE"}
 _UNCOUPLED = {"HASHTABLE_LOOKUP", "LSH_PROJECTION", "PAD_V2", "CAST", "QUANTIZED_16BIT_LSTM"}
 
 
-class Blob:
+class DataBlob:
     """Bytes of many tensors; equal contents lie in one place, places are multiples of 8."""
 
     def __init__(self) -> None:
@@ -38,9 +38,9 @@ class Blob:
         return bytes(self._bytes)
 
 
-def document(version: str, specification: str, tests: Iterable[Test]) -> tuple[dict[str, Any], bytes]:
+def document(version: str, specification: str, tests: Iterable[GeneratedTest]) -> tuple[dict[str, Any], bytes]:
     """The tests of one specification, and the blob that they point into."""
-    blob = Blob()
+    blob = DataBlob()
     described = []
     for test in tests:
         try:
@@ -57,7 +57,7 @@ def document(version: str, specification: str, tests: Iterable[Test]) -> tuple[d
     }, blob.content()
 
 
-def _test(test: Test, blob: Blob) -> dict[str, Any]:
+def _test(test: GeneratedTest, blob: DataBlob) -> dict[str, Any]:
     model, example = test.model, test.example
     referenced = model.referenced()
     optional = {
@@ -76,7 +76,7 @@ def _test(test: Test, blob: Blob) -> dict[str, Any]:
     }
 
 
-def _graph(model: Model, referenced: Sequence[Model], blob: Blob) -> dict[str, Any]:
+def _graph(model: SpecModel, referenced: Sequence[SpecModel], blob: DataBlob) -> dict[str, Any]:
     index = {name: n for n, name in enumerate(model.operands)}
     return {
         "operands": [_operand(operand, referenced, blob) for operand in model.operands.values()],
@@ -93,7 +93,7 @@ def _graph(model: Model, referenced: Sequence[Model], blob: Blob) -> dict[str, A
     }
 
 
-def _operand(operand: Operand, referenced: Sequence[Model], blob: Blob) -> dict[str, Any]:
+def _operand(operand: SpecOperand, referenced: Sequence[SpecModel], blob: DataBlob) -> dict[str, Any]:
     type, channels = operand.type, operand.type.extraParams
     stated: dict[str, Any] = {
         "name": operand.name,
@@ -107,9 +107,9 @@ def _operand(operand: Operand, referenced: Sequence[Model], blob: Blob) -> dict[
         stated["zeroPoint"] = type.zeroPoint
     if channels and not channels.hide:
         stated["channelQuant"] = {"channelDim": channels.channelDim, "scales": [float(s) for s in channels.scales]}
-    if operand.kind is Kind.IGNORED:
+    if operand.kind is OperandKind.IGNORED:
         stated["isIgnored"] = True
-    if operand.kind is Kind.SUBGRAPH:
+    if operand.kind is OperandKind.SUBGRAPH:
         model = (operand.value or [None])[0]
         stated["subgraph"] = next(n for n, each in enumerate(referenced) if each is model)
     elif operand.value:
@@ -117,7 +117,7 @@ def _operand(operand: Operand, referenced: Sequence[Model], blob: Blob) -> dict[
     return stated
 
 
-def elements(operand: Operand) -> Array:
+def elements(operand: SpecOperand) -> Array:
     """The elements as NNAPI has them. InvalidArgument where there are too many, too few, or one does not fit the type."""
     type, value = operand.type, operand.value or ()
     if len(value) != type.elements:

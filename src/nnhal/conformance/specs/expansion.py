@@ -5,7 +5,7 @@ from itertools import product
 from typing import Any, NamedTuple, Self
 
 from nnhal.base.errors import InvalidArgument
-from nnhal.conformance.specs.graph import Model, Names, Operand, Visible
+from nnhal.conformance.specs.graph import SpecModel, SpecOperand, UniqueNames, Visible
 from nnhal.conformance.specs.variations import (
     ActivationConverter,
     AllInputsAsInternalCoverter,
@@ -14,25 +14,25 @@ from nnhal.conformance.specs.variations import (
     DataLayoutConverter,
     ParameterAsInputConverter,
     RelaxedModeConverter,
-    Skip,
+    SkipVariation,
     Variation,
     implicit,
 )
 
 
-class Test(NamedTuple):
+class GeneratedTest(NamedTuple):
     """One test: a model that holds inputs and expected outputs, and how it came out of its example."""
 
     name: str
-    model: Model
-    example: "Example"
+    model: SpecModel
+    example: "SpecExample"
     variations: list[Variation]
 
 
-class Example(Visible):
+class SpecExample(Visible):
     """Inputs and expected outputs of a model, with groups of variations; each choice of one of every group is a test."""
 
-    def __init__(self, model: Model, values: tuple[Any, ...], name: str | None, line: int) -> None:
+    def __init__(self, model: SpecModel, values: tuple[Any, ...], name: str | None, line: int) -> None:
         self.model, self.name, self.line = model, name, line
         self.values = [self._pair(each) for each in values]
         self.variations: list[list[Variation]] = []
@@ -46,70 +46,65 @@ class Example(Visible):
         self.variations.append(group + [implicit(variation) for variation in variations])
         return self
 
-    def AddNchw(self, *operands: Operand, includeDefault: bool = True, defaultName: str | None = "nhwc") -> Self:
+    def AddNchw(self, *operands: SpecOperand, defaultName: str | None = "nhwc", **group: Any) -> Self:
         """Add the layout NCHW."""
-        return self._add([DataLayoutConverter("nchw")], operands, includeDefault, defaultName)
+        return self._add([DataLayoutConverter("nchw")], operands, defaultName=defaultName, **group)
 
-    def AddRelaxed(self, isRelaxed: bool = True, includeDefault: bool = True, defaultName: str | None = None) -> Self:
+    def AddRelaxed(self, isRelaxed: bool = True, **group: Any) -> Self:
         """Add relaxed computation."""
-        return self._add([RelaxedModeConverter(isRelaxed)], None, includeDefault, defaultName)
+        return self._add([RelaxedModeConverter(isRelaxed)], None, **group)
 
-    def AddRelu(self, *operands: Operand, includeDefault: bool = True, defaultName: str | None = None) -> Self:
+    def AddRelu(self, *operands: SpecOperand, **group: Any) -> Self:
         """Add the activation RELU."""
-        return self._add([ActivationConverter("relu")], operands, includeDefault, defaultName)
+        return self._add([ActivationConverter("relu")], operands, **group)
 
-    def AddAllActivations(self, *operands: Operand) -> Self:
+    def AddAllActivations(self, *operands: SpecOperand) -> Self:
         """Add every activation."""
-        return self._add([ActivationConverter(word) for word in sorted(ActivationConverter.known)], operands)
+        words = sorted(ActivationConverter.known)
+        return self._add([ActivationConverter(word) for word in words], operands, includeDefault=False)
 
-    def AddInput(self, *operands: Operand, includeDefault: bool = True, defaultName: str | None = None) -> Self:
+    def AddInput(self, *operands: SpecOperand, **group: Any) -> Self:
         """Add constants as inputs."""
-        return self._add([ParameterAsInputConverter()], operands, includeDefault, defaultName)
+        return self._add([ParameterAsInputConverter()], operands, **group)
 
-    def AddAxis(
-        self, axis: Any, *operands: Operand, includeDefault: bool = True, defaultName: str | None = None
-    ) -> Self:
+    def AddAxis(self, axis: Any, *operands: SpecOperand, **group: Any) -> Self:
         """Add axes."""
-        axes = [axis] if isinstance(axis, int) else list(axis)
-        return self._axes(lambda origin, dim: [(a, []) for a in axes], operands, includeDefault, defaultName)
+        return self._axes(operands, lambda origin, dim: [(a, []) for a in _several(axis)], **group)
 
-    def AddAllPositiveAxis(self, *operands: Operand) -> Self:
+    def AddAllPositiveAxis(self, *operands: SpecOperand) -> Self:
         """Add every axis, counted from the front."""
-        return self._axes(lambda origin, dim: [(a, []) for a in range(dim)], operands)
+        return self._axes(operands, lambda origin, dim: [(a, []) for a in range(dim)], includeDefault=False)
 
-    def AddAllAxis(self, *operands: Operand) -> Self:
+    def AddAllAxis(self, *operands: SpecOperand) -> Self:
         """Add every axis, counted from both ends."""
-        return self._axes(lambda origin, dim: [(a, []) for a in range(-dim, dim)], operands)
+        return self._axes(operands, lambda origin, dim: [(a, []) for a in range(-dim, dim)], includeDefault=False)
 
-    def AddDims(
-        self, dims: Any, *operands: Operand, includeDefault: bool = True, defaultName: str | None = None
-    ) -> Self:
+    def AddDims(self, dims: Any, *operands: SpecOperand, **group: Any) -> Self:
         """Add ranks."""
-        ranks = [dims] if isinstance(dims, int) else list(dims)
+        return self._axes(operands, lambda origin, dim: [_rank(origin, dim, rank) for rank in _several(dims)], **group)
+
+    def AddAllDims(self, *operands: SpecOperand) -> Self:
+        """Add every rank."""
         return self._axes(
-            lambda origin, dim: [(origin, _others(origin, dim)[: dim - rank]) for rank in ranks],
-            operands,
-            includeDefault,
-            defaultName,
+            operands, lambda origin, dim: [_rank(origin, dim, rank) for rank in range(dim, 0, -1)], includeDefault=False
         )
 
-    def AddAllDims(self, *operands: Operand) -> Self:
-        """Add every rank."""
-        return self._axes(lambda origin, dim: [(origin, _others(origin, dim)[:n]) for n in range(dim)], operands)
-
-    def AddAllDimsAndPositiveAxis(self, *operands: Operand) -> Self:
+    def AddAllDimsAndPositiveAxis(self, *operands: SpecOperand) -> Self:
         """Add every rank with every axis, counted from the front."""
         return self._axes(
-            lambda origin, dim: [(axis, list(range(n))) for n in range(dim) for axis in range(n, dim)], operands
+            operands,
+            lambda origin, dim: [(axis, list(range(n))) for n in range(dim) for axis in range(n, dim)],
+            includeDefault=False,
         )
 
-    def AddAllDimsAndAxis(self, *operands: Operand) -> Self:
+    def AddAllDimsAndAxis(self, *operands: SpecOperand) -> Self:
         """Add every rank with every axis, counted from both ends."""
         return self._axes(
+            operands,
             lambda origin, dim: [
                 (axis, list(range(n))) for n in range(dim) for front in range(n, dim) for axis in (front, front - dim)
             ],
-            operands,
+            includeDefault=False,
         )
 
     def WithMultinomialDistributionTolerance(self, expectedTolerance: float) -> Self:
@@ -142,23 +137,16 @@ class Example(Visible):
                 if variation.name is None:
                     variation.SetToDefaultName()
 
-    def _add(
-        self,
-        variations: "list[Any]",
-        operands: tuple[Operand, ...] | None,
-        includeDefault: bool = False,
-        defaultName: str | None = None,
-    ) -> Self:
-        named = [variation.Identify(operands) for variation in variations]
-        return self.AddVariations(*named, includeDefault=includeDefault, defaultName=defaultName)
+    def _add(self, variations: Iterable[Variation], operands: tuple[SpecOperand, ...] | None, **group: Any) -> Self:
+        return self.AddVariations(*[variation.Identify(operands) for variation in variations], **group)
 
     def _axes(
         self,
+        operands: tuple[SpecOperand, ...],
         choices: Callable[[int, int], list[tuple[int, list[int]]]],
-        operands: tuple[Operand, ...],
-        includeDefault: bool = False,
-        defaultName: str | None = None,
+        **group: Any,
     ) -> Self:
+        """Add axes. choices: target and dropped dimensions of each, by the axis and the rank of the specification."""
         ranks = {len(op.type.dimensions) for op in operands if op.type.type != "INT32"}
         if len(ranks) != 1:
             raise InvalidArgument(f"ranks of the operands are {sorted(ranks)}, must be one rank")
@@ -166,7 +154,7 @@ class Example(Visible):
         stated = [op.value[0] for op in operands if op.type.type == "INT32" and op.value]
         origin = (stated[-1] if stated else -1) % dim
         variations = [AxisConverter(origin, axis, dim, drop) for axis, drop in choices(origin, dim)]
-        return self._add(variations, operands, includeDefault, defaultName)
+        return self._add(variations, operands, **group)
 
     def _pair(self, values: Any) -> tuple[Any, Any]:
         """Values of inputs and of outputs."""
@@ -182,16 +170,23 @@ class Example(Visible):
         )
 
 
-def _others(origin: int, dim: int) -> list[int]:
-    return [d for d in range(dim) if d != origin]
+def _several(numbers: Any) -> list[int]:
+    return [numbers] if isinstance(numbers, int) else list(numbers)
 
 
-def expand(specification: str, examples: Iterable[Example], versions: Mapping[str, str | None]) -> Iterator[Test]:
+def _rank(origin: int, dim: int, rank: int) -> tuple[int, list[int]]:
+    """The same axis in fewer dimensions: those in front go first."""
+    return origin, [d for d in range(dim) if d != origin][: dim - rank]
+
+
+def expand(
+    specification: str, examples: Iterable[SpecExample], versions: Mapping[str, str | None]
+) -> Iterator[GeneratedTest]:
     """The tests of a specification in order. versions: those that are stated for tests by name.
 
     Raises InvalidArgument with the line of the example.
     """
-    names = Names(separator="_", first=2)
+    names = UniqueNames(separator="_", first=2)
     for example in _combined(examples):
         try:
             example.complete()
@@ -205,26 +200,26 @@ def expand(specification: str, examples: Iterable[Example], versions: Mapping[st
 
 def _test(
     specification: str,
-    example: Example,
+    example: SpecExample,
     chosen: tuple[Variation, ...],
-    names: Names,
+    names: UniqueNames,
     versions: Mapping[str, str | None],
-) -> Iterator[Test]:
+) -> Iterator[GeneratedTest]:
     model = example.model.copy({})
     try:
         for variation in chosen:
             model = variation.ApplyTo(model)
-    except Skip:
+    except SkipVariation:
         return
     words = [specification, model.name, example.name, *(variation.name for variation in chosen)]
     name = names.unique("_".join(filter(None, words)))
     model.version = None if model.isRelaxed else versions.get(name, model.version)
-    yield Test(name, model, example, [variation for variation in chosen if variation.kind])
+    yield GeneratedTest(name, model, example, [variation for variation in chosen if variation.kind])
 
 
-def _combined(examples: Iterable[Example]) -> list[Example]:
+def _combined(examples: Iterable[SpecExample]) -> list[SpecExample]:
     """The examples; those of one model with one name and the same variations are one, at the place of the first."""
-    found: dict[Any, Example] = {}
+    found: dict[Any, SpecExample] = {}
     for example in examples:
         variations = tuple(tuple(map(id, group)) for group in example.variations)
         key = id(example.model), example.name, variations

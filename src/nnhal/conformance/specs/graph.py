@@ -16,7 +16,7 @@ class Visible:
     """An object whose attributes a specification may use, except those that begin with an underscore."""
 
 
-class Names:
+class UniqueNames:
     """The names of one namespace: a name that is taken gets a number."""
 
     def __init__(self, separator: str = "", first: int = 1) -> None:
@@ -32,7 +32,7 @@ class Names:
         return name
 
 
-class Configuration(Visible):
+class SpecConfiguration(Visible):
     """Settings that a specification may change. use_shm_for_weights: constants lie in shared memory."""
 
     use_shm_for_weights = False
@@ -51,7 +51,7 @@ class SymmPerChannelQuantParams(Visible):
         return np.array(self.scales).reshape(shape)
 
 
-class Type(NamedTuple):
+class SpecType(NamedTuple):
     """The type of an operand; real value = (element - zeroPoint) * scale."""
 
     type: str
@@ -71,16 +71,16 @@ class Type(NamedTuple):
         return self.type.endswith(("FLOAT32", "FLOAT16"))
 
 
-def type_of(kind: Any, dimensions: Any = (), scale: Any = 0, zero: Any = 0, extra: Any = None) -> Type:
+def type_of(kind: Any, dimensions: Any = (), scale: Any = 0, zero: Any = 0, extra: Any = None) -> SpecType:
     """A type as a specification writes it. InvalidArgument for a type that NNAPI lacks and for wrong dimensions."""
     if kind not in OperandType.__members__:
         raise InvalidArgument(f"operand type is {kind!r}, must be one of {', '.join(OperandType.__members__)}")
     if not isinstance(dimensions, (list, tuple)) or any(int(d) != d or d < 0 for d in dimensions):
         raise InvalidArgument(f"dimensions are {dimensions!r}, must be a list of integers that are at least 0")
-    return Type(kind, tuple(map(int, dimensions)), float(scale), int(zero), extra)
+    return SpecType(kind, tuple(map(int, dimensions)), float(scale), int(zero), extra)
 
 
-def type_of_text(kind: str, shape: str, extra: Any = None) -> Type:
+def type_of_text(kind: str, shape: str, extra: Any = None) -> SpecType:
     """A type in the older form, whose shape is text such as "{2, 3}, 0.5f, 127"."""
     dimensions, _, quantisation = shape.strip().removeprefix("{").partition("}")
     numbers = [text.strip().removesuffix("f") for text in quantisation.split(",") if text.strip()]
@@ -91,7 +91,7 @@ def type_of_text(kind: str, shape: str, extra: Any = None) -> Type:
         raise InvalidArgument(f"shape is {shape!r}, must be such as '{{2, 3}}' or '{{2, 3}}, 0.5f, 127'") from None
 
 
-class Kind(Enum):
+class OperandKind(Enum):
     """The part of an operand in its model."""
 
     INPUT = "SUBGRAPH_INPUT"
@@ -103,18 +103,18 @@ class Kind(Enum):
     SUBGRAPH = "SUBGRAPH"
 
 
-class Operand(Visible):
+class SpecOperand(Visible):
     """One operand. Operands of the same name are the same operand, in a model and in its variations."""
 
-    def __init__(self, name: str, type: Type, kind: Kind, value: Any = None, lifetime: str = "") -> None:
+    def __init__(self, name: str, type: SpecType, kind: OperandKind, value: Any = None, lifetime: str = "") -> None:
         self.name, self.type, self.kind = name, type, kind
-        self.lifetime = lifetime or (Kind.OUTPUT if kind is Kind.IGNORED else kind).value
+        self.lifetime = lifetime or (OperandKind.OUTPUT if kind is OperandKind.IGNORED else kind).value
         self.may_be_internal = True
         self.value: Sequence[Any] | None = None
         self.SetValue(value)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Operand) and self.name == other.name
+        return isinstance(other, SpecOperand) and self.name == other.name
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -125,7 +125,7 @@ class Operand(Visible):
     @property
     def is_output(self) -> bool:
         """Whether it is an output of its model, compared or not."""
-        return self.kind in {Kind.OUTPUT, Kind.IGNORED}
+        return self.kind in {OperandKind.OUTPUT, OperandKind.IGNORED}
 
     def SetValue(self, value: Any) -> Self:
         """Set the elements: a list, or one element."""
@@ -148,7 +148,7 @@ class Operand(Visible):
 
     def feed(self, values: Any) -> None:
         """Set the elements that an example gives."""
-        if self.kind is Kind.IGNORED:
+        if self.kind is OperandKind.IGNORED:
             self.value = [0] * self.type.elements
         elif not isinstance(values, dict):
             self.SetValue(values)
@@ -157,24 +157,24 @@ class Operand(Visible):
         else:
             raise InvalidArgument(f"example has no values of {self.name}, must have those of every input and output")
 
-    def converted(self, kind: Kind, name: str = "") -> "Operand":
+    def converted(self, kind: OperandKind, name: str = "") -> "SpecOperand":
         """The operand as another kind; an internal one has no value."""
-        value = None if kind is Kind.INTERNAL else self.value
-        made = Operand(name or self.name, self.type, kind, value)
+        value = None if kind is OperandKind.INTERNAL else self.value
+        made = SpecOperand(name or self.name, self.type, kind, value)
         made.may_be_internal = self.may_be_internal
         return made
 
-    def copy(self, copied: "dict[int, Model]") -> "Operand":
+    def copy(self, copied: "dict[int, SpecModel]") -> "SpecOperand":
         """A copy; subgraphs are copied once each."""
         value: Any = self.value
-        if self.kind is Kind.SUBGRAPH and value:
+        if self.kind is OperandKind.SUBGRAPH and value:
             value = [model.copy(copied) for model in value]
-        made = Operand(self.name, self.type, self.kind, value, self.lifetime)
+        made = SpecOperand(self.name, self.type, self.kind, value, self.lifetime)
         made.may_be_internal = self.may_be_internal
         return made
 
 
-class Node(NamedTuple):
+class SpecOperation(NamedTuple):
     """One operation, with the names of its operands."""
 
     type: str
@@ -182,36 +182,36 @@ class Node(NamedTuple):
     outputs: tuple[str, ...]
 
 
-class Maker:
+class OperandMaker:
     """Makes operands in the namespace of one specification."""
 
-    def __init__(self, configuration: Configuration) -> None:
-        self._names = Names()
+    def __init__(self, configuration: SpecConfiguration) -> None:
+        self._names = UniqueNames()
         self._configuration = configuration
 
-    def variable(self, name: str, type: Type, kind: Kind, value: Any = None) -> Operand:
+    def variable(self, name: str, type: SpecType, kind: OperandKind, value: Any = None) -> SpecOperand:
         """An operand that is no constant."""
-        return Operand(self._names.unique(name), type, kind, value)
+        return SpecOperand(self._names.unique(name), type, kind, value)
 
-    def constant(self, name: str, type: Type, value: Any, kind: Kind = Kind.SHORTHAND) -> Operand:
+    def constant(self, name: str, type: SpecType, value: Any, kind: OperandKind = OperandKind.SHORTHAND) -> SpecOperand:
         """A constant; an omitted one where the value is None. The name of its initializer is taken, too."""
         unique = self._names.unique(name)
         self._names.unique(f"{unique}_init")
         shared = self._configuration.use_shm_for_weights
         lifetime = "NO_VALUE" if value is None else "CONSTANT_REFERENCE" if shared else "CONSTANT_COPY"
-        return Operand(unique, type, kind, value, "SUBGRAPH" if kind is Kind.SUBGRAPH else lifetime)
+        return SpecOperand(unique, type, kind, value, "SUBGRAPH" if kind is OperandKind.SUBGRAPH else lifetime)
 
-    def subgraph(self, name: str, model: "Model") -> Operand:
+    def subgraph(self, name: str, model: "SpecModel") -> SpecOperand:
         """An operand that refers to a model. A model without a name gets that of the operand."""
-        operand = self.constant(name, type_of("SUBGRAPH"), [model], Kind.SUBGRAPH)
+        operand = self.constant(name, type_of("SUBGRAPH"), [model], OperandKind.SUBGRAPH)
         model.name = model.name or operand.name
         return operand
 
-    def implicit(self, value: Any) -> Operand:
+    def implicit(self, value: Any) -> SpecOperand:
         """An operand, or the constant that a plain value in its place means."""
-        if isinstance(value, Operand):
+        if isinstance(value, SpecOperand):
             return value
-        if isinstance(value, Model):
+        if isinstance(value, SpecModel):
             return self.subgraph("param", value)
         scalars = {int: "INT32", float: "FLOAT32", bool: "BOOL"}
         if type(value) in scalars:
@@ -222,14 +222,14 @@ class Maker:
         raise InvalidArgument(f"operand is {value!r}, must be an operand, a number, a list of numbers or a model")
 
 
-class Model(Visible):
+class SpecModel(Visible):
     """One model: operands in the order in which they were named, operations, and the version that introduced it."""
 
-    def __init__(self, maker: Maker, name: str | None = None, version: str | None = None) -> None:
+    def __init__(self, maker: OperandMaker, name: str | None = None, version: str | None = None) -> None:
         self._maker = maker
         self.name, self.version = name, version
-        self.operands: dict[str, Operand] = {}
-        self.operations: list[Node] = []
+        self.operands: dict[str, SpecOperand] = {}
+        self.operations: list[SpecOperation] = []
         self.isRelaxed = False
 
     def Operation(self, type: str, *inputs: Any) -> Self:
@@ -237,7 +237,7 @@ class Model(Visible):
         if type not in OperationType.__members__:
             raise InvalidArgument(f"operation is {type!r}, must be one of NNAPI's operations, such as ADD")
         made = [self._maker.implicit(value) for value in inputs]
-        self.operations.append(Node(type, self._add(made), ()))
+        self.operations.append(SpecOperation(type, self._add(made), ()))
         return self
 
     def To(self, *outputs: Any) -> Self:
@@ -248,12 +248,12 @@ class Model(Visible):
         self.operations[-1] = self.operations[-1]._replace(outputs=self._add(given))
         return self
 
-    def IdentifyInputs(self, *operands: Operand) -> Self:
+    def IdentifyInputs(self, *operands: SpecOperand) -> Self:
         """State all inputs in their order."""
         self._add(operands)
         return self._same("inputs", self.inputs(), operands)
 
-    def IdentifyOutputs(self, *operands: Operand) -> Self:
+    def IdentifyOutputs(self, *operands: SpecOperand) -> Self:
         """State all outputs in their order."""
         self._add(operands)
         return self._same("outputs", self.outputs(), operands)
@@ -268,23 +268,23 @@ class Model(Visible):
         self.version = version
         return self
 
-    def inputs(self) -> list[Operand]:
+    def inputs(self) -> list[SpecOperand]:
         """Its inputs in order."""
-        return [operand for operand in self.operands.values() if operand.kind is Kind.INPUT]
+        return [operand for operand in self.operands.values() if operand.kind is OperandKind.INPUT]
 
-    def outputs(self) -> list[Operand]:
+    def outputs(self) -> list[SpecOperand]:
         """Its outputs in order."""
         return [operand for operand in self.operands.values() if operand.is_output]
 
-    def replace(self, operands: Iterable[Operand]) -> None:
+    def replace(self, operands: Iterable[SpecOperand]) -> None:
         """Put operands in the place of those of their names."""
         for operand in operands:
             self.operands[operand.name] = operand
 
-    def placeholder(self, like: Operand) -> tuple[Operand, int]:
+    def placeholder(self, like: SpecOperand) -> tuple[SpecOperand, int]:
         """The second and third input of an ADD that changes nothing."""
-        type = Type(like.type.type, (1,), like.type.scale, like.type.zeroPoint)
-        return self._maker.constant("placeholder", type, [like.type.zeroPoint], Kind.PARAMETER), 0
+        type = SpecType(like.type.type, (1,), like.type.scale, like.type.zeroPoint)
+        return self._maker.constant("placeholder", type, [like.type.zeroPoint], OperandKind.PARAMETER), 0
 
     def feed(self, inputs: Any, outputs: Any) -> None:
         """Set the values of inputs and outputs."""
@@ -293,22 +293,22 @@ class Model(Visible):
         for operand in self.outputs():
             operand.feed(outputs)
 
-    def copy(self, copied: "dict[int, Model]") -> "Model":
+    def copy(self, copied: "dict[int, SpecModel]") -> "SpecModel":
         """A copy whose operands and subgraphs are copies."""
         if id(self) not in copied:
-            made = copied[id(self)] = Model(self._maker, self.name, self.version)
+            made = copied[id(self)] = SpecModel(self._maker, self.name, self.version)
             made.operands = {name: operand.copy(copied) for name, operand in self.operands.items()}
             made.operations, made.isRelaxed = list(self.operations), self.isRelaxed
         return copied[id(self)]
 
-    def sorted_operations(self) -> list[Node]:
+    def sorted_operations(self) -> list[SpecOperation]:
         """The operations, each behind those whose results it reads, else in the order of the specification."""
         places = {name: n for n, name in enumerate(self.operands)}
         makers: dict[str, list[int]] = {}
         for n, operation in enumerate(self.operations):
             for name in operation.outputs:
                 makers.setdefault(name, []).append(n)
-        found: list[Node] = []
+        found: list[SpecOperation] = []
         state: dict[int, bool] = {}  # whether all that it reads is in `found`
 
         def visit(n: int) -> None:
@@ -326,13 +326,13 @@ class Model(Visible):
             visit(n)
         return found
 
-    def referenced(self) -> "list[Model]":
+    def referenced(self) -> "list[SpecModel]":
         """The models that its operands refer to, and those that their operands do; each once, a model before its own."""
-        found: list[Model] = []
+        found: list[SpecModel] = []
 
-        def visit(model: Model) -> None:
+        def visit(model: SpecModel) -> None:
             for operand in model.operands.values():
-                for each in (operand.value or ()) if operand.kind is Kind.SUBGRAPH else ():
+                for each in (operand.value or ()) if operand.kind is OperandKind.SUBGRAPH else ():
                     if not any(each is known for known in found):
                         found.append(each)
                         visit(each)
@@ -343,13 +343,13 @@ class Model(Visible):
     def _add(self, operands: Iterable[Any]) -> tuple[str, ...]:
         names = []
         for operand in operands:
-            if not isinstance(operand, Operand):
+            if not isinstance(operand, SpecOperand):
                 raise InvalidArgument(f"operand is {operand!r}, must be an operand of this specification")
             self.operands.setdefault(operand.name, operand)
             names.append(operand.name)
         return tuple(names)
 
-    def _same(self, what: str, there: Sequence[Operand], stated: Sequence[Operand]) -> Self:
+    def _same(self, what: str, there: Sequence[SpecOperand], stated: Sequence[SpecOperand]) -> Self:
         if list(there) != list(stated):
             raise InvalidArgument(f"{what} are {list(stated)}, must be all of the model's in order: {list(there)}")
         return self

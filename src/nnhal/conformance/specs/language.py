@@ -6,15 +6,15 @@ from typing import Any
 
 from nnhal.base.errors import InvalidArgument
 from nnhal.conformance.specs import variations
-from nnhal.conformance.specs.expansion import Example
+from nnhal.conformance.specs.expansion import SpecExample
 from nnhal.conformance.specs.graph import (
-    Configuration,
-    Kind,
-    Maker,
-    Model,
-    Operand,
+    OperandKind,
+    OperandMaker,
+    SpecConfiguration,
+    SpecModel,
+    SpecOperand,
+    SpecType,
     SymmPerChannelQuantParams,
-    Type,
     Visible,
     type_of,
     type_of_text,
@@ -41,19 +41,19 @@ class Specification:
 
     def __init__(self, file: str, version: str | None) -> None:
         self._file, self._version = file, version
-        self._configuration = Configuration()
-        self._maker = Maker(self._configuration)
-        self._models: list[Model] = []
-        self.examples: list[Example] = []
+        self._configuration = SpecConfiguration()
+        self._maker = OperandMaker(self._configuration)
+        self._models: list[SpecModel] = []
+        self.examples: list[SpecExample] = []
         self.versions: dict[str, str | None] = {}
 
     def names(self) -> dict[str, Any]:
         """What the names of the language mean."""
         return {
-            "Input": partial(self._variable, Kind.INPUT),
-            "Output": partial(self._variable, Kind.OUTPUT),
-            "IgnoredOutput": partial(self._variable, Kind.IGNORED),
-            "Internal": partial(self._variable, Kind.INTERNAL),
+            "Input": partial(self._variable, OperandKind.INPUT),
+            "Output": partial(self._variable, OperandKind.OUTPUT),
+            "IgnoredOutput": partial(self._variable, OperandKind.IGNORED),
+            "Internal": partial(self._variable, OperandKind.INTERNAL),
             "Parameter": self._parameter,
             "Int32Scalar": partial(self._scalar, "INT32", int),
             "Float16Scalar": partial(self._scalar, "FLOAT16", float),
@@ -63,7 +63,7 @@ class Specification:
             "Float32Vector": partial(self._vector, "TENSOR_FLOAT32", float),
             "SubgraphReference": self._maker.subgraph,
             "SymmPerChannelQuantParams": SymmPerChannelQuantParams,
-            "Operand": Operand,
+            "Operand": SpecOperand,
             "Model": self._model,
             "Example": _Examples(self),
             "Configuration": self._configuration,
@@ -71,31 +71,33 @@ class Specification:
         }
 
     def _variable(
-        self, kind: Kind, name: str, opType: Any, shape: str | None = None, extraParams: Any = None
-    ) -> Operand:
+        self, kind: OperandKind, name: str, opType: Any, shape: str | None = None, extraParams: Any = None
+    ) -> SpecOperand:
         return self._maker.variable(name, _type(opType, shape, extraParams), kind)
 
     def _parameter(
         self, name: str, opType: Any, value: Any = None, initializer: Any = None, extraParams: Any = None
-    ) -> Operand:
+    ) -> SpecOperand:
         type = _type(opType, value, extraParams)
-        return self._maker.constant(name, type, initializer if isinstance(opType, str) else value, Kind.PARAMETER)
+        return self._maker.constant(
+            name, type, initializer if isinstance(opType, str) else value, OperandKind.PARAMETER
+        )
 
-    def _scalar(self, type: str, element: type[Any], name: str, value: Any) -> Operand:
+    def _scalar(self, type: str, element: type[Any], name: str, value: Any) -> SpecOperand:
         return self._maker.constant(name, type_of(type), element(value))
 
-    def _vector(self, type: str, element: type[Any], name: str, value: Any) -> Operand:
+    def _vector(self, type: str, element: type[Any], name: str, value: Any) -> SpecOperand:
         return self._maker.constant(name, type_of(type, [len(value)]), [element(each) for each in value])
 
-    def _model(self, name: str | None = None) -> Model:
-        self._models.append(Model(self._maker, name, self._version))
+    def _model(self, name: str | None = None) -> SpecModel:
+        self._models.append(SpecModel(self._maker, name, self._version))
         return self._models[-1]
 
-    def example(self, values: tuple[Any, ...], model: Model | None, name: str | None) -> Example:
+    def example(self, values: tuple[Any, ...], model: SpecModel | None, name: str | None) -> SpecExample:
         """Add an example, of the model that was made last unless one is named."""
         if model is None and not self._models:
             raise InvalidArgument("example has no model, must follow one")
-        made = Example(model or self._models[-1], values, name, self._line())
+        made = SpecExample(model or self._models[-1], values, name, self._line())
         self.examples.append(made)
         return made
 
@@ -112,7 +114,7 @@ class _Examples(Visible):
     def __init__(self, specification: Specification) -> None:
         self._specification = specification
 
-    def __call__(self, *values: Any, model: Model | None = None, name: str | None = None) -> Example:
+    def __call__(self, *values: Any, model: SpecModel | None = None, name: str | None = None) -> SpecExample:
         return self._specification.example(values, model, name)
 
     def SetVersion(self, version: str | None, *tests: str) -> None:
@@ -120,7 +122,7 @@ class _Examples(Visible):
         self._specification.versions.update(dict.fromkeys(tests, version))
 
 
-def _type(stated: Any, shape: Any, extra: Any) -> Type:
+def _type(stated: Any, shape: Any, extra: Any) -> SpecType:
     """A type as it is stated: (type, dimensions, scale, zero point), or in the older form, with the shape as text."""
     if isinstance(stated, str) and isinstance(shape, str):
         return type_of_text(stated, shape, extra)

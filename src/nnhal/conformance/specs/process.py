@@ -21,7 +21,7 @@ MEMORY = 4 << 30  # bytes
 _CHILD = "from nnhal.conformance.specs.process import serve; import sys; serve(*map(int, sys.argv[1:]))"
 
 
-class Reader:
+class SpecReader:
     """Reads specifications one by one, in a process that is started when it is needed."""
 
     def __init__(self, seconds: int = SECONDS) -> None:

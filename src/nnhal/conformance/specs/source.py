@@ -2,7 +2,7 @@
 
 - Syntax: an allow-list of nodes. No name and no attribute begins with two underscores, but a class may define `__init__`.
 - Attributes: each access becomes a call of `_attribute`, which knows the attributes of each type.
-- Names: the language's, some builtins, and parts of a few modules. Random numbers begin from one seed.
+- UniqueNames: the language's, some builtins, and parts of a few modules. Random numbers begin from one seed.
 """
 
 import ast

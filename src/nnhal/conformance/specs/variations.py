@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from nnhal.base.errors import InvalidArgument
-from nnhal.conformance.specs.graph import Kind, Model, Operand, Type, Visible, type_of
+from nnhal.conformance.specs.graph import OperandKind, SpecModel, SpecOperand, SpecType, Visible, type_of
 
 _CLIPPED = {
     "TENSOR_QUANT8_ASYMM": (0, 255),
@@ -17,11 +17,11 @@ _CLIPPED = {
 }
 
 
-class Skip(Exception):
+class SkipVariation(Exception):
     """The variation does not apply to the model: there is no such test."""
 
 
-def real(value: Any, type: Type) -> Any:
+def real(value: Any, type: SpecType) -> Any:
     """The real values of a float32 array of elements, computed in place."""
     value -= type.zeroPoint
     if type.scale:
@@ -31,7 +31,7 @@ def real(value: Any, type: Type) -> Any:
     return value
 
 
-def quantised(value: Any, type: Type) -> Any:
+def quantised(value: Any, type: SpecType) -> Any:
     """The elements of real values, rounded half to even and clipped to the range of the type."""
     if type.scale:
         value = value / type.scale
@@ -49,10 +49,12 @@ def quantised(value: Any, type: Type) -> Any:
 class Variation(Visible):
     """A change of a model. A specification may define its own as a subclass of one of those below.
 
-    kind: as test vectors name it, "" for no change. subgraphs: whether it applies to models with control flow.
+    kind: as test vectors name it, "" for no change. label: its name where the specification gives none. subgraphs: whether
+    it applies to models with control flow.
     """
 
     kind: ClassVar[str] = ""
+    label: str = ""
     subgraphs: ClassVar[bool] = True
 
     def __init__(self, name: str | None = None) -> None:
@@ -66,9 +68,9 @@ class Variation(Visible):
             self.targets = {operand.name: becomes for operand, becomes in each.items()}
         return self
 
-    def ApplyTo(self, model: Model) -> Model:
-        """Change a model in place. Raises Skip where it does not apply."""
-        if not self.subgraphs and any(operand.kind is Kind.SUBGRAPH for operand in model.operands.values()):
+    def ApplyTo(self, model: SpecModel) -> SpecModel:
+        """Change a model in place. Raises SkipVariation where it does not apply."""
+        if not self.subgraphs and any(operand.kind is OperandKind.SUBGRAPH for operand in model.operands.values()):
             raise InvalidArgument(f"{type(self).__name__} is applied to control flow, must be applied to other models")
         if not self.targets:
             self.AutoIdentify(model)
@@ -80,18 +82,18 @@ class Variation(Visible):
 
     def SetToDefaultName(self) -> Self:
         """Set the name to that of a variation that the specification does not name."""
-        self.name = ""
+        self.name = self.label
         return self
 
-    def AutoIdentify(self, model: Model) -> Self:
+    def AutoIdentify(self, model: SpecModel) -> Self:
         """Choose the operands where the specification names none."""
         return self
 
-    def TransformOperand(self, op: Operand, arg: Any = None) -> Operand:
+    def TransformOperand(self, op: SpecOperand, arg: Any = None) -> SpecOperand:
         """Change one of the operands that are named."""
         return op
 
-    def TransformModel(self, model: Model) -> Model:
+    def TransformModel(self, model: SpecModel) -> SpecModel:
         """Change the model, when its operands are changed."""
         return model
 
@@ -126,7 +128,7 @@ class DataTypeConverter(Variation):
         self.name = next((name for type, name in self._NAMES.items() if type in types), "float32")
         return self
 
-    def AutoIdentify(self, model: Model) -> Self:
+    def AutoIdentify(self, model: SpecModel) -> Self:
         target = self.targetType
         if target is None:
             return self
@@ -138,13 +140,13 @@ class DataTypeConverter(Variation):
         else:
             becomes = {"TENSOR_FLOAT32": [f"TENSOR_{target.upper()}"], "FLOAT32": [target.upper()]}
         for operand in model.operands.values():
-            if operand.kind is Kind.SUBGRAPH:
+            if operand.kind is OperandKind.SUBGRAPH:
                 self.targets[operand.name] = DataTypeConverter(target, self.name, self.scale, self.zeroPoint)
             elif operand.type.type in becomes:
                 self.targets[operand.name] = becomes[operand.type.type]
         return self
 
-    def TransformOperand(self, op: Operand, arg: Any = None) -> Operand:
+    def TransformOperand(self, op: SpecOperand, arg: Any = None) -> SpecOperand:
         if isinstance(arg, DataTypeConverter):
             op.value = [arg.ApplyTo(model) for model in op.value or ()]
             return op
@@ -167,12 +169,9 @@ class RelaxedModeConverter(Variation):
         if isinstance(isRelaxed, str):
             _one_of("mode", isRelaxed, self.known)
         self.isRelaxed = bool(isRelaxed)
+        self.label = "relaxed" if isRelaxed else "float"
 
-    def SetToDefaultName(self) -> Self:
-        self.name = "relaxed" if self.isRelaxed else "float"
-        return self
-
-    def TransformModel(self, model: Model) -> Model:
+    def TransformModel(self, model: SpecModel) -> SpecModel:
         return model.RelaxedExecution(self.isRelaxed)
 
 
@@ -185,14 +184,10 @@ class DataLayoutConverter(Variation):
 
     def __init__(self, targetLayout: str = "nchw", name: str | None = None) -> None:
         super().__init__(name)
-        self.targetLayout = _one_of("layout", targetLayout, self.known)
+        self.targetLayout = self.label = _one_of("layout", targetLayout, self.known)
         self.perm = (0, 3, 1, 2) if self.targetLayout == "nchw" else (0, 2, 3, 1)
 
-    def SetToDefaultName(self) -> Self:
-        self.name = self.targetLayout
-        return self
-
-    def TransformOperand(self, op: Operand, arg: Any = None) -> Operand:
+    def TransformOperand(self, op: SpecOperand, arg: Any = None) -> SpecOperand:
         rank = len(op.type.dimensions)
         if rank == 4:
             return _transposed(op, self.perm)
@@ -221,13 +216,10 @@ class AxisConverter(Variation):
             raise InvalidArgument(f"axis {target} is dropped, must be kept")
         self.perm = list(range(dim))
         self.perm.insert(self.axis, self.perm.pop(origin))
+        left = self.axis - sum(d < self.axis for d in self.drop)
+        self.label = f"dim{dim - len(self.drop)}_axis{left}{'_neg' if target < 0 else ''}"
 
-    def SetToDefaultName(self) -> Self:
-        axis = self.axis - sum(d < self.axis for d in self.drop)
-        self.name = f"dim{self.dim - len(self.drop)}_axis{axis}{'_neg' if self.target < 0 else ''}"
-        return self
-
-    def TransformOperand(self, op: Operand, arg: Any = None) -> Operand:
+    def TransformOperand(self, op: SpecOperand, arg: Any = None) -> SpecOperand:
         if op.type.type == "INT32":
             behind = sum(d > self.axis for d in self.drop)
             before = sum(d < self.axis for d in self.drop)
@@ -252,13 +244,9 @@ class ActivationConverter(Variation):
 
     def __init__(self, act: str = "relu", name: str | None = None) -> None:
         super().__init__(name)
-        self.act = _one_of("activation", act, self.known)
+        self.act = self.label = _one_of("activation", act, self.known)
 
-    def SetToDefaultName(self) -> Self:
-        self.name = self.act
-        return self
-
-    def TransformOperand(self, op: Operand, arg: Any = None) -> Operand:
+    def TransformOperand(self, op: SpecOperand, arg: Any = None) -> SpecOperand:
         code, low, high = self.known[self.act]
         if op.type.type == "INT32":
             return op.SetValue(code)
@@ -280,35 +268,28 @@ class ParameterAsInputConverter(Variation):
 
     def __init__(self, arg: str = "as_input", prefix: str = "weight", name: str | None = None) -> None:
         super().__init__(name)
-        self.prefix = prefix
+        self.label = f"{prefix}_as_input"
 
-    def SetToDefaultName(self) -> Self:
-        self.name = f"{self.prefix}_as_input"
-        return self
-
-    def TransformOperand(self, op: Operand, arg: Any = None) -> Operand:
-        if op.kind not in {Kind.PARAMETER, Kind.SHORTHAND}:
+    def TransformOperand(self, op: SpecOperand, arg: Any = None) -> SpecOperand:
+        if op.kind not in {OperandKind.PARAMETER, OperandKind.SHORTHAND}:
             raise InvalidArgument(f"{op.name} is no constant, must be a constant to become an input")
-        return op.converted(Kind.INPUT)
+        return op.converted(OperandKind.INPUT)
 
 
 class AllTensorsAsInputsConverter(Variation):
     """Constant tensors of a model of one operation become inputs."""
 
     kind = "allTensorsAsInputs"
+    label = "all_tensors_as_inputs"
 
-    def SetToDefaultName(self) -> Self:
-        self.name = "all_tensors_as_inputs"
-        return self
-
-    def TransformModel(self, model: Model) -> Model:
+    def TransformModel(self, model: SpecModel) -> SpecModel:
         constants = [
             op
             for op in model.operands.values()
-            if op.kind is Kind.PARAMETER and op.type.type.startswith("TENSOR_") and op.value is not None
+            if op.kind is OperandKind.PARAMETER and op.type.type.startswith("TENSOR_") and op.value is not None
         ]
         _require_one_operation(model, constants)
-        model.replace([op.converted(Kind.INPUT) for op in constants])
+        model.replace([op.converted(OperandKind.INPUT) for op in constants])
         return model
 
 
@@ -316,18 +297,15 @@ class AllInputsAsInternalCoverter(Variation):
     """An ADD of zero before each input makes it an internal operand, in a model of one operation."""
 
     kind = "allInputsAsInternal"
+    label = "all_inputs_as_internal"
 
-    def SetToDefaultName(self) -> Self:
-        self.name = "all_inputs_as_internal"
-        return self
-
-    def TransformModel(self, model: Model) -> Model:
+    def TransformModel(self, model: SpecModel) -> SpecModel:
         inputs = [op for op in model.inputs() if _fits_add(op) and op.may_be_internal]
         _require_one_operation(model, inputs)
         for op in inputs:
-            new = op.converted(Kind.INPUT, f"{op.name}_new")
+            new = op.converted(OperandKind.INPUT, f"{op.name}_new")
             model.Operation("ADD", new, *model.placeholder(op)).To(op)
-        model.replace([op.converted(Kind.INTERNAL) for op in inputs])
+        model.replace([op.converted(OperandKind.INTERNAL) for op in inputs])
         return model
 
 
@@ -335,18 +313,15 @@ class AllOutputsAsInternalCoverter(Variation):
     """An ADD of zero behind each output makes it an internal operand, in a model of one operation."""
 
     kind = "allOutputsAsInternal"
+    label = "all_outputs_as_internal"
 
-    def SetToDefaultName(self) -> Self:
-        self.name = "all_outputs_as_internal"
-        return self
-
-    def TransformModel(self, model: Model) -> Model:
+    def TransformModel(self, model: SpecModel) -> SpecModel:
         outputs = [op for op in model.outputs() if _fits_add(op)]
         _require_one_operation(model, outputs)
         for op in outputs:
-            new = op.converted(Kind.OUTPUT, f"{op.name}_new")
+            new = op.converted(OperandKind.OUTPUT, f"{op.name}_new")
             model.Operation("ADD", op, *model.placeholder(op)).To(new)
-        model.replace([op.converted(Kind.INTERNAL) for op in outputs])
+        model.replace([op.converted(OperandKind.INTERNAL) for op in outputs])
         return model
 
 
@@ -374,20 +349,20 @@ def _one_of(what: str, word: str, known: Iterable[str]) -> str:
     return word.lower()
 
 
-def _require_one_operation(model: Model, operands: Sequence[Operand]) -> None:
+def _require_one_operation(model: SpecModel, operands: Sequence[SpecOperand]) -> None:
     if len(model.operations) != 1 or not operands:
-        raise Skip
+        raise SkipVariation
 
 
-def _fits_add(op: Operand) -> bool:
+def _fits_add(op: SpecOperand) -> bool:
     types = {"TENSOR_FLOAT32", "TENSOR_FLOAT16", "TENSOR_QUANT8_ASYMM", "TENSOR_QUANT8_ASYMM_SIGNED"}
     return len(op.type.dimensions) <= 4 and bool(op.value) and op.type.type in types
 
 
-def _transposed(op: Operand, perm: Sequence[int], drop: Sequence[int] = ()) -> Operand:
+def _transposed(op: SpecOperand, perm: Sequence[int], drop: Sequence[int] = ()) -> SpecOperand:
     if op.value is not None and op.type.elements:
         value = op.GetValueAsNumpy().transpose(perm)
         op.SetValueFromNumpy(value[tuple(0 if d in drop else slice(None) for d in range(len(perm)))])
     dimensions = tuple(op.type.dimensions[d] for n, d in enumerate(perm) if n not in drop)
-    op.type = Type(op.type.type, dimensions, op.type.scale, op.type.zeroPoint)
+    op.type = SpecType(op.type.type, dimensions, op.type.scale, op.type.zeroPoint)
     return op
