@@ -192,6 +192,8 @@ HOSTILE = [
     "type(lambda: 0)",
     "class A(type(np.zeros(1))): pass",
     "class A(np.float32): pass",
+    "class A(object, np.float32): pass",
+    "import operator\noperator.attrgetter('__class__')",
     "class A(metaclass=type): pass",
     "class A:\n  def __getattr__(self, name): pass",
     "class A:\n  __array_interface__ = {}",
@@ -199,7 +201,7 @@ HOSTILE = [
     "DataTypeConverter.known = ()",
     "np.zeros = 1; np.zeros(1).shape = 2",
     "(i for i in []).gi_frame",
-    "try:\n  pass\nexcept Exception as e:\n  e.__traceback__",
+    "try:\n  x.y\nexcept Exception as e:\n  e.__traceback__",
     "with x: pass",
     "async def f(): pass",
     "match x:\n  case str(__class__=c): pass",
@@ -215,6 +217,24 @@ HOSTILE = [
 def test_a_specification_reaches_nothing_but_the_language(statement: str) -> None:
     with pytest.raises(InvalidArgument, match=r"^own\.mod\.py:\d+: "):
         evaluated(f"import numpy as np\n{ADD}{statement}\n{DATA}")
+
+
+def test_plain_python_works() -> None:
+    text = """
+import operator
+class Counter(object):
+  def __init__(self):
+    self.count = 0
+  def next(self):
+    self.count = self.count + 1
+    return self.count
+try:
+  [].pop()
+except IndexError as error:
+  counter = Counter()
+data = [operator.mul(counter.next(), ord("a") // 97), counter.next()]
+"""
+    assert len(evaluated(text + ADD + DATA.replace("x: [1, 2]", "x: data"))) == 2
 
 
 @pytest.fixture

@@ -78,15 +78,19 @@ class _Readers:
     """Several processes that read, each used by one thread at a time."""
 
     def __init__(self, jobs: int) -> None:
-        self._idle = [SpecReader() for _ in range(jobs)]
+        self._readers = [SpecReader() for _ in range(jobs)]
+        self._idle = list(self._readers)
         self._threads = ThreadPoolExecutor(jobs)
 
     def __enter__(self) -> "_Readers":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._threads.shutdown(cancel_futures=True)
-        for reader in self._idle:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for reader in self._readers:
+            reader.kill()
+        self._threads.shutdown()
+        for reader in self._readers:
             reader.close()
 
     def read(self, files: Sequence[Path]) -> Iterator[tuple[dict[str, Any], bytes] | InvalidArgument]:

@@ -12,6 +12,7 @@ import copy
 import functools
 import itertools
 import math
+import operator
 import random
 import re
 import string
@@ -36,15 +37,15 @@ _NODES = """
     Import ImportFrom alias arguments arg keyword Global Nonlocal Delete
     BoolOp And Or BinOp Add Sub Mult Div FloorDiv Mod Pow MatMult LShift RShift BitOr BitXor BitAnd
     UnaryOp Invert Not UAdd USub Compare Eq NotEq Lt LtE Gt GtE Is IsNot In NotIn
-    Lambda IfExp Dict Set List Tuple ListComp SetComp DictComp GeneratorExp comprehension Yield YieldFrom
+    Try ExceptHandler Lambda IfExp Dict Set List Tuple ListComp SetComp DictComp GeneratorExp comprehension Yield YieldFrom
     Call Constant JoinedStr FormattedValue Attribute Subscript Starred Name Slice Load Store Del NamedExpr
 """.split()
 
 _BUILTINS = """
-    abs all any bool dict divmod enumerate filter float frozenset int isinstance issubclass iter len list map max min next
-    pow range repr reversed round set slice sorted str sum super tuple zip
+    abs all any bin bool chr dict divmod enumerate filter float frozenset hash hex int isinstance issubclass iter len list
+    map max min next pow range repr reversed round set slice sorted str sum super tuple zip
     ArithmeticError AssertionError Exception IndexError KeyError TypeError ValueError ZeroDivisionError
-    classmethod property staticmethod
+    NotImplementedError RuntimeError StopIteration classmethod object ord property staticmethod
 """.split()
 
 _NUMPY = """
@@ -138,6 +139,8 @@ class _Guard(ast.NodeTransformer):
     """Checks every node and name, and makes calls of accesses to attributes."""
 
     def visit(self, node: ast.AST) -> Any:
+        if type(node) is ast.Constant:  # nearly all nodes of a large specification
+            return node
         line = getattr(node, "lineno", 1)
         if type(node).__name__ not in _NODES:
             raise InvalidArgument(f"{line}: {type(node).__name__} is not part of the language of specifications")
@@ -203,9 +206,10 @@ def _is_visible(value: Any) -> bool:
 
 def _class(body: Any, name: str, *bases: Any) -> Any:
     """A class that a specification defines. Its bases are classes of the language, and no others."""
-    if wrong := [base for base in bases if not (isinstance(base, type) and issubclass(base, Visible))]:
+    visible = [base for base in bases if base is not object] or [Visible]
+    if wrong := [base for base in visible if not (isinstance(base, type) and issubclass(base, Visible))]:
         raise InvalidArgument(f"class {name} has the base {wrong[0]!r}, must have classes of the language")
-    return builtins.__build_class__(body, name, *(bases or (Visible,)))
+    return builtins.__build_class__(body, name, *visible)
 
 
 def _type(value: Any) -> Any:
@@ -235,6 +239,7 @@ class _Modules:
             "itertools": _of(itertools, [name for name in dir(itertools) if not name.startswith("_")]),
             "math": _of(math, [name for name in dir(math) if not name.startswith("_")]),
             "numpy": _Part({**vars(_of(np, _NUMPY)), "random": _of(RandomState(0), _ARRAYS)}),
+            "operator": _of(operator, "add floordiv itemgetter mod mul neg sub truediv".split()),
             "random": _Part({**vars(_seeded()), "Random": _seeded}),
             "sys": _of(sys, ["maxsize"]),
         }
