@@ -219,6 +219,13 @@ def test_a_specification_reaches_nothing_but_the_language(statement: str) -> Non
         evaluated(f"import numpy as np\n{ADD}{statement}\n{DATA}")
 
 
+def test_specifications_of_android_10_and_11_are_read() -> None:
+    text = ADD + 'z = Output("z", ("TENSOR_FLOAT32", [0]))\nModel().Operation("RELU", x).To(z)\n'
+    text += "Example({x: np.ones(2).tolist(), z: [math.pi]}).DisableDynamicOutputShapeVariation()\n"
+    vector, _ = evaluated(text)
+    assert vector.expected()[0].data is None and vector.expected()[0].shape == (0,)
+
+
 def test_plain_python_works() -> None:
     text = """
 import operator

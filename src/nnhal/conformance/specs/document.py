@@ -112,7 +112,7 @@ def _operand(operand: SpecOperand, referenced: Sequence[SpecModel], blob: DataBl
     if operand.kind is OperandKind.SUBGRAPH:
         model = (operand.value or [None])[0]
         stated["subgraph"] = next(n for n, each in enumerate(referenced) if each is model)
-    elif operand.value:
+    elif operand.value and not (operand.is_output and not type.elements):  # Android 10 writes one element for none
         stated["data"] = blob.place(elements(operand).tobytes())
     return stated
 

@@ -126,6 +126,10 @@ class SpecExample(Visible):
         self.testLifeTimeVariation = False
         return self
 
+    def DisableDynamicOutputShapeVariation(self) -> Self:
+        """Of Android 11, and without effect: the index states which tests also run with unknown output dimensions."""
+        return self
+
     def complete(self) -> None:
         """Add the variations that every example has, and the names of those that have none."""
         one = len(self.model.operations) == 1

@@ -105,14 +105,16 @@ def read(path: str, text: str, version: str, specification: str) -> tuple[dict[s
 
 
 def _evaluate(path: str, text: str, found: Specification) -> None:
-    code = compiled(path, text)
+    code, modules = compiled(path, text), _Modules()
     scope = {
         **found.names(),
+        "math": modules.imported("math"),  # specifications of Android 10 do not import these two
+        "np": modules.imported("numpy"),
         "__name__": "specification",
         "__builtins__": {
             **{name: getattr(builtins, name) for name in _BUILTINS},
             "__build_class__": _class,
-            "__import__": _Modules().imported,
+            "__import__": modules.imported,
             "print": lambda *_, **__: None,
             "type": _type,
         },
