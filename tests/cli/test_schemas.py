@@ -18,6 +18,7 @@ from tests.runtime.test_flow import nested, two
 from tests.runtime.test_record import mine
 
 SCHEMAS = json.loads((Path(__file__).parents[2] / "docs" / "schemas.json").read_text())
+SPECS = str(Path(__file__).parents[1] / "conformance" / "specs" / "V1_0")
 CALLS = {
     "run": [
         ["run", "tiny_conv_uint8", "--top", "2"],
@@ -37,6 +38,7 @@ CALLS = {
     "serve": [["serve"]],
     "trace": [["trace", "summary"]],
     "models": [["models"], ["models", "tiny_conv"]],
+    "vectors": [["vectors", SPECS], ["vectors", SPECS, "--compare"]],
     "verify": [["verify", "--operation", "ADD"], ["verify", "litert", "--operation", "SOFTMAX"]],
     "calibrate": [["calibrate", "--show"]],
     "cache": [["cache", "list"], ["cache", "verify"], ["cache", "prune", "--size", "0"], ["cache", "clear"]],
@@ -67,6 +69,8 @@ def test_what_a_verb_prints_is_as_its_schema_says(
     if verb == "trace":
         nnhal("run", "add4", "--isolate", "--device", "reference", "--trace", str(tmp_path / "a.pftrace"))
         words = [*words, str(tmp_path / "a.pftrace")]
+    if verb == "vectors":
+        words = [*words, *[str(tmp_path / "built")] * len(words[1:])]
     fits(json.loads(nnhal(*words, "--json")), verb)
 
 

@@ -18,7 +18,7 @@ _MEMBERS = {
     "Execution": "threads isolate deadline vs iterations warmup duration streams rtol atol lsb level timeout jobs "
     "execution-path no-isolation quick busy",
     "Cache": "cache-dir no-cache size",
-    "Selection": "operation filter published-only sample flag only all-operations only-new",
+    "Selection": "specs operation filter published-only sample flag only all-operations only-new",
     "Service": "name read allow metrics unconfined systemd",
     "Diagnostics": "trace verbose json help version",
 }
@@ -52,7 +52,9 @@ class Command(click.Command):
         """The options by groups, where there are many."""
         groups: dict[str, list[tuple[str, str]]] = {}
         records = [
-            (group_of(p), record) for p in self.get_params(ctx) if (record := p.get_help_record(ctx)) is not None
+            (group_of(p), record)
+            for p in self.get_params(ctx)
+            if isinstance(p, click.Option) and (record := p.get_help_record(ctx)) is not None
         ]
         for name, record in records:
             groups.setdefault(name if len(records) > SMALL else "Options", []).append(record)

@@ -15,6 +15,7 @@ from nnhal.cli import common
 from nnhal.cli.command import command as nnhal_command
 from nnhal.cli.judged import followed, totals
 from nnhal.cli.main import ANSWER_NO
+from nnhal.cli.vectors import specs_type, temporary
 from nnhal.conformance.parallel import run_vectors
 from nnhal.conformance.report import BEFORE, Group, grouped, repeats
 from nnhal.conformance.repro import write as write_repro
@@ -29,7 +30,8 @@ LINE = 400  # characters of a reason that a line shows
 
 
 @nnhal_command("conformance", formerly={"--way": "--execution-path", "--share": "--sample"})
-@click.argument("path", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("path", type=click.Path(exists=True, file_okay=False, path_type=Path), required=False)
+@click.option("--specs", type=specs_type, help="Run AOSP's test specifications in this folder, instead of vectors.")
 @click.option("--device", "-d", default="", help="Device under test (default: that of --driver, else reference).")
 @common.driver_option
 @common.option_option
@@ -67,17 +69,35 @@ LINE = 400  # characters of a reason that a line shows
     help="Write the first vector of each group of failures here.",
 )
 @common.json_option
-def command(path: Path, jobs: int, all_failures: bool, repro: Path | None, as_json: bool, **options: Any) -> int:
+def command(path: Path | None, specs: Path | None, jobs: int, as_json: bool, **options: Any) -> int:
     """Run test vectors on a device.
 
     PATH is the folder of the vectors. The exit code is 1 if a vector fails, crashes or hangs.
     """
+    if specs is None and path is not None:
+        return _run(path, None, jobs, as_json, **options)
+    if specs is None or path is not None:
+        raise click.UsageError("give a folder of test vectors or --specs, and not both")
+    with temporary(specs, jobs, as_json) as (folder, built):
+        return _run(folder, specs, jobs, as_json, **options) or (ANSWER_NO if built.errors else 0)
+
+
+def _run(
+    path: Path,
+    specs: Path | None,
+    jobs: int,
+    as_json: bool,
+    all_failures: bool,
+    repro: Path | None,
+    **options: Any,
+) -> int:
     wanted = frozenset(o.upper() for o in options["operations"])
     entries = index(path).values()
     _known("operation", wanted, {entry["primary"] for entry in entries if entry.get("primary")})
     _known("flag", {options["flag"]} - {""}, {flag for entry in entries for flag in entry.get("flags", ())})
     selection = Selection(
         path,
+        specs=specs,
         device=options["device"],
         drivers=options["drivers"],
         pattern=options["pattern"],
@@ -95,7 +115,7 @@ def command(path: Path, jobs: int, all_failures: bool, repro: Path | None, as_js
     ran = followed(run_vectors(selection, jobs), "vectors", "vectors on", selection.device, as_json)
     outcomes, calls, device = ran.outcomes, ran.calls, ran.device
     if not outcomes:
-        raise click.UsageError(f"no vector under {path} is among those asked for, must be at least one")
+        raise click.UsageError(f"no vector under {specs or path} is among those asked for, must be at least one")
     groups = grouped(outcomes)
     folders = [write_repro(repro, selection, group.first) for group in groups] if repro is not None else []
     if as_json:

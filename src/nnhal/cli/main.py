@@ -38,6 +38,7 @@ VERBS = {
     "Drivers": {
         "validate": "Check a driver against its contract.",
         "conformance": "Run test vectors on a device.",
+        "vectors": "Build test vectors from AOSP's specs.",
         "serve": "Share a driver between processes.",
     },
     "Data": {

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from nnhal.base.records import Record
 from nnhal.conformance.selection import Selection
+from nnhal.conformance.specs.archive import SUFFIX, specifications
 from nnhal.conformance.suite import BAD, Outcome
 
 _NUMBER = re.compile(r"(?<![\w.])(?<!output )-?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?|inf|nan)(?![\w.])")
@@ -47,7 +48,7 @@ def kind_of(reason: str) -> str:
 def repeats(selection: Selection, outcome: Outcome) -> str:
     """Return the command that runs a vector again as it ran: after the vectors before it, if it does not fail alone."""
     ids = [*outcome.before[-BEFORE:], outcome.id]
-    words = ["nnhal", "conformance", str(selection.path)]
+    words = ["nnhal", "conformance", *_source(selection, outcome)]
     for driver in selection.drivers:
         words += ["--driver", driver]
     given = {"--device": selection.device, "--execution-path": selection.way}
@@ -57,3 +58,13 @@ def repeats(selection: Selection, outcome: Outcome) -> str:
     words += ["--jobs", "1"] * bool(outcome.alone)
     wanted = "|".join(map(re.escape, ids))
     return shlex.join([*words, "--filter", f"^({wanted})$" if outcome.alone else f"^{wanted}$"])
+
+
+def _source(selection: Selection, outcome: Outcome) -> list[str]:
+    """The folder of the vectors; if they were built from specifications, those: of one vector alone, its own."""
+    if selection.specs is None:
+        return [str(selection.path)]
+    version, specification, _ = outcome.id.split("/", 2)
+    own = f"{specification}{SUFFIX}"
+    found = [f for f in specifications(selection.specs) if f.name == own and f.resolve().parent.name == version]
+    return ["--specs", str(selection.specs if outcome.alone else found[0])]

@@ -17,7 +17,7 @@ class Selection(Subject, frozen=True):
 
     rerun: also the further variants that the index flags. way: one of `WAYS`. share: the share of all vectors that
     runs, chosen by a hash of the id. flag: only vectors with this flag in the index. outputs: keep those of failed
-    vectors.
+    vectors. specs: the specifications that the vectors were built from; None for vectors that the user has.
     """
 
     path: Path
@@ -28,6 +28,7 @@ class Selection(Subject, frozen=True):
     share: float = 1.0
     flag: str = ""
     outputs: bool = False
+    specs: Path | None = None
 
     def __post_init__(self) -> None:
         """Raise InvalidArgument for an invalid expression, share, HAL version or time."""

@@ -1,0 +1,131 @@
+"""The names that a test specification is written in."""
+
+import sys
+from functools import partial
+from typing import Any
+
+from nnhal.base.errors import InvalidArgument
+from nnhal.conformance.specs import variations
+from nnhal.conformance.specs.expansion import SpecExample
+from nnhal.conformance.specs.graph import (
+    OperandKind,
+    OperandMaker,
+    SpecConfiguration,
+    SpecModel,
+    SpecOperand,
+    SpecType,
+    SymmPerChannelQuantParams,
+    Visible,
+    type_of,
+    type_of_text,
+)
+
+_CONVERTERS = (
+    variations.ActivationConverter,
+    variations.AllInputsAsInternalCoverter,
+    variations.AllOutputsAsInternalCoverter,
+    variations.AllTensorsAsInputsConverter,
+    variations.AxisConverter,
+    variations.DataLayoutConverter,
+    variations.DataTypeConverter,
+    variations.ParameterAsInputConverter,
+    variations.RelaxedModeConverter,
+)
+
+
+class Specification:
+    """What one specification says: models and examples in the order of the file.
+
+    file: the name of the compiled code, which lines of examples are found by. version: that of models which state none.
+    """
+
+    def __init__(self, file: str, version: str | None) -> None:
+        self._file, self._version = file, version
+        self._configuration = SpecConfiguration()
+        self._maker = OperandMaker(self._configuration)
+        self._models: list[SpecModel] = []
+        self.examples: list[SpecExample] = []
+        self.versions: dict[str, str | None] = {}
+
+    def names(self) -> dict[str, Any]:
+        """What the names of the language mean."""
+        return {
+            "Input": partial(self._variable, OperandKind.INPUT),
+            "Output": partial(self._variable, OperandKind.OUTPUT),
+            "IgnoredOutput": partial(self._variable, OperandKind.IGNORED),
+            "Internal": partial(self._variable, OperandKind.INTERNAL),
+            "Parameter": self._parameter,
+            "Int32Scalar": partial(self._scalar, "INT32", int),
+            "Float16Scalar": partial(self._scalar, "FLOAT16", float),
+            "Float32Scalar": partial(self._scalar, "FLOAT32", float),
+            "BoolScalar": partial(self._scalar, "BOOL", bool),
+            "Int32Vector": partial(self._vector, "TENSOR_INT32", int),
+            "Float32Vector": partial(self._vector, "TENSOR_FLOAT32", float),
+            "SubgraphReference": self._maker.subgraph,
+            "SymmPerChannelQuantParams": SymmPerChannelQuantParams,
+            "Operand": SpecOperand,
+            "Model": self._model,
+            "Example": _Examples(self),
+            "Configuration": self._configuration,
+            **{converter.__name__: converter for converter in _CONVERTERS},
+        }
+
+    def _variable(
+        self, kind: OperandKind, name: str, opType: Any, shape: str | None = None, extraParams: Any = None
+    ) -> SpecOperand:
+        return self._maker.variable(name, _type(opType, shape, extraParams), kind)
+
+    def _parameter(
+        self, name: str, opType: Any, value: Any = None, initializer: Any = None, extraParams: Any = None
+    ) -> SpecOperand:
+        type = _type(opType, value, extraParams)
+        return self._maker.constant(
+            name, type, initializer if isinstance(opType, str) else value, OperandKind.PARAMETER
+        )
+
+    def _scalar(self, type: str, element: type[Any], name: str, value: Any) -> SpecOperand:
+        return self._maker.constant(name, type_of(type), element(value))
+
+    def _vector(self, type: str, element: type[Any], name: str, value: Any) -> SpecOperand:
+        return self._maker.constant(name, type_of(type, [len(value)]), [element(each) for each in value])
+
+    def _model(self, name: str | None = None) -> SpecModel:
+        self._models.append(SpecModel(self._maker, name, self._version))
+        return self._models[-1]
+
+    def example(self, values: tuple[Any, ...], model: SpecModel | None, name: str | None) -> SpecExample:
+        """Add an example, of the model that was made last unless one is named."""
+        if model is None and not self._models:
+            raise InvalidArgument("example has no model, must follow one")
+        made = SpecExample(model or self._models[-1], values, name, self._line())
+        self.examples.append(made)
+        return made
+
+    def _line(self) -> int:
+        frame = sys._getframe()
+        while frame.f_back and frame.f_code.co_filename != self._file:
+            frame = frame.f_back
+        return frame.f_lineno
+
+
+class _Examples(Visible):
+    """`Example(...)` and `Example.SetVersion(...)`."""
+
+    def __init__(self, specification: Specification) -> None:
+        self._specification = specification
+
+    def __call__(self, *values: Any, model: SpecModel | None = None, name: str | None = None) -> SpecExample:
+        return self._specification.example(values, model, name)
+
+    def SetVersion(self, version: str | None, *tests: str) -> None:
+        """State the version of tests by name."""
+        self._specification.versions.update(dict.fromkeys(tests, version))
+
+
+def _type(stated: Any, shape: Any, extra: Any) -> SpecType:
+    """A type as it is stated: (type, dimensions, scale, zero point), or in the older form, with the shape as text."""
+    if isinstance(stated, str) and isinstance(shape, str):
+        return type_of_text(stated, shape, extra)
+    if not isinstance(stated, (tuple, list)) or len(stated) < 2:
+        raise InvalidArgument(f"type is {stated!r}, must be such as ('TENSOR_FLOAT32', [2, 3])")
+    return type_of(*stated, **({} if extra is None else {"extra": extra}))
