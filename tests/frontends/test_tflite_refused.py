@@ -311,7 +311,7 @@ REFUSED: dict[str, tuple[Case, str]] = {
     "segments of int8": (
         ("UNSORTED_SEGMENT_SUM", [q(3), c([0, 0, 0]), c(1)], [out(1, kind="i1", scale=0.05, zero=3)],
          "UnsortedSegmentSum"),
-        "of TENSOR_QUANT8_ASYMM_SIGNED takes sums, which NNAPI has for float32 and int32",
+        "of TENSOR_QUANT8_ASYMM_SIGNED uses sums, which NNAPI supports for float32 and int32",
     ),
     "segments of another shape": (
         ("UNSORTED_SEGMENT_SUM", [f(3), c([0, 0]), c(1)], [out(1)], "UnsortedSegmentSum"),
