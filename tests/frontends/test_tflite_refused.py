@@ -203,7 +203,7 @@ REFUSED: dict[str, tuple[Case, str]] = {
     ),
     "begin and end of two lengths": (
         strided(f(2, 3), c([0, 0]), c([1]), c([1, 1])),
-        "begin, end and strides are [[0, 0], [1], [1, 1]], must be of one length",
+        "begin, end and strides are [[0, 0], [1], [1, 1]], must have the same length",
     ),
     "more begins than dimensions": (
         strided(f(2), c([0, 0]), c([1, 1]), c([1, 1])),
@@ -363,8 +363,8 @@ REFUSED: dict[str, tuple[Case, str]] = {
         embeddings(shape=c([1] * 9)),
         "dense_shape has 9 dimensions, must have 2 to 8",
     ),
-    "embeddings of no rows": (embeddings(shape=c([0, 2])), "takes 0 elements to select from"),
-    "embeddings of very many rows": (embeddings(shape=c([16777217, 2])), "takes 16777217 elements to select from"),
+    "embeddings of no rows": (embeddings(shape=c([0, 2])), "needs 0 elements to select from"),
+    "embeddings of very many rows": (embeddings(shape=c([16777217, 2])), "needs 16777217 elements to select from"),
     "embeddings by triples": (
         embeddings(indices=c([[0, 0, 0], [1, 1, 1]])),
         "indices have shape [2, 3], must have 2 numbers in each row",
