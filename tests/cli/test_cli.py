@@ -148,7 +148,7 @@ def test_show_of_a_model_that_cannot_be_taken_says_what_and_why(tmp_path):
     path = tmp_path / "strange.tflite"
     path.write_bytes(net.bytes())
     text = nnhal("show", str(path))
-    assert "NNAPI cannot take 1 of the 2 operations" in text and re.search(r"Strange +#0 +is not known", text)
+    assert "NNAPI cannot take 1 of the 2 operations" in text and re.search(r"Strange +#0 +is unknown", text)
     assert "in[red]" in text
     assert "cannot be taken" in nnhal("show", str(path), "--all").splitlines()[0]
     nowhere = "NNAPI cannot take the model whole, so no part of it is placed"
