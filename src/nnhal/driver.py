@@ -6,7 +6,7 @@
 | --- | --- |
 | the driver | `Device`, `Prepared`, `Verdict`, `each_operation`, `Considered`, `Hints`, `Capabilities`, `Performance` |
 | an execution | `Request`, `Control`, `Timing`, `Argument` |
-| a model | `Model`, `Operation`, `Operand`, `CONSTANTS`, `validate`, `BoundOperation`, `ACTIVATION_RANGE`, `F32`, ... |
+| a model | `Model`, `Operation`, `Operand`, `CONSTANTS`, `validate`, `Bound`, `ACTIVATION_RANGE`, `F32`, ... |
 | buffers, bursts, fences | `Buffer`, `HostBuffer`, `Burst`, `BurstExecutor`, `Fence`, `FencedExecution`, `MemoryUse` |
 | the compilation cache | `CacheContent`, `CacheFiles`, `Later`, `blobs_of` |
 | the methods of NN HAL 1.0 to 1.2 | `OldCapabilities`, `DeviceStatus`, `ErrorStatus` |
@@ -80,8 +80,7 @@ from nnhal.hal.utilities import OldCapabilities
 from nnhal.model.graph import CONSTANTS, Model, Operand, Operation, Subgraph
 from nnhal.model.validate import validate
 from nnhal.ops.common import ACTIVATION_RANGE, decode, encode
-from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8PC, Q8S, Q8SYMM, Q16S
-from nnhal.ops.schema import Bound as BoundOperation
+from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8PC, Q8S, Q8SYMM, Q16S, Bound
 
 if TYPE_CHECKING:
     from nnhal.drivers.kit import (
@@ -149,7 +148,7 @@ __all__ = [
     "Argument",
     "Array",
     "BadState",
-    "BoundOperation",
+    "Bound",
     "Buffer",
     "BufferDesc",
     "BufferRole",

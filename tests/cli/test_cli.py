@@ -148,7 +148,7 @@ def test_show_of_a_model_that_cannot_be_taken_says_what_and_why(tmp_path):
     path = tmp_path / "strange.tflite"
     path.write_bytes(net.bytes())
     text = nnhal("show", str(path))
-    assert "NNAPI rejects 1 of the 2 operations" in text and re.search(r"Strange +#0 +is not known", text)
+    assert "NNAPI rejects 1 of the 2 operations" in text and re.search(r"Strange +#0 +is unknown", text)
     assert "in[red]" in text
     assert "cannot be taken" in nnhal("show", str(path), "--operations").splitlines()[0]
     nowhere = "NNAPI does not support the whole model, so it is not placed"

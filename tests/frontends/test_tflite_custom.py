@@ -232,7 +232,7 @@ def test_a_custom_operation_may_have_room_to_work_in_which_nobody_writes():
     w.operator("ethos-u", [room, x], [y])
     w.ends([x], [y])
     with pytest.raises(
-        nnhal.UnsupportedModel, match=r"cannot be expressed in NNAPI: custom operation ethos-u #0: is not known"
+        nnhal.UnsupportedModel, match=r"cannot be expressed in NNAPI: custom operation ethos-u #0: is unknown"
     ):
         nnhal.load(w.bytes())
 
@@ -243,7 +243,7 @@ def test_a_file_without_any_buffer_has_no_constants():
     w.operator("fake-op-double", [x], [y])
     w.ends([x], [y])
     w.model.buffers = []
-    with pytest.raises(nnhal.UnsupportedModel, match=r"custom operation fake-op-double #0: is not known"):
+    with pytest.raises(nnhal.UnsupportedModel, match=r"custom operation fake-op-double #0: is unknown"):
         nnhal.load(w.bytes())
     w.graph.tensors[x].buffer = 1
     with pytest.raises(nnhal.BadFile, match="tensor 0: buffer is 1, must be 0 to 0"):

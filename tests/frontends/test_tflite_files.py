@@ -56,7 +56,7 @@ def test_a_file_of_a_few_bytes_is_named(tmp_path, size):
 
 
 def test_what_is_no_file_is_named(tmp_path):
-    for path, what in ((tmp_path / "none.tflite", "no file"), (tmp_path, "a folder")):
+    for path, what in ((tmp_path / "none.tflite", "not a file"), (tmp_path, "a folder")):
         with pytest.raises(nnhal.BadFile, match=f"{path}: is {what}"):
             load(path)
         with pytest.raises(nnhal.BadFile):

@@ -193,7 +193,7 @@ def test_an_error_that_the_open_dimensions_make_asks_for_them_and_for_nothing_el
 
 def test_an_error_that_every_size_makes_is_that_error():
     with pytest.raises(
-        nnhal.UnsupportedModel, match=r"cannot be expressed in NNAPI: custom operation Mine #0: is not known"
+        nnhal.UnsupportedModel, match=r"cannot be expressed in NNAPI: custom operation Mine #0: is unknown"
     ):
         load(opened([1, 5, 3], "Mine"))
 

@@ -203,7 +203,7 @@ REFUSED: dict[str, tuple[Case, str]] = {
     ),
     "begin and end of two lengths": (
         strided(f(2, 3), c([0, 0]), c([1]), c([1, 1])),
-        "begin, end and strides are [[0, 0], [1], [1, 1]], must be of one length",
+        "begin, end and strides are [[0, 0], [1], [1, 1]], must have the same length",
     ),
     "more begins than dimensions": (
         strided(f(2), c([0, 0]), c([1, 1]), c([1, 1])),
@@ -311,7 +311,7 @@ REFUSED: dict[str, tuple[Case, str]] = {
     "segments of int8": (
         ("UNSORTED_SEGMENT_SUM", [q(3), c([0, 0, 0]), c(1)], [out(1, kind="i1", scale=0.05, zero=3)],
          "UnsortedSegmentSum"),
-        "of TENSOR_QUANT8_ASYMM_SIGNED takes sums, which NNAPI has for float32 and int32",
+        "of TENSOR_QUANT8_ASYMM_SIGNED uses sums, which NNAPI supports for float32 and int32",
     ),
     "segments of another shape": (
         ("UNSORTED_SEGMENT_SUM", [f(3), c([0, 0]), c(1)], [out(1)], "UnsortedSegmentSum"),
@@ -363,8 +363,8 @@ REFUSED: dict[str, tuple[Case, str]] = {
         embeddings(shape=c([1] * 9)),
         "dense_shape has 9 dimensions, must have 2 to 8",
     ),
-    "embeddings of no rows": (embeddings(shape=c([0, 2])), "takes 0 elements to select from"),
-    "embeddings of very many rows": (embeddings(shape=c([16777217, 2])), "takes 16777217 elements to select from"),
+    "embeddings of no rows": (embeddings(shape=c([0, 2])), "needs 0 elements to select from"),
+    "embeddings of very many rows": (embeddings(shape=c([16777217, 2])), "needs 16777217 elements to select from"),
     "embeddings by triples": (
         embeddings(indices=c([[0, 0, 0], [1, 1, 1]])),
         "indices have shape [2, 3], must have 2 numbers in each row",

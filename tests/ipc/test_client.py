@@ -78,9 +78,9 @@ def other(**fields: Any) -> bytes:
     [
         (wire.ENCODED_DONE, DeviceUnavailable, "peer: answered the greeting with Acknowledged, must be Welcome"),
         (other(version=wire.VERSION + 1), DeviceUnavailable, "answered the greeting with Welcome"),
-        (other(level=0), DeviceUnavailable, f"peer: is at level 0, must be 1 to {max(Level):d}"),
-        (other(level=99), DeviceUnavailable, f"peer: is at level 99, must be 1 to {max(Level):d}"),
-        (b"\xc0", DeviceUnavailable, "peer: is no driver service: "),
+        (other(level=0), DeviceUnavailable, f"peer: has HAL version 0, must be 1 to {max(Level):d}"),
+        (other(level=99), DeviceUnavailable, f"peer: has HAL version 99, must be 1 to {max(Level):d}"),
+        (b"\xc0", DeviceUnavailable, "peer: is not a driver service: "),
         (None, DeviceUnavailable, "peer: the driver process did not start: "),
         (
             wire.encode(wire.Failed(4, "InvalidArgument", "no", stack="in x")),
@@ -188,7 +188,7 @@ def test_of_more_calls_than_32_at_once_the_others_wait_for_a_lane_and_past_their
     with ThreadPoolExecutor(33) as pool:
         calls = [pool.submit(session.call, ASK, wire.Word, UNLIMITED) for _ in range(32)]
         wait_until(lambda: len(service.came) == 32, "32 calls at once")
-        with pytest.raises(MissedDeadline, match="peer: no lane was free by the deadline"):
+        with pytest.raises(MissedDeadline, match="peer: no channel was free by the deadline"):
             session.call(ASK, wire.Word, Control(soon()))
         calls.append(pool.submit(session.call, ASK, wire.Word, UNLIMITED))
         assert len(session._lanes) == 32 and len(service.came) == 32
@@ -395,7 +395,7 @@ def test_an_answer_of_another_kind_or_none_ends_the_session(service: Service) ->
     with pytest.raises(DeadObject, match="answered getVersionString with Names"):
         session.call(wire.GetType(), wire.Word, UNLIMITED)
     peer = Peer(lambda lane, _: lane.answer(b"\xc0"))
-    with peer as odd, pytest.raises(DeadObject, match="peer: answered getVersionString with what is no message"):
+    with peer as odd, pytest.raises(DeadObject, match="peer: answered getVersionString with an invalid message"):
         odd.call(ASK, wire.Word, UNLIMITED)
 
 
@@ -644,7 +644,7 @@ def test_a_service_that_hangs_up_is_dead_for_who_calls_and_its_process_for_who_c
         (wire.encode(wire.Failed(7, "ResourceExhausted", "lanes: no more")), ResourceExhausted, "lanes: no more"),
         (wire.encode(ONE), DeadObject, "peer: answered AttachLane with Word"),
         (b"\xc1", InvalidArgument, "long message"),
-        (b"\xc0", DeadObject, "peer: answered AttachLane with no message"),
+        (b"\xc0", DeadObject, "peer: answered AttachLane with an invalid message"),
         (wire.ENCODED_DONE, DeadObject, "sent no end of a channel, must be a SEQPACKET socket of the Unix family"),
     ],
     ids=["refused", "word", "long", "garbage", "nothing along"],

@@ -170,7 +170,7 @@ def test_what_is_no_driver_service_is_said_to_be_none(runtime: Path, head: bytes
                 peer.send(head + b"220 mail.example ESMTP")
 
         threading.Thread(target=answer, daemon=True).start()
-        with pytest.raises(DeviceUnavailable, match="service odd: is no driver service"):
+        with pytest.raises(DeviceUnavailable, match="service odd: is not a driver service"):
             names.connect("odd")
 
 

@@ -357,7 +357,7 @@ def test_a_fenced_execution_has_the_limits_of_its_control(told: Told) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shapes", "says"), [(((4,), (4,)), "told 2 shapes, must be 1"), (((5,),), "output|shape"), (((4,),), "")]
+    ("shapes", "says"), [(((4,), (4,)), "reported 2 shapes, must be 1"), (((5,),), "output|shape"), (((4,),), "")]
 )
 def test_shapes_of_a_fenced_execution_are_looked_at(told: Told, shapes: Any, says: str) -> None:
     told.says[wire.GetExecutionInfo] = wire.Info(wire.WireTiming(), wire.WireTiming(), shapes)
@@ -399,7 +399,7 @@ def test_a_buffer_is_of_its_device_and_its_shape_what_it_may_be(told: Told) -> N
         told.says[wire.GetShape] = wire.Shape(says)
         assert buffer.shape == shape
     told.says[wire.GetShape] = wire.Shape((5,))
-    with pytest.raises(ContractBroken, match=r"peer: says that a buffer has shape .*5.*, must be .*4"):
+    with pytest.raises(ContractBroken, match=r"peer: reports that a buffer has shape .*5.*, must be .*4"):
         _ = buffer.shape
     with Told() as another:
         other = RemoteDevice(another)

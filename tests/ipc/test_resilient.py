@@ -154,7 +154,7 @@ def test_a_process_is_started_as_a_module_with_its_socket_and_options(monkeypatc
         ({"level": "1.1", "options": ["--threads", "2"]}, ["--threads", "2", "--level", "1.1"]),
         ({"options": ["--unconfined"]}, ["--unconfined"]),
     ):
-        with pytest.raises(DeviceUnavailable, match="device mine: its process cannot be started: no more processes"):
+        with pytest.raises(DeviceUnavailable, match="device mine: cannot start its process: no more processes"):
             start("mine", **named)  # type: ignore[arg-type]
         driver, command, (fd,) = seen.pop()
         assert driver == "mine"
@@ -173,7 +173,7 @@ def test_a_client_without_descriptors_says_that_it_lacks_them(lacks: str, monkey
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(lacks, none_left)
-    with pytest.raises(ResourceExhausted, match="device mine: its process cannot be started: Too many open files"):
+    with pytest.raises(ResourceExhausted, match="device mine: cannot start its process: Too many open files"):
         start("mine")
 
 

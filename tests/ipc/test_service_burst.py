@@ -114,7 +114,7 @@ REFUSED = {
     "deadline": (wire.ExecuteSynchronously(V1_3, 2, False, 5), "must be an execution without limits"),
     "loop": (wire.ExecuteSynchronously(V1_3, 2, False, 0, 5), "must be an execution without limits"),
     "query": (wire.GetStatus(), "burst packet: is GetStatus, must be an execution without limits"),
-    "form": (wire.ExecuteSynchronously(2, 2), "burst packet: executeSynchronously: form 2 does not exist"),
+    "form": (wire.ExecuteSynchronously(2, 2), "burst packet: executeSynchronously: HAL version is 2, must be one of"),
     "model": (wire.ExecuteSynchronously(V1_3, 5), "binding 5 belongs to another model, must belong to the burst's"),
     "provides": (wire.ExecuteSynchronously(V1_3, 6), "an output has no memory, must have one; use a plain execution"),
     "object": (wire.ExecuteSynchronously(V1_3, 1), "binding 1 is not held"),
