@@ -102,7 +102,7 @@ def test_why_no_faster_form_runs_says_what_it_did(two: tuple[Path, list[dict[str
         " LSB on this processor: run in exact"
     )
     assert "of the greatest element on this processor: run in float32" in why["FULLY_CONNECTED", "TENSOR_FLOAT32"]
-    assert why["AVERAGE_POOL_2D", QUANT8].count("off by 64 steps") == 2
+    assert why["AVERAGE_POOL_2D", QUANT8].count("off by 64 LSB") == 2
     assert why["AVERAGE_POOL_2D", QUANT8].endswith(": not claimed")
 
 
@@ -194,7 +194,7 @@ def test_devices_says_which_forms_run_and_why_no_faster_ones(two: tuple[Path, An
     lines = [line for line in told(two[0], *words).splitlines() if line.startswith("forms: ")]
     assert "forms: run in fast, proved on this processor: SUB of QUANT8_ASYMM" in lines
     assert "forms: hang MUL of QUANT8_ASYMM has not ended within 2 s: run in exact" in lines
-    assert sum("off by 64 steps" in line and line.endswith(": not claimed") for line in lines) == 1
+    assert sum("off by 64 LSB" in line and line.endswith(": not claimed") for line in lines) == 1
     assert len(lines) == len(WANTED) and not any("not proved yet" in line for line in lines)
     lines = [line for line in told(tmp_path, *words).splitlines() if line.startswith("forms: ")]
     exact = "forms: 6 operations run in their exact form, not proved yet on this processor"
