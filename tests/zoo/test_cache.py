@@ -93,7 +93,7 @@ def test_the_file_that_was_checked_is_the_one_that_is_read(tmp_path):
     with cache.opened(tmp_path / "m", DIGEST) as file:
         cache.write(tmp_path / "m", b"put there since")
         assert file.read() == CONTENT
-    with pytest.raises(OSError, match="the digest of .* is not"):
+    with pytest.raises(OSError, match=r"the digest of .* is not"):
         cache.opened(tmp_path / "m", DIGEST)
 
 
