@@ -535,7 +535,7 @@ def test_the_place_of_growth_is_what_was_done(clock: Clock, monkeypatch: pytest.
     monkeypatch.setattr(limits, "_held", lambda pid: {"address space": next(held)})
     trial: Any = SimpleNamespace(place=lambda what="run": f"{what}.py:1")
     for what, place in (("run", "run.py:1"), ("prepare, run and close", "prepare.py:1")):
-        with pytest.raises(Unmet, match=f"^each {what} leaves ") as found:
+        with pytest.raises(Unmet, match=f"^each {what} leaks ") as found:
             limits._look(trial, 1, what, lambda: None)
         assert found.value.place == place
 

@@ -102,7 +102,7 @@ def test_why_no_faster_form_runs_says_what_it_did(two: tuple[Path, list[dict[str
         " LSB on this processor: run in exact"
     )
     assert "of the greatest element on this processor: run in float32" in why["FULLY_CONNECTED", "TENSOR_FLOAT32"]
-    assert why["AVERAGE_POOL_2D", QUANT8].count("off by 64 steps") == 2
+    assert why["AVERAGE_POOL_2D", QUANT8].count("off by 64 LSB") == 2
     assert why["AVERAGE_POOL_2D", QUANT8].endswith(": not claimed")
 
 
@@ -194,7 +194,7 @@ def test_devices_says_which_forms_run_and_why_no_faster_ones(two: tuple[Path, An
     text = " ".join(told(two[0], *words).split())
     assert "fast: 1 operation/type pairs verified on this CPU: SUB uint8" in text
     assert "hang MUL of QUANT8_ASYMM has not ended within 2 s: run in exact" in text
-    assert "off by 64 steps" in text and ": not claimed" in text and "reference kernel" not in text
+    assert "off by 64 LSB" in text and ": not claimed" in text and "reference kernel" not in text
     text = " ".join(told(tmp_path, *words).split())
     faster = f"`nnhal verify {DRIVER}` verifies fast ones"
     assert f"6 operation/type pairs run in their reference kernel; {faster}" in text

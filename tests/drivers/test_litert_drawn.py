@@ -31,7 +31,7 @@ from nnhal.drivers.litert.task import TABLE  # noqa: E402
 DRAWN = {"ordinary": 3}  # calls of a class of values, 1 of the others
 TRIES = 60  # calls that are refused before one is taken
 AT_EXECUTION = "execution"  # in the reasons of what is refused unless it is constant
-SCALES = r"scale .* (must be from|is too fine for|is too coarse for)|sums of products and bias exceed the 32 bits"
+SCALES = r"scale .* (must be from|is too fine for|is too coarse for)|sums of products and bias exceed LiteRT.s 32 bits"
 NO_SIGMOID = "TFLite's options have no activation SIGMOID"
 LSTM = f"{NO_SIGMOID}|LiteRT's kernel without activation|the projection of .* cells has size"
 EMPTY = "LiteRT needs elements"

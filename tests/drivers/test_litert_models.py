@@ -115,7 +115,7 @@ def test_signatures_longer_than_litert_has_are_refused():
     b = Builder()
     x, w = b.input((2, 3)), b.input((2,))
     y = b.lsh_projection(np.arange(66, dtype=np.float32).reshape(2, 33), x, w, "dense")
-    assert "signatures have up to 32 bits, these 33" in refused(b, [x, w], y)
+    assert "the signatures have 33 bits, must have at most 32" in refused(b, [x, w], y)
 
 
 # ------------------------------------------------------------------------------------------------------ lowered once

@@ -219,9 +219,9 @@ def test_an_output_of_no_value_has_no_tensor_and_an_input_that_nobody_reads_is_n
     ("low", "high", "told"),
     [
         (2.0**-126, 2.0**100, None),
-        (2.0**-127, 1.0, "scale 5.87747e-39 is"),
-        (1.0, 2.0**101, "scale 2.5353e+30 is"),
-        (2.0**-127, 2.0**101, "scale 5.87747e-39 is"),
+        (2.0**-127, 1.0, "scale is 5.87747e-39, must be"),
+        (1.0, 2.0**101, "scale is 2.5353e+30, must be"),
+        (2.0**-127, 2.0**101, "scale is 5.87747e-39, must be"),
     ],
 )
 def test_scales_are_normal_numbers_up_to_2_to_the_100(low, high, told):
@@ -242,7 +242,7 @@ def least() -> nnhal.Model:
 def test_each_channel_has_such_a_scale(scales):
     graph = Graph(least())
     kind = OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
-    with pytest.raises(Refused, match=r"scale (2.5353e\+30|5.87747e-39) is"):
+    with pytest.raises(Refused, match=r"scale is (2.5353e\+30|5.87747e-39), must be"):
         graph.add(Value(kind, (2, 1), channel=ChannelQuant(scales, 0)))
 
 

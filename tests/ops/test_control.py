@@ -145,7 +145,7 @@ def test_sizes_that_change_fit_what_the_subgraphs_state():
         if fine:
             assert run(*call, result(), context=context)[0].shape == (4,)
         else:
-            with pytest.raises(OperationFailed, match=r"input 0 of subgraph 0 is given \[2\], must be \[1\]"):
+            with pytest.raises(OperationFailed, match=r"input 0 of subgraph 0 has shape \[2\], must be \[1\]"):
                 run(*call, result(), context=context)
 
 

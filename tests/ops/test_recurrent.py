@@ -178,8 +178,8 @@ def test_parallel_linking_feeds_the_auxiliary_input_backwards_since_1_3():
         (both(some(6, 2, 7), some(4, 7)), "fw_aux_weights is given, so bw_aux_weights must be given too"),
         (both(some(6, 2, 7)), "bw_input_size = 3, must be aux_size = 7"),
         (both(some(5, 2, 3)), r"aux_input starts with \[5, 2\], must start with \[6, 2\]"),
-        (both(merge=True), "got 2 outputs with merge_outputs = True, must be 1 or 3"),
-        (both(outputs=1), "got 1 outputs with merge_outputs = False, must be 2 or 4"),
+        (both(merge=True), "has 2 outputs with merge_outputs = True, must be 1 or 3"),
+        (both(outputs=1), "has 1 outputs with merge_outputs = False, must be 2 or 4"),
         (both(outputs=5), "has 5 outputs, must have"),
     ],
 )

@@ -26,7 +26,7 @@ from nnhal.ops import OPS
 from nnhal.runtime import discovery
 
 DRAWING = "draw"  # the stage before the driver's first call
-AFTER = "after "  # before the driver's last call: the suite itself works
+AFTER = "after "  # prefix of the last driver call, as the stage while the suite itself works
 MORE = 3  # times as many supported calls, for checks of values
 SAMPLES = 3  # the calls of an operation for all checks but those of values
 PLAIN = Hints(threads=1)
