@@ -94,7 +94,7 @@ def test_run_warns_of_what_falls_back_in_one_line_on_stderr(fallback, warnings, 
 
 
 def test_a_missing_file_is_exit_code_3():
-    assert "is no file and no model of the zoo" in nnhal("run", "nothing.tflite", code=3)
+    assert "no such file or zoo model" in nnhal("run", "nothing.tflite", code=3)
 
 
 def test_an_error_in_json_names_type_status_and_code():
@@ -390,7 +390,7 @@ def test_a_file_with_a_name_like_that_is_asked_for(tmp_path, monkeypatch):
     assert f"did you mean {tmp_path / 'model.tflite'}?" in said
     monkeypatch.chdir(tmp_path)
     assert "did you mean model.tflite?" in nnhal("show", "modle.tflite", code=3)
-    assert "is no file" in nnhal("show", "no/such/folder.tflite", code=3)
+    assert "no such file" in nnhal("show", "no/such/folder.tflite", code=3)
 
 
 def test_typing_errors_in_what_selects_vectors_are_asked_about(vectors):
