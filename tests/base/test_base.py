@@ -138,7 +138,7 @@ for device in ("reference", "litert"):
     told = ("model told: 1 operations", "compilation reference prepared", "cpuexe FLOOR #0 wrote", "manager driver")
     for tag in (*told, "memory "):
         assert f"nnhal.{tag}" in done.stderr, tag
-    assert "nnhal.driver litert: an interpreter" in done.stderr
+    assert "nnhal.driver litert: made an interpreter" in done.stderr
 
 
 def test_a_logger_is_of_a_tag_that_there_is():

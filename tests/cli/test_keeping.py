@@ -15,7 +15,7 @@ from tests.cli.test_run import called
 
 pytestmark = pytest.mark.cache
 
-RUN = "run", "add4", "--device", "sample-full-1.3"
+RUN = "run", "add4", "--device", "sample-full-1.3", "--verbose"
 HIT, MISS = "hit", "miss: there is no entry"
 OFF = "off: nothing is to be kept"
 
@@ -32,8 +32,8 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def told(capsys: Any, *words: Any) -> str:
     """What the lines about the cache say after the device; of these there is one."""
     out, _ = called(capsys, *RUN, *words)
-    (line,) = [line for line in out.splitlines() if line.startswith("cache")]
-    return line.removeprefix("cache  sample-full-1.3: ")
+    (part,) = [part for part in out.split("\n\n") if part.startswith("cache")]
+    return " ".join(part.split()).removeprefix("cache sample-full-1.3: ")
 
 
 def entries(folder: Path) -> int:
@@ -106,7 +106,7 @@ def test_what_became_of_each_step_is_told_in_json(capsys):
 
 
 def test_a_device_that_keeps_nothing_says_so(capsys, own):
-    out, _ = called(capsys, "run", "add4", "--device", "sample-minimal")
+    out, _ = called(capsys, "run", "add4", "--device", "sample-minimal", "--verbose")
     assert "cache  sample-minimal: off: the device keeps none\n" in out
     assert entries(own) == 0
 

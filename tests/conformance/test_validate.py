@@ -432,7 +432,7 @@ FAULTS: dict[str, list[tuple[Callable[[], Device], str, str]]] = {
         (lambda: device(supports=raises(KeyError("x"))), ADD, "raised KeyError"),
     ],
     "prepares": [
-        (lambda: device(prepare=raises(KeyError("x"))), ADD, "says yes, prepare.*KeyError"),
+        (lambda: device(prepare=raises(KeyError("x"))), ADD, "accepts it, prepare.*KeyError"),
         (lambda: device(prepare=lambda self, model, hints: None), ADD, "must give a Prepared"),
     ],
     "close": [
@@ -451,9 +451,9 @@ FAULTS: dict[str, list[tuple[Callable[[], Device], str, str]]] = {
         (lambda: giving(lambda s, r, y: [r.write(0, y), r.write(0, y)]), ADD, "written twice"),
     ],
     "output-filled": [
-        (lambda: giving(in_place(half)), ADD, "left as they were"),
-        (lambda: giving(in_place(lambda own, y: None)), ADD, "left as they were|filled wholly"),
-        (lambda: giving(in_place(half)), QUANTIZE, "left as they were"),
+        (lambda: giving(in_place(half)), ADD, "are unchanged"),
+        (lambda: giving(in_place(lambda own, y: None)), ADD, "are unchanged|filled wholly"),
+        (lambda: giving(in_place(half)), QUANTIZE, "are unchanged"),
     ],
     "past-end": [(lambda: giving(in_place(past)), ADD, "past its end")],
     "inputs-kept": [
@@ -473,13 +473,13 @@ FAULTS: dict[str, list[tuple[Callable[[], Device], str, str]]] = {
         (lambda: giving(lambda s, r, y: r.write(0, y * y.dtype.type(2))), ADD, r"\d+ of \d+ calls: output 0 differs"),
         (lambda: device(judge=lambda self, a: YES if a.op.name == ADD else Verdict(False)), ADD, "differs|DriverFailed"),
     ],
-    "steps": [(lambda: device(prepared=OneTooHigh), QUANTIZE, "no half decides|too high, zero point")],
+    "steps": [(lambda: device(prepared=OneTooHigh), QUANTIZE, "not at a half|too high, zero point")],
     "stale-output": [(lambda: giving(stale), ADD, "run 2 equals the previous run with other inputs")],
-    "same-memory": [(lambda: running(same_memory), ADD, "in the same memory equals the run before")],
+    "same-memory": [(lambda: running(same_memory), ADD, "in the same memory equals the previous run")],
     "order": [(lambda: giving(by_turns), ADD, "after other runs")],
     "deterministic": [(lambda: giving(by_turns), ADD, "on the inputs of run 1")],
     "interleaved": [(lambda: device(prepared=SharedWeights), ADD, "alternating with another prepared model")],
-    "intermediates": [(lambda: device(prepared=OverItsInput), ADD, "of two like operations")],
+    "intermediates": [(lambda: device(prepared=OverItsInput), ADD, "of two equal operations")],
     "threads": [(lambda: giving(shared_scratch), ADD, r"\d+ of 100 runs of 4 threads are wrong")],
     "trimmed": [
         (lambda: device(prepared=Emptied), ADD, "after it was trimmed"),
@@ -496,22 +496,22 @@ FAULTS: dict[str, list[tuple[Callable[[], Device], str, str]]] = {
         (lambda: running(raising_when(lambda c: c.cancelled is not None)), ADD, "must be a result or Cancelled"),
     ],
     "timing": [
-        (lambda: running(timed(Timing(500, 3))), ADD, "part of the time in the driver"),
-        (lambda: running(timed(Timing(None, 10**15))), ADD, "must not be more than"),
+        (lambda: running(timed(Timing(500, 3))), ADD, "within the time in the driver"),
+        (lambda: running(timed(Timing(None, 10**15))), ADD, "must be at most the"),
         (lambda: running(timed("fast")), ADD, "must be a Timing"),
     ],
     "growth": [
-        (lambda: giving(leaking(lambda: np.ones(1 << 18, np.uint8))), ADD, r"leaves 2\d\d KiB of"),
+        (lambda: giving(leaking(lambda: np.ones(1 << 18, np.uint8))), ADD, r"leaks 2\d\d KiB of"),
         (lambda: giving(leaking(lambda: os.dup(0))), ADD, "leaks 1 descriptors"),
         (lambda: giving(leaking(kept_thread)), ADD, "leaks 1 threads"),
     ],
     "burst": [(lambda: device(prepared=type("P", (Healthy,), {"burst": zero_burst})), ADD, "in a burst: output 0 differs")],
     "fenced": [
         (lambda: device(prepared=type("P", (Healthy,), {"execute_fenced": unfenced})), ADD, "fenced: output 0"),
-        (lambda: device(prepared=type("P", (Healthy,), {"execute_fenced": early})), ADD, "ended before the fence"),
+        (lambda: device(prepared=type("P", (Healthy,), {"execute_fenced": early})), ADD, "ended before its fence"),
     ],
     "callback": [(lambda: device(prepared=type("P", (Healthy,), {"execute": twice})), ADD, "notified 2 times")],
-    "allocation": [(lambda: device(allocate=lambda s, d, r: Forgetful(d, r)), ADD, "that nothing was written to")],
+    "allocation": [(lambda: device(allocate=lambda s, d, r: Forgetful(d, r)), ADD, "from unwritten memory")],
     "allocation-roles": [(lambda: device(allocate=lambda s, d, r: HostBuffer(d, r[:1])), ADD, "memory for a role twice")],
 }  # fmt: skip
 
@@ -718,7 +718,7 @@ def test_what_another_check_left_behind_costs_one_check_and_is_not_blamed_on_the
     assert len({(o.check, o.operation) for o in outcomes}) == len(outcomes) == 2 * len(asked_of_who_keeps_nothing()) + 1
     (bad,) = [o for o in outcomes if o.verdict in ("failed", "crashed", "hung")]
     assert (bad.operation, bad.verdict, bad.alone) == ("NEG", "crashed", "passed")
-    assert bad.reason.startswith("supports(): ") and "exit status 9 (not in a fresh process" in bad.reason
+    assert bad.reason.startswith("supports(): ") and "exit status 9 (not in a new process" in bad.reason
     assert not [o for o in outcomes if o.reason.endswith(" before")]
 
 

@@ -283,7 +283,7 @@ def test_a_driver_that_closes_the_connection_ends_the_process_with_the_item_in_h
         os.dup2(kept[0], fd)
         os.close(kept[0])
     assert found.value.args == (1,) and ends.board.read() == (1, "run")
-    said = "the driver closed a descriptor that is the suite's own: the one to its results\n"
+    said = "the driver closed the suite's descriptor for results\n"
     assert capsys.readouterr().err == said
 
 
@@ -318,7 +318,7 @@ def test_vectors_run_in_their_order_and_variant_the_way_that_is_asked_for(monkey
         ("V1_0/a/x", "", "MUL", "burst", 7),
     ]
     assert ends.board.read() == (5, "build")
-    with pytest.raises(InvalidArgument, match=r"V1_0/a/w is in index\.json, must be in V1_0\.zip too"):
+    with pytest.raises(InvalidArgument, match=r"V1_0/a/w is in index\.json, must also be in V1_0\.zip"):
         list(ends.worker.run((Path("V1_0.zip"), "a.json"), [Item("V1_0/a/w", "", "ADD")]))
 
 

@@ -419,7 +419,7 @@ def test_an_argument_that_is_or_may_be_omitted_has_no_operands():
     assert [task.places("bias") for task in tasks[:2]] == [(), ()] and tasks[2].places("permutation") == ()
     assert len(tasks[3].places("bias")) == 1 and tasks[3].array("bias").tolist() == [1, 1]
     for task in tasks[:2]:
-        with pytest.raises(Refused, match=r"^bias is omitted$"):
+        with pytest.raises(Refused, match=r"^bias is omitted, must be given$"):
             task.array("bias")
 
 

@@ -64,7 +64,7 @@ def test_no_sample_is_a_candidate_where_no_device_is_named():
 def test_the_command_line_takes_a_sample_by_name():
     program = [sys.executable, "-m", "nnhal.cli.main", "run", "add4", "--device", "sample-full-1.0"]
     done = subprocess.run(program, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and "on sample-full-1.0" in done.stdout, done.stderr
+    assert done.returncode == 0 and "sample-full-1.0  1 (all)" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize(("name", "level"), LEVELS.items())

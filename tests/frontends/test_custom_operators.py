@@ -215,7 +215,7 @@ def test_from_the_command_line_a_driver_or_an_extension_file_brings_it(tmp_path)
     failed = subprocess.run([*command, str(broken)], check=False, capture_output=True, text=True, timeout=100)
     assert failed.returncode == 4 and "ZeroDivisionError" in failed.stderr and "broken.py" in failed.stderr
     nowhere = subprocess.run([*command, "nowhere.py"], check=False, capture_output=True, text=True, timeout=100)
-    assert nowhere.returncode == 3 and "is no file, must be a Python file, or a folder" in nowhere.stderr
+    assert nowhere.returncode == 3 and "is not a file, must be a Python file, or a folder" in nowhere.stderr
 
 
 def test_an_extensions_operations_can_be_priced_among_several_devices(fourier):

@@ -42,21 +42,21 @@ def net() -> Outline:
 
 # A character is 6.7 wide, a line 16 high; 7 beside the text and 24 around the picture. The widest box has 35 + 3 characters
 # and two between them: 282. Below the input, 20 high, the chain begins at 73 + 20 + 34 = 127, and has three lines and 4: 52.
-# The legend ends at 258 + 20 * 6.7 = 392, further right than the boxes.
-PICTURE = """<svg xmlns="http://www.w3.org/2000/svg" width="416" height="327" viewBox="0 0 416 327">
-<style>text{font:11px monospace;white-space:pre}</style>
-<rect width="100%" height="100%" fill="white"/>
-<text x="24.0" y="24.0" fill="#111111">net &amp; more: 4 operations, level 1.2</text>
+# The legend ends at 258 + 18 * 6.7 = 379, further right than the boxes.
+PICTURE = """<svg xmlns="http://www.w3.org/2000/svg" width="403" height="327" viewBox="0 0 403 327">
+<style>STYLE</style>
+<rect class="page" width="100%" height="100%"/>
+<text class="free" x="24.0" y="24.0" fill="#111111">net &amp; more: 4 operations, level 1.2</text>
 <rect x="24.0" y="38.0" width="14.0" height="14.0" fill="#bfe3f8" stroke="#444444" rx="3"></rect>
-<text x="44.0" y="49.0" fill="#111111">on litert</text>
+<text class="free" x="44.0" y="49.0" fill="#111111">on litert</text>
 <rect x="124.3" y="38.0" width="14.0" height="14.0" fill="#f6d48f" stroke="#444444" rx="3"></rect>
-<text x="144.3" y="49.0" fill="#111111">on openvino</text>
+<text class="free" x="144.3" y="49.0" fill="#111111">on openvino</text>
 <rect x="238.0" y="38.0" width="14.0" height="14.0" fill="#f4a582" stroke="#444444" rx="3"></rect>
-<text x="258.0" y="49.0" fill="#111111">! cannot be taken: 1</text>
-<path d="M165.0,93.0 C165.0,110.0 165.0,110.0 165.0,127.0" fill="none" stroke="#5a5a5a"/><path d="M165.0,127.0 l-3.5,-7 h7 z" fill="#5a5a5a"/>
-<path d="M165.0,179.0 C165.0,196.0 165.0,196.0 165.0,213.0" fill="none" stroke="#5a5a5a"/><path d="M165.0,213.0 l-3.5,-7 h7 z" fill="#5a5a5a"/>
-<text x="171.0" y="209.0" fill="#5a5a5a">1x3</text>
-<path d="M165.0,233.0 C165.0,250.0 165.0,250.0 165.0,267.0" fill="none" stroke="#5a5a5a"/><path d="M165.0,267.0 l-3.5,-7 h7 z" fill="#5a5a5a"/>
+<text class="free" x="258.0" y="49.0" fill="#111111">! not supported: 1</text>
+<path class="edge" d="M165.0,93.0 C165.0,110.0 165.0,110.0 165.0,127.0" fill="none" stroke="#5a5a5a"/><path class="head" d="M165.0,127.0 l-3.5,-7 h7 z" fill="#5a5a5a"/>
+<path class="edge" d="M165.0,179.0 C165.0,196.0 165.0,196.0 165.0,213.0" fill="none" stroke="#5a5a5a"/><path class="head" d="M165.0,213.0 l-3.5,-7 h7 z" fill="#5a5a5a"/>
+<text class="free" x="171.0" y="209.0" fill="#5a5a5a">1x3</text>
+<path class="edge" d="M165.0,233.0 C165.0,250.0 165.0,250.0 165.0,267.0" fill="none" stroke="#5a5a5a"/><path class="head" d="M165.0,267.0 l-3.5,-7 h7 z" fill="#5a5a5a"/>
 <rect x="94.3" y="73.0" width="141.3" height="20.0" fill="#eeeeee"><title>input pic&lt;ture</title></rect>
 <text x="101.3" y="85.5" fill="#111111">input pic&lt;ture</text>
 <text x="228.7" y="85.5" fill="#5a5a5a" text-anchor="end">1x8</text>
@@ -84,12 +84,12 @@ PICTURE = """<svg xmlns="http://www.w3.org/2000/svg" width="416" height="327" vi
 
 
 def test_a_picture_is_drawn_to_the_letter(net: Outline) -> None:
-    assert svg(net, {0: "litert", 1: "openvino", 3: "litert"}) == PICTURE
+    assert svg(net, {0: "litert", 1: "openvino", 3: "litert"}) == PICTURE.replace("STYLE", draw.STYLE)
 
 
 def test_a_file_that_is_no_model_is_drawn_without_a_level() -> None:
     lines = svg(Outline("", {0: tensor("", (2,))}, (0,), (0,), ())).splitlines()
-    assert lines[3] == '<text x="24.0" y="24.0" fill="#111111">model: 0 operations, cannot be taken whole</text>'
+    assert lines[3] == '<text class="free" x="24.0" y="24.0" fill="#111111">model: 0 operations, not supported as a whole</text>'
     assert sum("input %0" in line for line in lines) == 2 and sum("output %0" in line for line in lines) == 2
 
 
@@ -117,7 +117,7 @@ def test_what_goes_to_another_column_is_named_at_both_ends() -> None:
 
 @pytest.mark.parametrize(("length", "shown"), [(24, "x" * 24), (25, "x" * 23 + "…")])
 def test_the_name_of_an_end_is_cut_at_24_characters(length: int, shown: str) -> None:
-    assert draw._end(draw.Chain([], [("x" * length, "1x4")]), 0) == shown
+    assert draw._end(draw.Chain([], [draw.BoxLine("x" * length, "1x4")]), 0) == shown
 
 
 @pytest.mark.parametrize(("others", "text"), [(3, "to #1, #2, #3"), (4, "to #1, #2, #3 and 1 more")])
@@ -157,7 +157,7 @@ def test_shapes_of_further_outputs_stand_one_above_the_other_on_the_side_where_t
     ]
     assert places[0][0] == places[1][0] and places[0][1] - places[1][1] == 11
     heads = [line for line in lines if line.startswith("<path")]
-    ends = [tuple(map(float, line.split('"/><path d="M')[1].split(" ")[0].split(","))) for line in heads]
+    ends = [tuple(map(float, line.split('"/><path class="head" d="M')[1].split(" ")[0].split(","))) for line in heads]
     x, y = min(ends, key=lambda end: abs(end[1] - 4 - places[0][1]) + abs(abs(end[0] - places[0][0]) - 6))
     assert y - 4 == places[0][1] and abs(x - places[0][0]) == 6
     assert ("text-anchor" in one) == (places[0][0] < x)

@@ -634,7 +634,7 @@ def test_a_value_that_may_change_its_shape_is_not_carried_in_a_buffer(device, co
 
     compiled = nnhal.compile(doubling(more=tiled), devices=[device])
     assert compiled(X, times_of(3)).tolist() == X.tolist()
-    with pytest.raises(OperationFailed, match=r"has shape \[8\], must be \[4\]"):
+    with pytest.raises(OperationFailed, match=r"is given \[8\], must be \[4\]"):
         compiled(X + 1, times_of(3))
     assert [buffer.facts.dimensions for buffer in device.buffers] == [(1,)] * len(device.buffers)  # numbers of turns
 

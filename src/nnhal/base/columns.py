@@ -25,12 +25,12 @@ def cut(text: str, width: int) -> str:
     return f"{text.rstrip()}…"
 
 
-def wrapped(text: str, *, most: int, indent: str = "", width: int = WIDTH) -> list[str]:
-    """The text in at most so many lines; those behind the first are indented."""
+def wrapped(text: str, *, most: int, indent: str = "", width: int = WIDTH, whole: bool = False) -> list[str]:
+    """The text in at most so many lines; those behind the first are indented. whole: all of it, with no word broken."""
     from textwrap import wrap
 
-    found = wrap(printable(text), width, subsequent_indent=indent, break_on_hyphens=False)
-    return found if len(found) <= most else [*found[: most - 1], cut(" ".join([found[most - 1], "…"]), width)]
+    found = wrap(printable(text), width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=not whole)
+    return found if whole or len(found) <= most else [*found[: most - 1], cut(" ".join([found[most - 1], "…"]), width)]
 
 
 def columns(

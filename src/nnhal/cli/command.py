@@ -13,7 +13,7 @@ _MEMBERS = {
     "Model": "shape value signature extension",
     "Profile": "show export import forget",
     "Input": "input seed range raw mean std letterbox fill rate samples",
-    "Output": "output labels top export-json profile histogram operations dot svg png list all-failures repro",
+    "Output": "output part labels top export-json profile histogram operations dot svg png list all-failures repro",
     "Placement": "device against driver option fallback strategy rule tune placement why numerics",
     "Execution": "threads isolate deadline vs iterations warmup duration streams rtol atol lsb level timeout jobs "
     "execution-path no-isolation quick busy",

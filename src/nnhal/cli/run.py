@@ -313,7 +313,7 @@ def _print(done: RunRecord, *, verbose: bool) -> None:
         section(["Inputs"], columns(["", "", ""], _input_rows(done, verbose=verbose), indent=2), "inputs"),
         section(*_output_lines(done, verbose=verbose), "lines of outputs"),
         *placement_sections(placement, took, verbose=verbose),
-        fixed(*(line for text in problems for line in wrapped(text, most=2, indent="  "))),
+        fixed(*(line for text in problems for line in wrapped(text, most=2, indent="  ", whole=verbose))),
         fixed(_times(done)),
     ]
     common.show(sections, verbose=verbose)
