@@ -753,7 +753,7 @@ def twice(m: Moment) -> None:
                 m.fits(reply)
             elif not isinstance(m.call, wire.Execute | wire.AttachLane) or reply != wire.Acknowledged():
                 # else the first may have ended: of a lane, this end is closed when it is heard of
-                judge(m.call, reply, "refused", ("already", "must be a new"))
+                judge(m.call, reply, "refused", ("must be a new",))
         say(world.lane, 9, QUERY)
         assert hear(world.lane) == (9, wire.Word("1"))
 
