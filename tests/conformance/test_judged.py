@@ -245,7 +245,9 @@ def test_a_result_larger_than_its_room_is_said_with_its_shape():
     v.model, v.inputs = lambda dynamic, signed: model, lambda signed: [np.int32([2])]
     device = doing(run=giving((0, np.float32([1, 2, 3, 4]))))
     found = run_vector(v, device, way="burst")
-    assert (found.verdict, found.reason) == ("failed", "the buffers of outputs [0] are too small for shapes [(4,)]"), found
+    assert (found.verdict, found.reason) == ("failed", "the buffers of outputs [0] are too small for shapes [(4,)]"), (
+        found
+    )
 
 
 def test_driver_memory_counts_with_what_the_driver_keeps_in_it():
