@@ -70,7 +70,7 @@ def test_ways_that_use_nothing_of_the_driver_are_no_success(
     way: str, method: str, isolate: bool, tmp_path: Path, vectors: Path
 ) -> None:
     driver = written(tmp_path, more=AS_1_3)
-    said = f"way {way}: nnhal does not call {method} of a driver that is a HAL object: it does that itself"
+    said = f"way {way}: nnhal does not call {method} of HAL objects: it does that itself"
     assert {(o.verdict, o.reason) for o in vectors_of(vectors, driver, way, isolate)} == {("unsupported", said)}
 
 
@@ -80,7 +80,7 @@ def test_checks_of_what_a_hal_object_is_not_asked_for_are_skipped(isolate: bool,
     only = ("fenced/ADD", "allocation/ADD", "allocation-roles/ADD")
     chosen = Validation(drivers=(driver,), only=only, isolate=isolate, draws=1)
     outcomes: list[CheckOutcome] = [o for some, _, _ in run_checks(chosen, 1) for o in some.outcomes if o.operation]
-    assert {o.check: (o.verdict, o.reason.partition(" of a driver")[0]) for o in outcomes} == {
+    assert {o.check: (o.verdict, o.reason.partition(" of HAL objects")[0]) for o in outcomes} == {
         "fenced": ("skipped", "nnhal does not call executeFenced"),
         "allocation": ("skipped", "nnhal does not call allocate"),
         "allocation-roles": ("skipped", "nnhal does not call allocate"),

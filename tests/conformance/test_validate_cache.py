@@ -32,7 +32,7 @@ def found(device: str, *only: str) -> dict[str, str]:
 def test_one_word_names_all_checks_of_what_is_kept():
     assert {check for check, _ in Validation(only=("cache/add",)).wanted} == FAMILY
     assert Validation(only=("cache-token/ADD",)).wanted == [("cache-token", "ADD")]
-    with pytest.raises(InvalidArgument, match="there is no check 'cach'"):
+    with pytest.raises(InvalidArgument, match="check 'cach' is unknown"):
         Validation(only=("cach/ADD",))
 
 
@@ -47,14 +47,14 @@ def test_a_driver_that_keeps_none_is_not_looked_at_and_nothing_is_skipped():
 
 @pytest.mark.parametrize("name", sorted(FAMILY - {"cache-files"}))
 def test_each_check_of_what_is_kept_says_that_nothing_is(name):
-    said = "it keeps no compilations: number_of_cache_files() gives 0, 0"
+    said = "the driver has no compilation cache: number_of_cache_files() returns 0, 0"
     assert looked(healthy(), name, ADD) == ("unsupported", said, "")
 
 
 @pytest.mark.parametrize("name", sorted(FAMILY - {"cache-files"}))
 def test_a_driver_that_has_files_and_saves_nothing_gives_no_evidence(name):
     saves_nothing = healthy(number_of_cache_files=lambda self: CacheFiles(1, 1))
-    assert looked(saves_nothing, name, ADD) == ("skipped", "it saves nothing of the calls that it takes", "")
+    assert looked(saves_nothing, name, ADD) == ("skipped", "the driver saves none of the supported calls", "")
 
 
 def test_damaged_files_may_be_taken_where_results_stay_right_and_those_of_another_token_may_not():
@@ -73,7 +73,7 @@ def test_damaged_files_may_be_taken_where_results_stay_right_and_those_of_anothe
     )
     for name, became in (
         ("cache-damaged", ("passed", "")),
-        ("cache-token", ("failed", "files of another token are taken")),
+        ("cache-token", ("failed", "files of another token are accepted, must be a miss")),
     ):
         with trying(trial_of(trusting)) as trial:
             call = added([[1, 2]], [[3, 4]])

@@ -148,9 +148,9 @@ def test_a_folder_is_read_zip_by_zip_and_its_index_by_id(tmp_path: Path) -> None
 
 
 def test_a_folder_without_vectors_is_said_to_have_none(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match=r"index\.json is not there, must be a folder of published test vectors"):
+    with pytest.raises(InvalidArgument, match=r"index\.json does not exist, must be in a folder of test vectors"):
         index(tmp_path)
-    with pytest.raises(InvalidArgument, match=r"holds no \.zip files, must be a folder of published test vectors"):
+    with pytest.raises(InvalidArgument, match=r"holds no \.zip files, must be a folder of test vectors"):
         members(tmp_path)
 
 
