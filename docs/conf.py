@@ -19,7 +19,7 @@ myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
 
 default_role = "code"  # docstrings mark code by single backquotes, as Markdown does
-napoleon_use_ivar = True  # attributes in docstrings are descriptions, not members of their own
+napoleon_use_ivar = True  # an attribute in a docstring is a description, not another member
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True, "undoc-members": False, "show-inheritance": True}

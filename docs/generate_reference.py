@@ -8,7 +8,7 @@ import ast
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -231,11 +231,16 @@ def variables_in_code() -> set[str]:
     return {name for file in files for name in re.findall(r"\bNNHAL_[A-Z_]*[A-Z]\b", file.read_text("utf-8"))}
 
 
+def require_described(table: str, described: Collection[str], found: Collection[str]) -> None:
+    """ValueError if a table of this file does not describe exactly what the code has."""
+    differ = set(described) ^ set(found)
+    if differ:
+        raise ValueError(f"docs/generate_reference.py: {table} and src/nnhal differ in {sorted(differ)}, must agree")
+
+
 def environment_page() -> str:
     """The variables that the package reads; ValueError if the descriptions and the code disagree."""
-    differ = variables_in_code() ^ VARIABLES.keys()
-    if differ:
-        raise ValueError(f"docs/generate_reference.py: VARIABLES and src/nnhal differ in {sorted(differ)}, must agree")
+    require_described("VARIABLES", VARIABLES, variables_in_code())
     from nnhal.base.log import TAGS
 
     return "\n".join(
@@ -291,11 +296,7 @@ CAUSES = {
 def errors_page() -> str:
     """The exception tree with causes and fixes; ValueError if the descriptions and the code disagree."""
     kinds = list(_tree(errors.NnhalError))
-    differ = {kind.__name__ for kind, _ in kinds} ^ CAUSES.keys()
-    if differ:
-        raise ValueError(
-            f"docs/generate_reference.py: CAUSES and base/errors.py differ in {sorted(differ)}, must agree"
-        )
+    require_described("CAUSES", CAUSES, {kind.__name__ for kind, _ in kinds})
     tree = [f"{'    ' * depth}{kind.__name__}" for kind, depth in kinds]
     meanings, fixes, codes = [], [], []
     for kind, _ in kinds:

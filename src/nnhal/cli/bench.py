@@ -5,6 +5,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -306,15 +307,15 @@ def _latencies(latencies: Mapping[str, Latency], devices: str) -> list[str]:
     def row(name: str, of: Callable[[Latency], str]) -> list[str]:
         return [name, *map(of, latencies.values())]
 
-    def time_of(figure: Callable[[Latency], float]) -> Callable[[Latency], str]:
-        return lambda found: duration(figure(found) / NS)
+    def time_row(name: str, figure: Callable[[Latency], float]) -> list[str]:
+        return row(name, lambda found: duration(figure(found) / NS))
 
     rows = [
-        row("Load", time_of(lambda f: f.load)),
-        row("Compile", time_of(lambda f: f.compile)),
-        row("First inference", time_of(lambda f: f.first)),
-        row("Latency   min", time_of(lambda f: min(f.runs))),
-        *(row(f"          p{q}", time_of(lambda f, q=q: f.quantile(q / 100))) for q in PERCENTILES),  # type: ignore[misc]
+        time_row("Load", lambda f: f.load),
+        time_row("Compile", lambda f: f.compile),
+        time_row("First inference", lambda f: f.first),
+        time_row("Latency   min", lambda f: min(f.runs)),
+        *(time_row(f"          p{q}", partial(Latency.quantile, q=q / 100)) for q in PERCENTILES),
         row("Throughput", lambda f: f"{_rounded(f.throughput)} inf/s"),
     ]
     names = [f"nnhal ({devices})" if who == "nnhal" else f"{who} direct" for who in latencies]

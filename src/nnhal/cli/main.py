@@ -56,10 +56,8 @@ NAMES = [name for verbs in VERBS.values() for name in verbs]
 FORMERLY = {"prove": "verify"}
 MODULES = {"verify": "prove"}  # of verbs that are named otherwise
 ANSWER_NO = 1
-DRIVER, FATAL = (
-    "nnhal.driver.",
-    "Fatal Python error",
-)  # loggers of drivers' processes; the first line of a crash's stack
+DRIVER = "nnhal.driver."  # loggers of drivers' processes
+FATAL = "Fatal Python error"  # the begin of a crash's stack
 
 
 class Verbs(click.Group):

@@ -98,15 +98,15 @@ class SpecReader:
 
 
 def serve(requests: int, answers: int, seconds: int) -> None:
-    """Answer requests until there are no more. Runs in the process that `Reader` starts."""
+    """Answer requests until there are no more. Runs in the process that `SpecReader` starts."""
     from nnhal.conformance.specs.source import read
 
     confine([], Limits(memory=MEMORY), allow=["prlimit64"])
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))  # nothing can be opened any more
-    with os.fdopen(requests, "rb") as asked, os.fdopen(answers, "wb") as told:
-        told.write(b"ready\n")
-        told.flush()
-        for line in asked:
+    with os.fdopen(requests, "rb") as lines, os.fdopen(answers, "wb") as output:
+        output.write(b"ready\n")
+        output.flush()
+        for line in lines:
             path, text, version, specification = json.loads(line)
             signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends the process
             try:
@@ -115,5 +115,5 @@ def serve(requests: int, answers: int, seconds: int) -> None:
             except InvalidArgument as error:
                 answer, content = {"error": str(error)}, b""
             signal.setitimer(signal.ITIMER_PROF, 0)
-            told.write(json.dumps(answer).encode() + b"\n" + content)
-            told.flush()
+            output.write(json.dumps(answer).encode() + b"\n" + content)
+            output.flush()

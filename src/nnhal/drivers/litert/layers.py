@@ -173,15 +173,6 @@ def weighted(t: Task, name: str = "filter", axis: int = 0) -> Weighted:
     pictures = t.a.form_has("nchw")
     x, weights = t.image("input") if pictures else t.x("input"), integers(t, name, axis) or t.x(name)
     out = t.image_out() if pictures else t.out
-    if x.value.type in QUANTS:
-        per_channel = weights.value.type == Q8PC
-        sign = Q8S if per_channel or (weights.value.type == Q8S and weights.value.zero_point == 0) else Q8
-        x, out = t.recast(x, sign), t.recast_out(out, sign)
-        weights = weights if per_channel else t.recast(weights, sign)
-        if t.name == "FULLY_CONNECTED" and weights.value.data is not None and t.shared(name):
-            weights = t.constant(
-                weights.value.data, value=weights.value
-            )  # its own, which LiteRT marks as scaled by channel
     require_packed(t, weights.value, axis)
     if x.value.type not in QUANTS:
         return Weighted(x, weights, t.x("bias"), out)
@@ -189,10 +180,18 @@ def weighted(t: Task, name: str = "filter", axis: int = 0) -> Weighted:
     require_scales(products.min(), products.max())
     t.require_scale(products.max(), out.value)
     added = bias(t, products, weights.value.channel is not None)
-    # XNNPACK takes constant weights alone, and LiteRT's own kernels of 8 bits round twice, upwards.
-    longest = math.prod(weights.value.known) // weights.value.known[axis] * reach(x.value) * reach(weights.value)
-    if (weights.value.data is None or added.value.data is None) and not t.exact and longest <= sums.EXACT:
+    dynamic = weights.value.data is None or added.value.data is None
+    if dynamic and not t.exact and sums.longest(x.value, weights.value, axis) <= sums.EXACT:
+        # XNNPACK supports constant weights alone, and LiteRT's own 8-bit kernels round twice, upwards.
         return Weighted(t.dequantised(x), t.dequantised(weights), of_reals(t, added, products), t.dequantised_out(out))
+    per_channel = weights.value.type == Q8PC
+    sign = Q8S if per_channel or (weights.value.type == Q8S and weights.value.zero_point == 0) else Q8
+    x, out = t.recast(x, sign), t.recast_out(out, sign)
+    weights = weights if per_channel else t.recast(weights, sign)
+    if t.name == "FULLY_CONNECTED" and weights.value.data is not None and t.shared(name):
+        weights = t.constant(
+            weights.value.data, value=weights.value
+        )  # its own, which LiteRT marks as scaled by channel
     return Weighted(x, weights, sums.within(t, x.value, weights.value, axis, added, products / out.value.scale), out)
 
 
@@ -226,7 +225,7 @@ def bias(t: Task, products: Array, per_channel: bool) -> EngineTensor:
 
 
 def of_reals(t: Task, added: EngineTensor, products: Array) -> EngineTensor:
-    """The real values of a quantised layer's bias."""
+    """Return the real values of a quantised layer's bias."""
     if added.value.data is not None:
         return t.constant(np.asarray(added.value.data, np.float64) * products, np.float32)
     numbers = t.cast(added, F32)

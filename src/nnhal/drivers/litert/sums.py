@@ -32,6 +32,11 @@ def added_up(weights: Value, axis: int) -> Array:
     return np.array([np.abs(part.astype(np.int64) - weights.zero_point).sum() for part in data])
 
 
+def longest(x: Value, weights: Value, axis: int) -> int:
+    """Return the greatest |sum of products| of a layer, whatever its elements. axis: the output channels of the weights."""
+    return math.prod(weights.known) // weights.known[axis] * reach(x) * reach(weights)
+
+
 def greatest(numbers: Array) -> int:
     """Return the greatest absolute value of integers."""
     return max(int(numbers.max(initial=0)), -int(numbers.min(initial=0)))
@@ -44,8 +49,7 @@ def within(t: Task, x: Value, weights: Value, axis: int, bias: EngineTensor, rat
     32 bits. A computed one is clipped to 32 bits, as long as that saturates the output just as well.
     """
     given, channels = bias.value.data, weights.known[axis]
-    longest = math.prod(weights.known) // channels * reach(x) * reach(weights)
-    if given is not None and longest + greatest(given) <= capacity(ratios.max()):
+    if given is not None and longest(x, weights, axis) + greatest(given) <= capacity(ratios.max()):
         return bias
     held = np.array([capacity(ratio) for ratio in ratios])
     sums, constant = reach(x) * added_up(weights, axis), 0 if given is None else np.abs(np.asarray(given, np.int64))

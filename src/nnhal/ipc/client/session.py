@@ -499,6 +499,8 @@ class Session:
         An execution that uses driver buffers must come after this. The housekeeping thread sends the same message
         without an answer, so without this the service might still begin an abandoned call after the next one has ended.
         """
+        if not self._given_up and not self._pending:
+            return
         lanes = list(self._given_up.values())
         numbers = {lane.channel.number for lane in lanes} | {lane.made for lane in lanes if lane.made}
         numbers |= {number for number, pending in list(self._pending.items()) if pending.given_up}
