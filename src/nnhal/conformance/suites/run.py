@@ -1,0 +1,174 @@
+"""Runs suites on a device: their cases in processes that the driver may end, vectors and contract checks among them."""
+
+import re
+import shlex
+from collections.abc import Generator, Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
+
+from nnhal.base.errors import InvalidArgument
+from nnhal.base.names import meant
+from nnhal.base.records import replace
+from nnhal.conformance.parallel import run_vectors
+from nnhal.conformance.pool import Work, run_all
+from nnhal.conformance.selection import Selection, in_share
+from nnhal.conformance.subject import Bundle
+from nnhal.conformance.suite import Outcome
+from nnhal.conformance.suites.suite import PREPARING, Case, CaseOutcome, Suite, SuiteRun
+from nnhal.conformance.validate.check import CheckOutcome
+from nnhal.conformance.validate.run import Validation, run_checks
+
+# Suites by name, with what they prove. Each but the first three is `suites.NAME` with an object `SUITE`.
+VECTORS, CONTRACT, CACHE = "vectors", "contract", "cache"
+SUITES = {
+    "vts": "the driver interface: queries, invalid models and requests, memory, caching, service quality, fences",
+    "cts": "the driver behind the runtime: selection, partitions, memory, control flow, threads, deadlines",
+    VECTORS: "published test vectors, or AOSP's specifications",
+    CONTRACT: "the driver's contract, operation by operation",
+    CACHE: "what a driver saves and restores",
+    "random": "random graphs against the reference",
+    "stress": "threads, growth of memory and time, the state of the process",
+    "crash": "clients that die while the driver works",
+    "mlts": "latency and accuracy of real models",
+}
+_OWN = frozenset((VECTORS, CONTRACT, CACHE))
+
+
+class Progress(NamedTuple):
+    """New outcomes, the number of those so far and of all known cases, and the name of the device."""
+
+    outcomes: list[CaseOutcome]
+    done: int
+    total: int
+    device: str
+
+
+def suite_of(name: str) -> Suite:
+    """Return the suite of a name; InvalidArgument if there is none."""
+    if name not in SUITES or name in _OWN:
+        like = meant(name, SUITES) or f", must be one of {', '.join(SUITES)}"
+        raise InvalidArgument(f"suite {name!r} is unknown{like}")
+    suite: Suite = import_module(f"nnhal.conformance.suites.{name}").SUITE
+    return suite
+
+
+def run_suite(name: str, run: SuiteRun, jobs: int) -> Generator[Progress, None, None]:
+    """Yield outcomes as they arrive.
+
+    Raises:
+        InvalidArgument: there is no such suite, or it lacks what it needs.
+        DeviceUnavailable: the driver does not load.
+    """
+    if name == VECTORS:
+        yield from _vectors(run, jobs)
+    elif name in (CONTRACT, CACHE):
+        yield from _contract(name, run, jobs)
+    else:
+        suite = suite_of(name)
+        work = _SuiteWork(suite, run)
+        for some, done, total in run_all(work, 1 if suite.serial else jobs):
+            yield Progress(some.outcomes, done, total, some.device)
+
+
+def repeat_command(run: SuiteRun, outcome: CaseOutcome) -> str:
+    """Return the command that runs a case again alone."""
+    words = ["nnhal", "test", outcome.suite, *(["--device", run.device] if run.device else [])]
+    for driver in run.drivers:
+        words += ["--driver", driver]
+    words += run.asked_for()
+    options = {"seed": run.seed, "scale": run.scale, "timeout": run.timeout}
+    defaults = SuiteRun()
+    words += [w for key, value in options.items() if value != getattr(defaults, key) for w in (f"--{key}", str(value))]
+    paths = {"vectors": run.vectors, "specs": run.specs, "model": run.model, "data": run.data, "labels": run.labels}
+    words += [word for key, value in paths.items() if value for word in (f"--{key}", value)]
+    return shlex.join([*words, "--filter", f"^{re.escape(outcome.name)}$"])
+
+
+class _SuiteWork(Work):
+    """Cases of a suite."""
+
+    module = "nnhal.conformance.suites.worker"
+    idle = PREPARING
+
+    def __init__(self, suite: Suite, run: SuiteRun) -> None:
+        cases = [case for case in suite.cases(run) if _selected(run, case)]
+        seconds = max((suite.seconds(case, run) for case in cases), default=run.timeout)
+        parts = [tuple(cases[start : start + suite.bundle]) for start in range(0, len(cases), suite.bundle)]
+        super().__init__(replace(run, timeout=max(seconds, run.timeout)), [Bundle(suite.name, part) for part in parts])
+
+    def is_own(self, stage: str) -> bool:
+        return stage == PREPARING
+
+    def lost(self, item: Case, verdict: str, reason: str, nanoseconds: int, stack: str) -> CaseOutcome:
+        return CaseOutcome(item.suite, item.name, verdict, reason, item.operation, item.type, nanoseconds)
+
+    def late(self, first: CaseOutcome, second: CaseOutcome, before: Sequence[Case]) -> CaseOutcome:
+        ran = ", ".join(dict.fromkeys(case.name for case in before[-3:]))
+        reason = f"{first.reason} (not in a new process: an earlier case may be the cause, such as {ran})"
+        return replace(first, reason=reason, alone=second.verdict)
+
+
+def _selected(run: SuiteRun, case: Case) -> bool:
+    return bool(re.search(run.pattern, case.name)) and in_share(f"{case.suite}/{case.name}", run.sample)
+
+
+def _vectors(run: SuiteRun, jobs: int) -> Iterator[Progress]:
+    selection = Selection(
+        Path(run.vectors),
+        device=run.device,
+        drivers=run.drivers,
+        isolate=run.isolate,
+        level=run.level,
+        timeout=run.timeout,
+        options=run.options,
+        share=run.sample,
+        pattern=run.pattern,
+        specs=Path(run.specs) if run.specs else None,
+    )
+    for some, done, total in run_vectors(selection, jobs):
+        yield Progress([_of_vector(outcome) for outcome in some.outcomes], done, total, some.device)
+
+
+def _of_vector(outcome: Outcome) -> CaseOutcome:
+    name = f"{outcome.id} ({outcome.variant})" if outcome.variant else outcome.id
+    return CaseOutcome(
+        VECTORS,
+        name,
+        outcome.verdict,
+        outcome.reason,
+        outcome.primary,
+        nanoseconds=outcome.nanoseconds,
+        hint=outcome.hint,
+        alone=outcome.alone,
+    )
+
+
+def _contract(name: str, run: SuiteRun, jobs: int) -> Iterator[Progress]:
+    chosen = Validation(
+        device=run.device,
+        drivers=run.drivers,
+        isolate=run.isolate,
+        level=run.level,
+        timeout=run.timeout,
+        options=run.options,
+        seed=run.seed,
+        sample=run.sample,
+        only=(CACHE,) if name == CACHE else (),
+    )
+    for some, done, total in run_checks(chosen, jobs):
+        yield Progress([_of_check(name, outcome) for outcome in some.outcomes], done, total, some.device)
+
+
+def _of_check(suite: str, outcome: CheckOutcome) -> CaseOutcome:
+    name = f"{outcome.check}/{outcome.operation}" if outcome.operation else outcome.check
+    return CaseOutcome(
+        suite,
+        name,
+        outcome.verdict,
+        outcome.reason,
+        outcome.operation,
+        nanoseconds=outcome.nanoseconds,
+        place=outcome.place,
+        alone=outcome.alone,
+    )

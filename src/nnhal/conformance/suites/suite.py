@@ -1,0 +1,131 @@
+"""What a suite is: its cases, and how one of them runs in a process that the driver may end."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from nnhal.base.errors import InvalidArgument
+from nnhal.base.records import Record, field
+from nnhal.conformance.subject import Subject
+from nnhal.hal.device import Device
+
+VERDICTS = "passed", "failed", "crashed", "hung", "skipped", "unsupported"
+# The stage of a case in which the suite itself works: a driver is not blamed for its time.
+PREPARING = "suite"
+
+
+class SuiteRun(Subject, frozen=True):
+    """The device under test, and what the suites run on it.
+
+    seed: of all random choices. sample: the share of the cases, chosen by a hash of their names. scale: factor of the
+    number of drawn cases and of durations. pattern: a regular expression, only cases whose name it finds. vectors: the
+    folder of test vectors. specs: a folder of AOSP's specifications in their place. model, data, labels: a user's own
+    model, inputs and classes for `mlts`. report: the folder for what suites keep of failures; "" for none.
+    """
+
+    seed: int = 0
+    sample: float = 1.0
+    scale: float = 1.0
+    pattern: str = ""
+    vectors: str = ""
+    specs: str = ""
+    model: str = ""
+    data: str = ""
+    labels: str = ""
+    report: str = ""
+
+    def __post_init__(self) -> None:
+        """Raise InvalidArgument for an impossible share or scale."""
+        super().__post_init__()
+        if not 0 < self.sample <= 1:
+            raise InvalidArgument(f"sample is {self.sample}, must be above 0 and at most 1")
+        if not 0 < self.scale < float("inf"):
+            raise InvalidArgument(f"scale is {self.scale}, must be above 0 and finite")
+
+
+class Case(NamedTuple):
+    """One test. name: unique in its suite; it repeats the test alone. arguments: what the suite needs to run it."""
+
+    suite: str
+    name: str
+    operation: str = ""
+    type: str = ""
+    arguments: tuple[Any, ...] = ()
+
+
+class CaseOutcome(Record, frozen=True):
+    """What came of a case: one of `VERDICTS`, and why.
+
+    hint: the likely cause. place: FILE:LINE of the driver, "" if unknown. alone: the verdict alone in a new process, if
+    it ended only a process in which others had run. found: measurements and files, by name.
+    """
+
+    suite: str
+    name: str
+    verdict: str
+    reason: str = ""
+    operation: str = ""
+    type: str = ""
+    nanoseconds: int = 0
+    hint: str = ""
+    place: str = ""
+    alone: str = ""
+    found: Mapping[str, Any] = field(default_factory=dict)
+
+
+class CaseFailed(Exception):
+    """The driver broke the promise that a case looks at. hint: the likely cause. found: measurements and files."""
+
+    def __init__(self, reason: str, hint: str = "", found: Mapping[str, Any] | None = None) -> None:
+        super().__init__(reason)
+        self.hint, self.found = hint, dict(found or {})
+
+
+class NotSupported(Exception):
+    """The device does not take what the case needs: no fault of it."""
+
+
+class NotApplicable(Exception):
+    """The case cannot be judged on this device or machine; the text says why."""
+
+
+class Context:
+    """A case's surroundings: the loaded device under test, the run, and the driver's calls as they begin."""
+
+    def __init__(self, device: Device, run: SuiteRun, at: Callable[[str], None]) -> None:
+        self.device, self.run, self._at = device, run, at
+
+    def at(self, stage: str) -> None:
+        """Announce the driver's next call, such as "prepare": a hang or crash is charged to it. `PREPARING`: none."""
+        self._at(stage)
+
+
+class Suite(ABC):
+    """A suite. Instances are made in the parent and in each process, and hold no state of a case.
+
+    summary: what it proves, in a phrase. serial: whether its cases run one after another, because they measure time.
+    bundle: the number of cases that share a process's loop; 1 for long ones.
+    """
+
+    name: str
+    summary: str
+    serial = False
+    bundle = 8
+
+    @abstractmethod
+    def cases(self, run: SuiteRun) -> Iterable[Case]:
+        """Yield all cases, always the same for the same run. Sample and pattern are applied by the caller."""
+
+    @abstractmethod
+    def run(self, case: Case, context: Context) -> Mapping[str, Any] | None:
+        """Run a case in a process of its own or with others; return measurements.
+
+        Raises:
+            CaseFailed: the driver is at fault.
+            NotSupported: the device does not take what the case needs.
+            NotApplicable: the case cannot be judged here.
+        """
+
+    def seconds(self, case: Case, run: SuiteRun) -> float:
+        """Return how long one call of the driver, or one step of the case, may take."""
+        return run.timeout

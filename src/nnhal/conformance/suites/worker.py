@@ -1,0 +1,76 @@
+"""A process that runs cases of a suite: `nnhal.conformance.worker`, whose items are cases."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from nnhal.base.answers import may_be_own
+from nnhal.base.errors import DeadObject, NnhalError, told
+from nnhal.base.stacks import dumped, stack_of
+from nnhal.conformance.suite import fate_of
+from nnhal.conformance.suites.run import suite_of
+from nnhal.conformance.suites.suite import (
+    PREPARING,
+    Case,
+    CaseFailed,
+    CaseOutcome,
+    Context,
+    NotApplicable,
+    NotSupported,
+    Suite,
+    SuiteRun,
+)
+from nnhal.conformance.validate.place import place_first, place_in
+from nnhal.conformance.worker import Worker, serve_with
+
+
+class _Cases(Worker):
+    """Runs cases."""
+
+    subject: SuiteRun
+
+    def run(self, of: str, items: Sequence[Case]) -> Iterator[CaseOutcome]:
+        suite = suite_of(of)
+        for case in items:
+            begin = time.monotonic_ns()
+            self.at(PREPARING)
+            stages = [PREPARING]
+
+            def at(stage: str, stages: list[str] = stages) -> None:
+                stages.append(stage)
+                self.at(stage)
+
+            verdict, reason, place, hint, found = outcome_of(
+                suite, case, Context(self.device, self.subject, at), stages
+            )
+            taken = time.monotonic_ns() - begin
+            yield CaseOutcome(
+                case.suite, case.name, verdict, reason, case.operation, case.type, taken, hint, place, found=found
+            )
+
+
+def outcome_of(
+    suite: Suite, case: Case, context: Context, stages: Sequence[str]
+) -> tuple[str, str, str, str, Mapping[str, Any]]:
+    """Return verdict, reason, place, hint and measurements of one case; raise only what may end this process."""
+    try:
+        return "passed", "", "", "", suite.run(case, context) or {}
+    except NotSupported as why:
+        return "unsupported", str(why), "", "", {}
+    except NotApplicable as why:
+        return "skipped", str(why), "", "", {}
+    except CaseFailed as error:
+        return "failed", str(error), "", error.hint, error.found
+    except DeadObject as error:
+        return "crashed", f"{stages[-1]}(): {fate_of(str(error))}", place_first(dumped(str(error))), "", {}
+    except NnhalError as error:
+        return "failed", f"{type(error).__name__}: {error}", place_in(error.stack), "", {}
+    except BaseException as error:
+        if may_be_own(error):
+            raise
+        return "failed", f"{told(error)} (escaped)", place_in(stack_of(error)), "", {}
+
+
+def main() -> None:
+    """Run the process."""
+    serve_with(_Cases)
