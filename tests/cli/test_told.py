@@ -262,7 +262,7 @@ def test_memory_is_what_is_measured_and_what_drivers_report():
         ["all", "b", "1", "B", "1", "B", "1", "B", "1", "B"],
         ["between", "partitions", "7", "B"],
     ], "a driver that reports nothing has no row"
-    said = "-20 KiB private in this process, 5 B private in the process of a (drivers do not report all of theirs)"
+    said = "-20 KiB private in this process, 5 B private in the process of a (drivers do not report all memory)"
     assert list(bench._memory_lines(memory)) == [f"Memory: {said}"]
     nothing = {"steps": [], "between": 0, "private_bytes": None, "drivers_private_bytes": {}}
     assert list(bench._memory_lines(nothing)) == [] == bench._memory_table(nothing)
