@@ -39,9 +39,9 @@ EXACT = """
 ## Operations of 8 bits under exact numerics
 
 `integer`: the result is that of TensorFlow Lite's own kernel, which the reference computes in integers.
-`real`: the result is the real one, rounded once to the nearest step, halves away from zero.
-A device with "yes" runs the operation; the reference runs all of them. Conditions that a device has besides are reasons
-in `compiled.placement`, such as scales that differ between the tensors of a MAXIMUM.
+`real`: the result is the real one, rounded once to the nearest quantisation step, halves away from zero.
+A device with "yes" runs the operation; the reference runs all of them. `compiled.placement` has the further conditions of
+a device as reasons, such as scales that differ between the tensors of a MAXIMUM.
 
 """
 

@@ -173,7 +173,8 @@ class Measured(Record, frozen=True):
         crossings: For each pair of devices, the seconds of a device transfer and of each byte of it.
         learnt: Measured seconds of whole assignments, of one partition or several.
         tried: Assignments that were measured often enough; None if no trial is allowed.
-        cpu: The seconds of each operation on the CPU, for devices that declare performance relative to it; estimated if None.
+        cpu: The seconds of each operation on the CPU, for devices that declare performance relative to it. None to estimate
+            them.
     """
 
     crossings: Mapping[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
