@@ -458,6 +458,7 @@ def test_integers_that_no_type_has_are_no_outputs():
         load(model(nodes, inputs, infer=False).SerializeToString())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 def test_an_lstm_quantises_its_state_at_each_step(device, direction):
