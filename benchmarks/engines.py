@@ -30,7 +30,8 @@ from nnhal.base.records import Struct, field
 from nnhal.bench.latency import interleaved, ratio, timed
 from nnhal.bench.peers import PEERS, LiteRT, peer
 from nnhal.cli.common import progress
-from nnhal.cli.inputs import PictureOptions, read_inputs
+from nnhal.cli.inputs import read_inputs
+from nnhal.cli.pictures import InputOptions
 from nnhal.runtime import discovery
 from nnhal.zoo import maker
 
@@ -91,7 +92,7 @@ def measured(name: str, threads: int, pairs: int, devices: Sequence[str]) -> Eng
         return None
     steps = [quantised(model.main.operands[i].type) for i in model.main.outputs]
     reference = nnhal.compile(model, devices="reference")
-    inputs = [g.array for g in read_inputs(reference.inputs, (), 0, PictureOptions())]
+    inputs = [g.array for g in read_inputs(reference.inputs, (), 0, InputOptions())]
     wanted = outputs_of(reference(*inputs))
     carried = len(model.states)
     if carried:

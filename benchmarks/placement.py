@@ -37,7 +37,8 @@ from nnhal.base.records import Struct, field
 from nnhal.bench.latency import timed
 from nnhal.bench.workloads import mixed
 from nnhal.cli.common import progress
-from nnhal.cli.inputs import PictureOptions, read_inputs
+from nnhal.cli.inputs import read_inputs
+from nnhal.cli.pictures import InputOptions
 from nnhal.runtime import discovery
 from nnhal.runtime.measured import place, record
 from nnhal.runtime.measured.later import settle
@@ -75,7 +76,7 @@ def measured(name: str, threads: int, rounds: int, devices: Sequence[str]) -> Pl
     if model is None:
         return None
     reference = nnhal.compile(model, devices="reference")
-    inputs = [g.array for g in read_inputs(reference.inputs, (), 0, PictureOptions())]
+    inputs = [g.array for g in read_inputs(reference.inputs, (), 0, InputOptions())]
     wanted = outputs_of(reference(*inputs))
     steps = [quantised(model.main.operands[i].type) for i in model.main.outputs][: len(wanted)]
     inside = any(quantised(operand.type) for operand in model.main.operands)
