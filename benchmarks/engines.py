@@ -6,7 +6,7 @@ Models are those of the zoo and of the model maker that the importer takes whole
 engine called directly (`nnhal.bench.peers`: float32 as float32, memory bound once), the first of each pair drawn by chance,
 and once in pairs with itself, which says what such a ratio is worth here. An engine that cannot read the file has no time of
 its own. Right is what agrees with `reference`: floats within 5e-4 of the greatest magnitude, quantised outputs within the
-drift of kernels that round otherwise, an operation at a time (`nnhal diff --each`): here, whole, it is told in steps.
+drift of kernels that round otherwise, an operation at a time (`nnhal diff`). Here, for whole models, the drift is in LSB.
 
 The last line is JSON: {"models": [{"name", "ms": {who: median}, "correct": {who: bool}, "worst": {who: number}}],
 "driver_over_engine_max": {driver: ratio}, "microseconds_more_max": {driver: of models under 1 ms}, "control_max": ratio}.
