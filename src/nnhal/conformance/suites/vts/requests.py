@@ -1,0 +1,205 @@
+"""Invalid requests: arguments that are missing, too many, of another type or shape, or outside their memory.
+
+nnhal refuses an invalid request before a driver in this process sees it. A driver's own process looks at it again, as
+its clients are other programs.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from nnhal.base.errors import ContractBroken, DeadObject, DriverFailed, InvalidArgument, MissedDeadline, NnhalError
+from nnhal.base.memory import Memory
+from nnhal.base.operands import Array
+from nnhal.base.records import replace
+from nnhal.conformance.control import CONTROL
+from nnhal.conformance.differential import arrays_of
+from nnhal.conformance.suites.vts.promise import CHOSEN, OPERATION, Probe, changed, named, promise
+from nnhal.conformance.suites.vts.remote import opened
+from nnhal.conformance.validate.trial import PLAIN, Unmet, copies
+from nnhal.hal.device import Prepared
+from nnhal.hal.request import UNLIMITED, Request
+from nnhal.ipc.client.prepared import RemoteBinding, RemotePrepared
+from nnhal.ipc.protocol import wire
+
+NOT_NAMED = DriverFailed, ContractBroken, DeadObject, MissedDeadline  # errors that refuse nothing
+Given = Sequence[Array | None]
+Mutations = Callable[[list[Array]], Iterator[tuple[str, Given]]]
+
+
+def _inputs(arrays: list[Array]) -> Iterator[tuple[str, Given]]:
+    yield "without its last input", arrays[:-1]
+    yield "with an input too many", [*arrays, arrays[-1]]
+    yield "without inputs", []
+
+
+def _types(arrays: list[Array]) -> Iterator[tuple[str, Given]]:
+    for place, array in enumerate(arrays):
+        other = np.dtype(np.int64 if array.dtype.kind == "f" else np.float64)
+        yield f"whose input {place} is {other}", changed(arrays, place, np.ones(array.shape, other))
+
+
+def _shapes(arrays: list[Array]) -> Iterator[tuple[str, Given]]:
+    for place, array in enumerate(arrays):
+        yield f"whose input {place} has one more dimension", changed(arrays, place, array.reshape(*array.shape, 1))
+        if array.ndim:
+            yield f"whose input {place} is empty", changed(arrays, place, array[:0])
+            yield f"whose input {place} is larger", changed(arrays, place, np.concatenate([array, array[:1]]))
+
+
+def _looked(probe: Probe, mutations: Mutations) -> int:
+    """Execute mutated requests; raise Unmet for one that is accepted by a driver's process, or harms a later one."""
+    call, model = probe.closed()
+    wanted = probe.alone(model, arrays_of(call))
+    prepared = probe.prepare(model)
+    seen = 0
+    for what, arrays in mutations(copies(arrays_of(call))):
+        request = probe.request(prepared, arrays)
+        if probe.isolated:
+            _refused(probe, f"a request {what}", request, prepared)
+        else:
+            with probe.asking("run"), suppress(NnhalError):
+                request.execute(prepared.run, UNLIMITED)
+        seen += 1
+        probe.right(call, wanted, prepared, f"after a request {what}")
+    return seen
+
+
+def _refused(probe: Probe, what: str, request: Request, prepared: Prepared) -> None:
+    try:
+        with probe.asking("run"):
+            request.execute(prepared.run, UNLIMITED)
+    except NOT_NAMED as error:
+        raise Unmet(f"{what}: {named(error)}, must be InvalidArgument") from error
+    except NnhalError:
+        return
+    raise Unmet(f"{what} is executed, must be refused")
+
+
+@promise("requests/inputs", "A request with inputs missing or too many is refused, and harms no later one.", OPERATION)
+def inputs(probe: Probe) -> int:
+    return _looked(probe, _inputs)
+
+
+@promise("requests/types", "A request with an input of another type is refused, and harms no later one.", OPERATION)
+def types(probe: Probe) -> int:
+    return _looked(probe, _types)
+
+
+@promise("requests/shapes", "A request with an input of another shape is refused, and harms no later one.", OPERATION)
+def shapes(probe: Probe) -> int:
+    return _looked(probe, _shapes)
+
+
+@promise(
+    "requests/omitted",
+    "A request that omits an input that must be given is refused, and harms no later one.",
+    OPERATION,
+)
+def omitted(probe: Probe) -> int:
+    call, model = probe.closed()
+    wanted = probe.alone(model, arrays_of(call))
+    prepared = probe.prepare(model)
+    arrays = copies(arrays_of(call))
+    for place in range(len(arrays)):
+        request = probe.request(prepared, changed(arrays, place, None))
+        try:
+            with probe.asking("run"):
+                request.execute(prepared.run, UNLIMITED)
+        except DeadObject:
+            raise
+        except NnhalError:
+            probe.right(call, wanted, prepared, f"after a request without input {place}")
+            continue
+        if probe.operation not in CONTROL:  # a branch that is not taken reads nothing
+            raise Unmet(f"a request without input {place} is executed, must be refused", probe.place())
+        probe.same(call, wanted, request.results, f"without input {place}")
+    return len(arrays)
+
+
+# ------------------------------------------------------------------------------------------------------------ on the wire
+
+
+@promise(
+    "requests/wire",
+    "A driver's process refuses a request with invalid pools, offsets, lengths, dimensions or overlaps.",
+    CHOSEN,
+    isolated=True,
+)
+def on_the_wire(probe: Probe) -> int:
+    call, model = probe.closed()
+    wanted = probe.alone(model, arrays_of(call))
+    seen = 0
+    with opened(probe) as device:
+        prepared = probe.opened(device.prepare(model, PLAIN))
+        assert isinstance(prepared, RemotePrepared)
+        valid, memory = _request(prepared, arrays_of(call))
+
+        def bound(request: wire.WireRequest) -> None:
+            with device.session.carrying([memory], UNLIMITED) as packing:
+                pools = tuple(wire.MemoryPool(packing.pool(memory)) for _ in request.pools)
+                binding = RemoteBinding(device.session)
+                message = wire.Bind(binding.number, prepared.number, replace(request, pools=pools))
+                with probe.asking("bind"):
+                    device.session.call(message, wire.Acknowledged, UNLIMITED, packing)
+
+        bound(valid)
+        for what, request in _mutated(valid, memory.size):
+            probe.refused(f"a request {what}", (InvalidArgument, NnhalError), lambda r=request: bound(r))
+            seen += 1
+        probe.right(call, wanted, prepared, "after invalid requests")
+    return seen
+
+
+def _request(prepared: Prepared, arrays: Sequence[Array]) -> tuple[wire.WireRequest, Memory]:
+    """Return a valid request, whose arguments lie in one memory one after another."""
+    signature = prepared.signature  # type: ignore[attr-defined]
+    places, offset = [], 0
+    for shape, size in [
+        *((x.shape, x.nbytes) for x in arrays),
+        *((a.fixed, a.nbytes) for a in signature.outputs),
+    ]:
+        places.append(wire.WireArgument(0, offset, size, tuple(shape)))
+        offset += -(-max(size, 1) // 64) * 64
+    memory = Memory.allocate(offset, "nnhal-vts")
+    for place, array in zip(places, arrays, strict=False):
+        memory.bytes()[place.offset : place.offset + place.length] = (
+            np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        )
+    count = len(arrays)
+    return wire.WireRequest(tuple(places[:count]), tuple(places[count:]), (wire.MemoryPool(0),)), memory
+
+
+def _mutated(valid: wire.WireRequest, size: int) -> Iterator[tuple[str, Any]]:
+    yield "without its last input", replace(valid, inputs=valid.inputs[:-1])
+    yield "with an input too many", replace(valid, inputs=(*valid.inputs, valid.inputs[-1]))
+    yield "without outputs", replace(valid, outputs=())
+    yield "with an output too many", replace(valid, outputs=(*valid.outputs, valid.outputs[-1]))
+    yield "whose output is omitted", replace(valid, outputs=(None, *valid.outputs[1:]))
+    yield "without pools", replace(valid, pools=())
+    yield (
+        "whose output lies on its input",
+        replace(valid, outputs=(replace(valid.outputs[0], offset=valid.inputs[0].offset), *valid.outputs[1:])),
+    )
+    for label, field in (("input", "inputs"), ("output", "outputs")):
+        arguments = getattr(valid, field)
+        first = arguments[0]
+        dims = first.dimensions
+        for what, bad in {
+            "lies in pool 1 of 1": replace(first, pool=1),
+            "lies in pool -2": replace(first, pool=-2),
+            "begins past the end of its pool": replace(first, offset=size + 1),
+            "ends past the end of its pool": replace(first, offset=size - first.length + 1),
+            "ends past 2**64": replace(first, offset=2**64 - 1),
+            "is longer than its pool": replace(first, length=size + 1),
+            "has another rank": replace(first, dimensions=(*dims, 1, 1)),
+            "has other dimensions": replace(first, dimensions=tuple(d + 1 for d in dims) or (1, 1)),
+            "has dimensions whose product is above 2**64": replace(first, dimensions=(2**31 - 1,) * 4),
+        }.items():
+            yield f"whose {label} 0 {what}", replace(valid, **{field: (bad, *arguments[1:])})
+    yield (
+        "whose input 0 is a byte short",
+        replace(valid, inputs=(replace(valid.inputs[0], length=valid.inputs[0].length - 1), *valid.inputs[1:])),
+    )
