@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from nnhal.base.errors import DeadObject, NnhalError
+from nnhal.base.errors import DeadObject, InvalidArgument, NnhalError
 from nnhal.base.records import replace
 from nnhal.conformance.differential import Outputs, arrays_of
 from nnhal.conformance.draw import Call
@@ -215,7 +215,9 @@ def _less(cache: Cache) -> Cache:
 
 
 @promise(
-    "files/unsuitable", "Files that cannot be read or written cost the cache entry, and not the compilation.", DRIVER
+    "files/unsuitable",
+    "Files that cannot be read or written are InvalidArgument, or cost the cache entry only.",
+    DRIVER,
 )
 def unsuitable(probe: Probe) -> int:
     count = _counted(probe)
@@ -238,6 +240,8 @@ def unsuitable(probe: Probe) -> int:
             text = f"that are {what}"
             try:
                 prepared = kept.probe.opened(_prepared(kept, cache))
+            except InvalidArgument:  # the caller's mistake
+                continue
             except NnhalError as error:
                 raise Unmet(f"prepare() with files {text}: {named(error)}, must prepare the model uncached") from error
             kept.probe.right(kept.call, kept.wanted, prepared, f"prepared with files {text}")

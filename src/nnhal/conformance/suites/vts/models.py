@@ -42,8 +42,8 @@ def _mutated(kind: str) -> Look:
 
 def _chained(probe: Probe) -> Model | None:
     """Return a model in which the operation reads its own result, if one of the supported calls can."""
-    for call, _ in probe.samples():
-        place = call.returns_to()
+    for call, _ in probe.taken():
+        place = None if call.open else call.returns_to()
         if place is not None:
             out = call.outputs[0]
             b = ModelBuilder(f"{call.cell} twice")
