@@ -85,7 +85,10 @@ class _Domain:
         prepared = prepared or self.prepared
         given: list[Array | None] = [None if n in read else x for n, x in enumerate(arrays or self.arrays)]
         signature = self.probe.signature_of(prepared)
-        rooms = [None if n in written else np.empty(a.fixed, a.dtype) for n, a in enumerate(signature.outputs)]  # type: ignore[arg-type]
+        rooms = [
+            None if n in written or a.fixed is None else np.empty(a.fixed, a.dtype)
+            for n, a in enumerate(signature.outputs)
+        ]
         request = signature.make(signature, given, rooms, read, written)
         with self.probe.asking("run"):
             request.execute(partial(run_resolved, prepared), UNLIMITED)
@@ -204,7 +207,7 @@ def sizes(probe: Probe) -> int:
     for size in sorted({max(1, nbytes - 1), nbytes + 1, 2 * nbytes} - {nbytes}):
         memory = Memory.allocate(size, "nnhal-vts")
         what = f"a copy of {size} bytes into {nbytes}"
-        probe.refused(what, InvalidArgument, lambda memory=memory: _copied(probe, buffer, memory, array.shape))
+        probe.refused(what, InvalidArgument, partial(_copied, probe, buffer, memory, array.shape))
         domain.fill(buffer, array)
 
         def out(memory: Memory = memory) -> None:
@@ -214,7 +217,7 @@ def sizes(probe: Probe) -> int:
         probe.refused(f"a copy of {nbytes} bytes out, into {size}", InvalidArgument, out)
     for shape in ((*array.shape, 1), tuple(n + 1 for n in array.shape), (-1,) * array.ndim):
         what = f"a copy with dimensions {list(shape)} into {list(array.shape)}"
-        probe.refused(what, InvalidArgument, lambda shape=shape: _copied(probe, buffer, _memory(array), shape))
+        probe.refused(what, InvalidArgument, partial(_copied, probe, buffer, _memory(array), shape))
     domain.fill(buffer, array)
     memory = Memory.allocate(nbytes, "nnhal-vts")
     with probe.asking("copy_to"):

@@ -1,7 +1,6 @@
 """Quality of service: deadlines that are past, near and far, in each way to prepare and to execute, and loop timeouts."""
 
 import time
-from collections.abc import Callable
 
 from nnhal.base.codes import Preference, Priority
 from nnhal.base.errors import LoopTimeout, MissedDeadline, NnhalError
@@ -11,10 +10,10 @@ from nnhal.conformance.control import WhileCall, endless
 from nnhal.conformance.differential import Outputs, arrays_of, model_of
 from nnhal.conformance.draw import Call
 from nnhal.conformance.suites.vts.promise import OPERATION, Probe, named, promise
-from nnhal.conformance.validate.table import CHECKS
+from nnhal.conformance.validate.table import of_operation
 from nnhal.conformance.validate.trial import PLAIN, Unmet, copies
 from nnhal.hal.device import Hints, Prepared, burst_by, prepared_by
-from nnhal.hal.request import Control
+from nnhal.hal.request import Control, Run
 
 NEAR_NS, FAR_NS, GRACE_NS = 5_000_000, 600_000_000_000, 2_000_000_000
 TRIES = 3  # of which one in time is enough: the machine may be busy
@@ -70,16 +69,14 @@ def execute(probe: Probe) -> int:
     return 6
 
 
-def _late(
-    probe: Probe, call: Call, wanted: Outputs, prepared: Prepared, run: Callable[..., object], ahead: int, how: str
-) -> int:
+def _late(probe: Probe, call: Call, wanted: Outputs, prepared: Prepared, run: Run, ahead: int, how: str) -> int:
     """Return the nanoseconds between a deadline and the return of an execution."""
     deadline = time.monotonic_ns() + ahead
     request = probe.request(prepared, copies(arrays_of(call)))
     what = f"an execution{how} with a deadline in {ahead / 1e6:g} ms"
     try:
         with probe.asking("run"):
-            request.execute(run, Control(deadline=deadline))  # type: ignore[arg-type]
+            request.execute(run, Control(deadline=deadline))
     except MissedDeadline as error:
         if ahead == FAR_NS:
             raise Unmet(f"{what}: {named(error)}, must give its result", probe.place()) from error
@@ -103,9 +100,8 @@ def priorities(probe: Probe) -> int:
     return len(held)
 
 
-@promise("loops/timeout", CHECKS["loop-timeout"].promise, OPERATION, operations=("WHILE",))
-def timeout(probe: Probe) -> int:
-    return CHECKS["loop-timeout"].look(probe)
+_TIMEOUT = next(check for check in of_operation("WHILE") if check.name == "loop-timeout")
+promise("loops/timeout", _TIMEOUT.promise, OPERATION, operations=("WHILE",), unseen=_TIMEOUT.unseen)(_TIMEOUT.look)
 
 
 @promise(

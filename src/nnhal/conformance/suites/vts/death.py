@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from nnhal.base.codes import ErrorStatus
 from nnhal.base.errors import Closed, DeadObject, NnhalError, UnsupportedModel
 from nnhal.base.levels import V1_2, V1_3
@@ -18,7 +16,7 @@ from nnhal.conformance.differential import Outputs, arrays_of
 from nnhal.conformance.draw import Call
 from nnhal.conformance.suites.vts.promise import DRIVER, Look, Probe, chosen, named, promise
 from nnhal.conformance.suites.vts.remote import opened
-from nnhal.conformance.validate.trial import PLAIN, NotAsked, Unmet, copies
+from nnhal.conformance.validate.trial import PLAIN, NotAsked, Unmet
 from nnhal.hal.background import FencedExecution
 from nnhal.hal.burst import Burst
 from nnhal.hal.device import fenced_by
@@ -45,8 +43,7 @@ class _Doomed(NamedTuple):
 
     def request(self) -> Request:
         """Return a request for one execution, with memory for its outputs."""
-        rooms = [np.empty(a.fixed, a.dtype) for a in self.probe.signature_of(self.prepared).outputs]  # type: ignore[arg-type]
-        return self.probe.request(self.prepared, copies(arrays_of(self.call)), rooms)
+        return self.probe.with_rooms(self.prepared, self.call)
 
     def buffer(self, *, filled: bool = False) -> Buffer:
         """Return driver memory for the first input."""

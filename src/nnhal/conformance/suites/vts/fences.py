@@ -2,15 +2,12 @@
 
 import time
 from collections.abc import Sequence
-
-import numpy as np
+from functools import partial
 
 from nnhal.base.codes import ErrorStatus
 from nnhal.base.errors import InvalidArgument, MissedDeadline, NnhalError
 from nnhal.base.levels import V1_3
-from nnhal.base.operands import Array
 from nnhal.conformance.differential import arrays_of
-from nnhal.conformance.draw import Call
 from nnhal.conformance.suites.vts.promise import Probe, promise
 from nnhal.conformance.validate.trial import NotAsked, Unmet, copies
 from nnhal.conformance.ways import not_used
@@ -42,7 +39,7 @@ class _Fenced:
 
     def request(self) -> Request:
         """Return a request with memory for its outputs."""
-        return _with_rooms(self.probe, self.prepared, self.call)
+        return self.probe.with_rooms(self.prepared, self.call)
 
     def launch(
         self, request: Request, wait_for: Sequence[Fence], control: Control = UNLIMITED, after: int | None = None
@@ -81,12 +78,6 @@ class _Fenced:
     def still_right(self, when: str) -> None:
         """Raise Unmet unless a plain execution is right."""
         self.probe.right(self.call, self.wanted, self.prepared, when)
-
-
-def _with_rooms(probe: Probe, prepared: Prepared, call: Call) -> Request:
-    outputs = probe.signature_of(prepared).outputs
-    rooms: list[Array | None] = [None if a.fixed is None else np.empty(a.fixed, a.dtype) for a in outputs]
-    return probe.request(prepared, copies(arrays_of(call)), rooms)
 
 
 @promise("fences/none", "A fenced execution without fences to wait for gives its results.")
@@ -147,7 +138,7 @@ def failed(probe: Probe) -> int:
         ready, signal = fence_pair()
         signal.set(status)
         what = f"a fence that has signalled {status.name}"
-        probe.refused(what, InvalidArgument, lambda ready=ready: fenced.launch(fenced.request(), [ready]))
+        probe.refused(what, InvalidArgument, partial(fenced.launch, fenced.request(), [ready]))
         fenced.still_right(f"after {what}")
     return len(FAILURES)
 

@@ -111,8 +111,8 @@ def _mutants(packet: bytes, rng: np.random.Generator, most: int) -> Iterator[tup
     if len(elements) > 1:
         yield "of one element", joined(elements[:1])
     length = int.from_bytes(packet[8:12], "little")
-    for other in (0, length - 1, length + ELEMENT, 2**32 - 1):
-        yield f"that announces {other} bytes", packet[:8] + other.to_bytes(4, "little") + packet[12:]
+    for announced in (0, length - 1, length + ELEMENT, 2**32 - 1):
+        yield f"that announces {announced} bytes", packet[:8] + announced.to_bytes(4, "little") + packet[12:]
     message = unpack(packet)
     call = wire.decode_call(message)
     assert isinstance(call, wire.ExecuteSynchronously)
@@ -125,8 +125,8 @@ def _mutants(packet: bytes, rng: np.random.Generator, most: int) -> Iterator[tup
         "that asks for the status": wire.GetStatus(),
     }.items():
         yield what, pack(wire.encode(other))
-    for number in range(1, len(message)):
-        yield f"whose message has {number} bytes", pack(message[:number])
+    for size in range(1, len(message)):
+        yield f"whose message has {size} bytes", pack(message[:size])
     for _ in range(most):
         changed = bytearray(message)
         place = int(rng.integers(len(message)))
@@ -142,5 +142,6 @@ def _same(message: bytes, binding: int) -> bool:
         call = wire.decode_call(message)
     except (ValueError, wire.WireError):
         return False
-    plain = isinstance(call, wire.ExecuteSynchronously) and not call.deadline and not call.loop_timeout
-    return plain and call.binding == binding and call.form in wire.ExecuteSynchronously.forms
+    if not isinstance(call, wire.ExecuteSynchronously) or call.deadline or call.loop_timeout:
+        return False
+    return call.binding == binding and call.form in {int(form) for form in wire.ExecuteSynchronously.forms}

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from nnhal.base.errors import NnhalError
 from nnhal.base.levels import Level
 from nnhal.base.operands import Array
@@ -14,6 +16,7 @@ from nnhal.conformance.suites.suite import SuiteRun
 from nnhal.conformance.validate.place import place_in
 from nnhal.conformance.validate.trial import Drawing, NotAsked, NotTaken, Trial, Unmet, copies
 from nnhal.hal.device import Device, Prepared
+from nnhal.hal.request import Request, Signature
 from nnhal.model.graph import Model
 from nnhal.ops import OPS
 
@@ -63,10 +66,14 @@ class Probe(Trial):
                 return call, model
         raise NotAsked("no supported call has an input and outputs of known shapes")
 
+    def with_rooms(self, prepared: Prepared, call: Call) -> Request:
+        """Make a request for one execution of a call, with memory for each output of known shape."""
+        outputs = self.signature_of(prepared).outputs
+        rooms: list[Array | None] = [None if a.fixed is None else np.empty(a.fixed, a.dtype) for a in outputs]
+        return self.request(prepared, copies(arrays_of(call)), rooms)
+
     def device_gives(self, model: Model) -> bool:
         """Whether all output shapes are known before the execution."""
-        from nnhal.hal.request import Signature
-
         return Signature.of(model).closed
 
     def since(self, level: Level, what: str) -> None:

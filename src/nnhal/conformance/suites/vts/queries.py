@@ -6,16 +6,15 @@ from typing import Any
 from nnhal.base.errors import NnhalError
 from nnhal.conformance.suites.vts.elsewhere import answers, elsewhere, verdicts
 from nnhal.conformance.suites.vts.promise import DRIVER, Probe, named, promise
-from nnhal.conformance.validate.table import CHECKS
+from nnhal.conformance.validate.table import of_the_driver
 from nnhal.conformance.validate.trial import Unmet
 from nnhal.hal.device import cache_files_by, capabilities_by, status_by
 
 THREADS, EACH = 4, 10
-OF_THE_CONTRACT = "identity", "capabilities", "status", "cache-files", "extensions"
 
 
-for _name in OF_THE_CONTRACT:
-    promise(f"queries/{_name}", CHECKS[_name].promise, DRIVER)(CHECKS[_name].look)
+for _check in of_the_driver():
+    promise(f"queries/{_check.name}", _check.promise, DRIVER)(_check.look)
 
 
 @promise("queries/threads", "Queries of several threads at once have the same answers as those of one.", DRIVER)

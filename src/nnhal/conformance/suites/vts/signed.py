@@ -84,7 +84,7 @@ def _signed(call: Call) -> Call | None:
         cell=replace(call.cell, kind=kind),
         inputs=tuple(inputs),
         outputs=tuple(outputs),
-        bound=bound,  # type: ignore[arg-type]
+        bound=bound,
     )
 
 
