@@ -578,7 +578,7 @@ class Trusting(Keeping):
 
 
 def test_files_that_are_trusted_whatever_is_in_them_are_found() -> None:
-    finds("files/swapped", Trusting(), "whose file 0 is of another compilation are accepted, must be a miss")
+    finds("files/swapped", Trusting(), "with file 0 of another compilation are accepted, must be a miss")
     finds("files/number", Trusting(), "are accepted, must be a miss")
 
 

@@ -1,7 +1,7 @@
-"""vts: proves the driver interface through the HAL alone.
+"""vts: looks at the driver interface through the HAL alone.
 
-It complements `contract`, which holds each operation to the driver's contract: where a contract check proves the same
-promise, vts calls it. A promise is looked at once, with a few operations, or with each operation.
+It complements `contract`, which holds each operation to the driver's contract: vts calls a contract check that looks at
+the same promise. A promise is looked at once, with a few operations, or with each operation.
 """
 
 from collections import OrderedDict

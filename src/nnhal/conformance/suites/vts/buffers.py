@@ -227,9 +227,7 @@ def sizes(probe: Probe) -> int:
     return 6
 
 
-@promise(
-    "buffers/uses", "Driver memory is refused for a use that is none of its roles, and as input and output at once."
-)
+@promise("buffers/uses", "Driver memory is refused for a use outside its roles, and as input and output at once.")
 def uses(probe: Probe) -> int:
     domain = _Domain(probe)
     other = probe.prepare(model_of(domain.call))

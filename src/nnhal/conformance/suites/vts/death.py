@@ -32,7 +32,7 @@ AGAIN, IN_BURST = "a second time", "run-in-burst"
 
 
 class _Doomed(NamedTuple):
-    """What a client holds of a driver's process that ends."""
+    """A client's objects in a driver's process that ends."""
 
     probe: Probe
     device: RemoteDevice

@@ -173,7 +173,7 @@ def swapped(probe: Probe) -> int:
         for place, (mine, theirs) in enumerate(zip(own, other.data, strict=True)):
             if mine != theirs:
                 one.write([*own[:place], theirs, *own[place + 1 :]])
-                one.missed_or_right(f"whose file {place} is of another compilation", may_restore=False)
+                one.missed_or_right(f"with file {place} of another compilation", may_restore=False)
                 seen += 1
         one.write(other.data)
         one.missed_or_right("of another compilation and token", may_restore=False)
@@ -183,7 +183,7 @@ def swapped(probe: Probe) -> int:
         one.write(own)
         if count.model and count.data:
             kinds = Cache(one.cache.token, one.cache.data_files, one.cache.model_files)
-            one.missed_or_right("whose kinds are exchanged", kinds)
+            one.missed_or_right("with exchanged kinds", kinds)
         if not one.missed_or_right("as they were saved"):
             raise Unmet("files that hold again what was saved are a miss, must be restored")
     return seen + 2
@@ -268,7 +268,7 @@ def _may_seek(fd: int) -> bool:
 
 @contextmanager
 def _changing(kept: _Kept, versions: Sequence[Sequence[bytes]]) -> Iterator[None]:
-    """Write versions of the files in turn, in another thread, until the context ends."""
+    """Write versions of the files one after another, in another thread, until the context ends."""
     end = threading.Event()
 
     def change() -> None:

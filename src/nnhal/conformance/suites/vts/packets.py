@@ -126,14 +126,14 @@ def _mutants(packet: bytes, rng: np.random.Generator, most: int) -> Iterator[tup
     }.items():
         yield what, pack(wire.encode(other))
     for size in range(1, len(message)):
-        yield f"whose message has {size} bytes", pack(message[:size])
+        yield f"with a message of {size} bytes", pack(message[:size])
     for _ in range(most):
         changed = bytearray(message)
         place = int(rng.integers(len(message)))
         changed[place] = (changed[place] + int(rng.integers(1, 256))) % 256
         bad = bytes(changed)
         if not _same(bad, call.binding):
-            yield f"whose byte {place} is {bad[place]}, was {message[place]}", pack(bad)
+            yield f"with byte {place} changed from {message[place]} to {bad[place]}", pack(bad)
 
 
 def _same(message: bytes, binding: int) -> bool:

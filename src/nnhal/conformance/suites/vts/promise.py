@@ -1,4 +1,4 @@
-"""The promises that vts proves: their names, rules, and the functions that look whether a driver keeps them."""
+"""The promises that vts looks at: their names, rules, and the functions that look whether a driver keeps them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -39,15 +39,15 @@ def _inputs(arrays: list[Array]) -> Iterator[tuple[str, Given]]:
 def _types(arrays: list[Array]) -> Iterator[tuple[str, Given]]:
     for place, array in enumerate(arrays):
         other = np.dtype(np.int64 if array.dtype.kind == "f" else np.float64)
-        yield f"whose input {place} is {other}", changed(arrays, place, np.ones(array.shape, other))
+        yield f"with input {place} of type {other}", changed(arrays, place, np.ones(array.shape, other))
 
 
 def _shapes(arrays: list[Array]) -> Iterator[tuple[str, Given]]:
     for place, array in enumerate(arrays):
-        yield f"whose input {place} has one more dimension", changed(arrays, place, array.reshape(*array.shape, 1))
+        yield f"with one more dimension in input {place}", changed(arrays, place, array.reshape(*array.shape, 1))
         if array.ndim:
-            yield f"whose input {place} is empty", changed(arrays, place, array[:0])
-            yield f"whose input {place} is larger", changed(arrays, place, np.concatenate([array, array[:1]]))
+            yield f"with an empty input {place}", changed(arrays, place, array[:0])
+            yield f"with a larger input {place}", changed(arrays, place, np.concatenate([array, array[:1]]))
 
 
 def _looked(probe: Probe, mutations: Mutations) -> int:
@@ -96,7 +96,7 @@ def shapes(probe: Probe) -> int:
 
 @promise(
     "requests/omitted",
-    "A request that omits an input that must be given is refused, and harms no later one.",
+    "A request without an input is refused, unless that input is not read, and harms no later one.",
     OPERATION,
 )
 def omitted(probe: Probe) -> int:
@@ -186,14 +186,14 @@ def _mutated(valid: _Arguments, size: int) -> Iterator[tuple[str, _Arguments]]:
     yield "with an input too many", _Arguments([*inputs, inputs[-1]], outputs)
     yield "without outputs", _Arguments(inputs, ())
     yield "with an output too many", _Arguments(inputs, [*outputs, outputs[-1]])
-    yield "whose output is omitted", _Arguments(inputs, [None, *more])
+    yield "with output 0 omitted", _Arguments(inputs, [None, *more])
     yield "without pools", _Arguments(inputs, outputs, 0)
-    yield "whose output lies on its input", _Arguments(inputs, [replace(made, offset=first.offset), *more])
-    yield "whose input 0 is a byte short", _Arguments([replace(first, length=first.length - 1), *others], outputs)
+    yield "with output 0 on input 0", _Arguments(inputs, [replace(made, offset=first.offset), *more])
+    yield "with input 0 a byte short", _Arguments([replace(first, length=first.length - 1), *others], outputs)
     for what, bad in _misplaced(first, size):
-        yield f"whose input 0 {what}", _Arguments([bad, *others], outputs)
+        yield f"with an input 0 that {what}", _Arguments([bad, *others], outputs)
     for what, bad in _misplaced(made, size):
-        yield f"whose output 0 {what}", _Arguments(inputs, [bad, *more])
+        yield f"with an output 0 that {what}", _Arguments(inputs, [bad, *more])
 
 
 def _misplaced(place: wire.WireArgument, size: int) -> Iterator[tuple[str, wire.WireArgument]]:

@@ -15,7 +15,7 @@ from nnhal.ops.schema import Q8, Q8S, bind
 
 OFFSET = 128
 # By Android's documentation of NN HAL 1.3: results need not be equal. A fifth, QUANTIZED_16BIT_LSTM, has no signed
-# variant, which its record says.
+# variant in its record.
 OTHER_RESULTS = frozenset(("CAST", "HASHTABLE_LOOKUP", "LSH_PROJECTION", "PAD_V2"))
 MOST = 10  # calls
 
