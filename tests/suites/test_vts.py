@@ -743,3 +743,22 @@ def test_a_mutated_packet_that_is_executed_is_a_fault_and_none_of_the_mutants_is
     packet = pack(wire.encode(wire.ExecuteSynchronously(wire.ExecuteSynchronously.forms[-1], 7)))
     found = dict(packets._mutants(packet, np.random.default_rng(0), 200))
     assert len(found) > 20 and packet not in found.values()
+
+
+CHANGES_AT_LOAD = """
+import os
+os.environ["NNHAL_VTS_TEST"] = "1"
+if {changes}: os.umask(0o777)
+from tests.suites.faulty.driver.healthy import Healthy
+class Changing(Healthy): name = "{name}"
+def device(): return Changing()
+"""
+
+
+@pytest.mark.parametrize(("name", "changes"), [("changes-umask", True), ("changes-nothing", False)])
+def test_a_driver_that_changes_the_process_while_it_loads_is_found(
+    name: str, changes: bool, driver: Callable[[str, str], SuiteRun]
+) -> None:
+    run = driver(name, CHANGES_AT_LOAD.format(name=name, changes=changes))
+    verdict, reason = looked("process/loading", Healthy(), run=run)
+    assert verdict == ("failed" if changes else "passed") and ("Umask is 0777" in reason) == changes, reason

@@ -15,8 +15,9 @@ from collections.abc import Mapping
 import numpy as np
 
 State = Mapping[str, str]
+ENVIRONMENT = "environment variables"  # of an engine, which a driver may set while it loads
 _libm = ctypes.CDLL(ctypes.util.find_library("m"))
-_ENVIRONMENT = 256  # bytes, more than any fenv_t has
+_FENV = 256  # bytes, more than any fenv_t has
 _MXCSR, _MXCSR_AT, _X87 = 0xFFC0, 28, 0x0F00  # control bits, not the exceptions that occurred
 _MASKS = "SigBlk", "SigIgn", "SigCgt", "Umask"
 _LIMITS = "RLIMIT_NOFILE", "RLIMIT_STACK", "RLIMIT_AS", "RLIMIT_CORE", "RLIMIT_DATA", "RLIMIT_FSIZE", "RLIMIT_NPROC"
@@ -31,7 +32,7 @@ def state_of_this_process() -> State:
         "numpy's handling of errors": str(np.geterr()),
         "working directory": os.getcwd(),
         "locale": locale.setlocale(locale.LC_ALL),
-        "environment variables": _digest(os.environ),
+        ENVIRONMENT: _digest(os.environ),
         "affinity of the thread": str(sorted(os.sched_getaffinity(0))),
         "nice value": str(os.getpriority(os.PRIO_PROCESS, 0)),
         "interval timer": str(signal.getitimer(signal.ITIMER_REAL)[1]),
@@ -73,7 +74,7 @@ def difference(before: State, after: State) -> str:
 
 def _control() -> str:
     """Return rounding, precision, flush-to-zero and denormals-are-zero of this thread."""
-    environment = ctypes.create_string_buffer(_ENVIRONMENT)
+    environment = ctypes.create_string_buffer(_FENV)
     _libm.fegetenv(environment)
     if platform.machine() == "x86_64":
         (mxcsr,) = struct.unpack_from("<I", environment.raw, _MXCSR_AT)
