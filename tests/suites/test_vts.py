@@ -762,3 +762,15 @@ def test_a_driver_that_changes_the_process_while_it_loads_is_found(
     run = driver(name, CHANGES_AT_LOAD.format(name=name, changes=changes))
     verdict, reason = looked("process/loading", Healthy(), run=run)
     assert verdict == ("failed" if changes else "passed") and ("Umask is 0777" in reason) == changes, reason
+
+
+def test_a_driver_that_ignores_deadlines_is_found() -> None:
+    class Ignores(Engine):
+        def run(self, request: Request, control: Control) -> Timing | None:
+            if control.deadline is not None:
+                threading.Event().wait(0.4)
+            return super().run(request, Control())
+
+    device = Healthy()
+    device.engine = Ignores
+    finds("deadlines/execute", device, "s after its deadline, must poll control.check()")

@@ -15,7 +15,7 @@ from nnhal.conformance.validate.trial import PLAIN, Unmet, copies
 from nnhal.hal.device import Hints, Prepared, burst_by, prepared_by
 from nnhal.hal.request import Control, Run
 
-NEAR_NS, FAR_NS, GRACE_NS = 5_000_000, 600_000_000_000, 2_000_000_000
+NEAR_NS, FAR_NS, GRACE_NS = 5_000_000, 600_000_000_000, 300_000_000
 TRIES = 3  # of which one in time is enough: the machine may be busy
 LOOP_NS = 20_000_000
 LONGEST_LOOP_NS = 15_000_000_000
@@ -58,9 +58,11 @@ def execute(probe: Probe) -> int:
     try:
         for how, run in (("", prepared.run), (" in a burst", series.run)):
             for ahead in (-1_000_000_000, NEAR_NS, FAR_NS):
-                late = min(_late(probe, call, wanted, prepared, run, ahead, how) for _ in range(TRIES))
-                if late > GRACE_NS:
-                    text = f"an execution{how} returned {late / 1e9:.1f} s after its deadline"
+                late = [_late(probe, call, wanted, prepared, run, ahead, how)]
+                while late[-1] > GRACE_NS and len(late) < TRIES:
+                    late.append(_late(probe, call, wanted, prepared, run, ahead, how))
+                if late[-1] > GRACE_NS:
+                    text = f"an execution{how} returned {late[-1] / 1e9:.1f} s after its deadline"
                     raise Unmet(f"{text}, must poll control.check()", probe.place())
             probe.right(call, wanted, prepared, f"after executions{how} that missed their deadlines")
     finally:
