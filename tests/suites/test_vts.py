@@ -730,7 +730,7 @@ def test_an_isolated_reference_refuses_what_is_invalid(name: str, isolated: Devi
 
 def test_a_method_that_answers_after_the_death_of_its_process_is_found(isolated: Device) -> None:
     look = death._dead("status", lambda d: None, lambda d, held: None)
-    probe = Probe(isolated, ISOLATED, "", lambda op: Drawing(op, 0, 1), lambda stage: None)
+    probe = Probe(isolated, ISOLATED, "", lambda op: Drawing(op, 0, 1), lambda stage: None, {})
     with pytest.raises(Unmet, match=r"status\(\) after the death of its process succeeds, must be DeadObject"):
         look(probe)
 

@@ -53,6 +53,7 @@ class Vts(Suite):
 
     def __init__(self) -> None:
         self._drawings: OrderedDict[tuple[str, int], Drawing] = OrderedDict()
+        self._found: dict[str, list[str]] = {}
 
     def cases(self, run: SuiteRun) -> Iterator[Case]:
         """Yield a case for each promise of the driver, and for each operation and promise of operations."""
@@ -71,7 +72,7 @@ class Vts(Suite):
         each = PROMISES[name]
         announce = _announcing(context)
         draw = self._drawing(context.run, announce)
-        probe = Probe(context.device, context.run, case.operation, draw, announce)
+        probe = Probe(context.device, context.run, case.operation, draw, announce, self._found)
         try:
             with ending(probe):
                 seen = sum(each.look(one) for one in chosen(probe)) if each.per == CHOSEN else each.look(probe)

@@ -11,7 +11,7 @@ from nnhal.base.records import replace
 from nnhal.conformance.differential import Outputs, arrays_of
 from nnhal.conformance.draw import Call
 from nnhal.conformance.suites.vts.elsewhere import Saved, elsewhere
-from nnhal.conformance.suites.vts.promise import DRIVER, Look, Probe, ending, named, promise
+from nnhal.conformance.suites.vts.promise import COMMON, DRIVER, Look, Probe, ending, named, promise
 from nnhal.conformance.validate.trial import PLAIN, NotAsked, NotTaken, Unmet, copies
 from nnhal.hal.cache.files import TOKEN_SIZE, Cache, CacheFiles
 from nnhal.hal.device import Prepared, cache_files_by, layout_of, prepared_by, restored_by
@@ -24,6 +24,7 @@ TOKENS = bytes(range(TOKEN_SIZE)), bytes(range(1, TOKEN_SIZE + 1))
 GROUPS = 6  # of operations that one fresh process restores
 SWAPS = 12  # restorations while another thread changes the files
 NAMES = list(OPS)
+SAVED = "saved"  # the list of operations with compilations that the driver saves
 
 
 class _Kept:
@@ -89,10 +90,11 @@ def _files(count: CacheFiles, token: bytes = TOKENS[0]) -> Iterator[Cache]:
 @contextmanager
 def _kept(probe: Probe, count: CacheFiles, token: bytes = TOKENS[0], *, but: str = "") -> Iterator[_Kept]:
     """Save a compilation of the first operation whose compilations the driver saves, except for one operation."""
-    for name in NAMES:
-        other = probe.of(name)
+    known = probe.lists.setdefault(SAVED, [])
+    for name in dict.fromkeys((*known, *COMMON, *NAMES)):
         if name == but:
             continue
+        other = probe.of(name)
         with ending(other):
             try:
                 call, model = other.closed()
@@ -101,6 +103,7 @@ def _kept(probe: Probe, count: CacheFiles, token: bytes = TOKENS[0], *, but: str
             with _files(count, token) as cache:
                 kept = _Kept(other, call, model, cache)
                 if kept.saved:
+                    known += [name] * (name not in known)
                     yield kept
                     return
     raise NotAsked("the driver saves none of the supported calls")

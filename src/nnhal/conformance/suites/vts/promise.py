@@ -1,7 +1,8 @@
 """The promises that vts looks at: their names, rules, and the functions that look whether a driver keeps them."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -32,18 +33,25 @@ FEW = 2  # operations that a promise of chosen operations is looked at with
 class Probe(Trial):
     """One operation of the device under test, for a promise.
 
-    run: the suite's run. draw: returns the drawn calls of an operation.
+    run: the suite's run. draw: returns the drawn calls of an operation. found: lists of operations by name, which later
+    probes of the same device need not find again.
     """
 
     def __init__(
-        self, device: Device, run: SuiteRun, operation: str, draw: Callable[[str], Drawing], at: Callable[[str], None]
+        self,
+        device: Device,
+        run: SuiteRun,
+        operation: str,
+        draw: Callable[[str], Drawing],
+        at: Callable[[str], None],
+        found: dict[str, list[str]],
     ) -> None:
         super().__init__(device, draw(operation), at, isolated=run.isolate)
-        self.suite_run, self._draw, self._called = run, draw, at
+        self.suite_run, self._draw, self._called, self.lists = run, draw, at, found
 
     def of(self, operation: str) -> "Probe":
         """Return the probe of another operation."""
-        return Probe(self.device, self.suite_run, operation, self._draw, self._called)
+        return Probe(self.device, self.suite_run, operation, self._draw, self._called, self.lists)
 
     def count(self, number: int) -> int:
         """Return a number of repetitions, with the run's scale."""
@@ -149,23 +157,23 @@ def promise(
 
 def chosen(probe: Probe) -> Iterator[Probe]:
     """Yield probes of a few operations that the driver supports; NotTaken if there are none."""
-    found, why = 0, ""
-    for operation in dict.fromkeys((*COMMON, *OPS)):
+    if CHOSEN not in probe.lists:
+        probe.lists[CHOSEN] = list(islice(_shown(probe), FEW))
+    if not probe.lists[CHOSEN]:
+        raise NotTaken("no supported call has an input and outputs of known shapes")
+    for operation in probe.lists[CHOSEN]:
         each = probe.of(operation)
-        try:
-            each.closed()
-        except NotTaken as error:
-            why = why or str(error)
-            continue
-        except NotAsked:
-            continue
         with ending(each):
             yield each
-        found += 1
-        if found == FEW:
-            return
-    if not found:
-        raise NotTaken(why or "the driver supports no operation")
+
+
+def _shown(probe: Probe) -> Iterator[str]:
+    """Yield the operations with a call that promises can be looked at with."""
+    for operation in dict.fromkeys((*COMMON, *OPS)):
+        each = probe.of(operation)
+        with ending(each), suppress(NotAsked):
+            each.closed()
+            yield operation
 
 
 @contextmanager
