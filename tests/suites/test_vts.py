@@ -78,15 +78,15 @@ def test_each_of_the_21_mutations_is_looked_at_with_each_operation() -> None:
 
 
 def test_the_reference_keeps_a_sample_of_the_promises_in_processes_of_the_suite() -> None:
-    chosen = r"^(queries/restart|process/loading|[a-z/-]+/(RELU|TOPK_V2))$"
+    chosen = r"^(queries/restart|process/loading|[a-z/-]+/RELU)$"
     outcomes = [
         outcome
         for progress in run_suite("vts", SuiteRun(device="reference", scale=0.25, pattern=chosen), 1)
         for outcome in progress.outcomes
     ]
-    assert len(outcomes) > 50
+    assert len(outcomes) > 25
     assert [each for each in outcomes if each.verdict not in ("passed", "skipped")] == []
-    assert sum(each.verdict == "passed" for each in outcomes) > 40
+    assert sum(each.verdict == "passed" for each in outcomes) > 20
 
 
 @pytest.mark.parametrize(
@@ -716,9 +716,7 @@ def isolated() -> Device:
     return isolation.at_level("reference", own_process=True)
 
 
-@pytest.mark.parametrize(
-    "name", ["packets/mutated", "requests/wire", "death/run", "death/fence", "death/others", "death/run-in-burst"]
-)
+@pytest.mark.parametrize("name", ["packets/mutated", "requests/wire", "death/run", "death/fence", "death/others"])
 def test_an_isolated_reference_keeps_the_promise(name: str, isolated: Device) -> None:
     assert looked(name, isolated, run=ISOLATED) == ("passed", "")
 

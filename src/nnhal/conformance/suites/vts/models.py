@@ -3,6 +3,7 @@
 import numpy as np
 
 from nnhal.base.errors import DeadObject, DriverFailed, InvalidArgument, InvalidModel, NnhalError
+from nnhal.base.levels import V1_1, V1_3
 from nnhal.base.records import replace
 from nnhal.conformance.differential import arrays_of, operands_of
 from nnhal.conformance.mutate import BAD_HINTS, MUTATIONS, Mutant
@@ -16,6 +17,7 @@ from nnhal.model.graph import Model
 from nnhal.model.validate import validate
 
 MOST = 24  # mutants of a case
+SINCE = {"preference": V1_1, "priority": V1_3}  # the HAL version that sends a hint to a driver
 
 
 def _mutated(kind: str) -> Look:
@@ -121,9 +123,9 @@ def _hinted(field: str) -> Look:
             except (InvalidArgument, DriverFailed):
                 continue
             probe.opened(prepared)
-            if probe.isolated:
+            if probe.isolated and probe.device.level >= SINCE[field]:
                 raise Unmet(f"prepare() accepts {field} {value!r}, must be InvalidArgument")
-            if wanted is not None:  # in this process, nnhal has looked at it before
+            if wanted is not None:  # it is not sent, or nnhal has looked at it before
                 probe.right(call, wanted, prepared, f"prepared with {field} {value!r}")
         return len(BAD_HINTS[field])
 
