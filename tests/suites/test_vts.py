@@ -34,6 +34,7 @@ from nnhal.hal.fence import Fence, fence_pair
 from nnhal.hal.host import HostBuffer
 from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import Control, Request, Timing
+from nnhal.hal.wrappers import Wrapper
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.transport.packets import pack
 from nnhal.model.graph import Model
@@ -772,3 +773,23 @@ def test_a_driver_that_ignores_deadlines_is_found() -> None:
     device = Healthy()
     device.engine = Ignores
     finds("deadlines/execute", device, "s after its deadline, must poll control.check()")
+
+
+class Silent(HostBuffer):
+    """Ignores a copy that does not give its dimensions."""
+
+    def copy_from(self, memory: Memory, dimensions: tuple[int, ...] = (), control: Any = None) -> None:
+        if dimensions:
+            super().copy_from(memory, dimensions)
+
+
+class AllocatesSilent(Wrapper):
+    """The reference, with such memory."""
+
+    def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> Any:
+        return Silent(desc, roles)
+
+
+def test_driver_memory_that_takes_contents_without_dimensions_is_found() -> None:
+    assert looked("buffers/open", discovery.cpu()) == ("passed", "")
+    finds("buffers/open", AllocatesSilent(discovery.cpu()), "a copy without dimensions into memory of open dimensions")

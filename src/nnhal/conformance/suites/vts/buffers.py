@@ -305,3 +305,46 @@ def independent(probe: Probe) -> int:
     domain.fill(one, arrays[0])
     probe.same(again, wanted, domain.run({0: one}, {}, arrays=arrays).results, "with new contents")
     return 3
+
+
+@promise("buffers/open", "Driver memory for open dimensions takes the shape of its contents, which have to be given.")
+def open_dimensions(probe: Probe) -> int:
+    _Domain(probe)
+    for call, model in probe.taken():
+        arrays = copies(arrays_of(call))
+        if not (call.open and arrays and arrays[0].ndim and arrays[0].size):
+            continue
+        try:
+            wanted = probe.wanted(model, arrays)
+        except NnhalError:
+            continue
+        result = wanted[0]
+        if result is None or not result.size or probe.signature_of(prepared := probe.prepare(model)).closed:
+            continue
+        with probe.asking("allocate"):
+            read = allocated_by(probe.device, BufferDesc(), [BufferRole(prepared, 0)])
+            written = allocated_by(probe.device, BufferDesc(result.shape), [BufferRole(prepared, 0, output=True)])
+        memory = _memory(arrays[0])
+        what = "a copy without dimensions into memory of open dimensions"
+        probe.refused(what, InvalidArgument, partial(_copied, probe, read, memory, ()))
+        wrong = (*arrays[0].shape, 2)
+        what = f"a copy of {arrays[0].nbytes} bytes with dimensions {list(wrong)}"
+        probe.refused(what, InvalidArgument, partial(_copied, probe, read, memory, wrong))
+        _copied(probe, read, memory, arrays[0].shape)
+        if read.shape != arrays[0].shape:
+            raise Unmet(f"memory of open dimensions has shape {read.shape}, must be {list(arrays[0].shape)}")
+        rooms: list[Array | None] = [None] * len(wanted)
+        request = probe.signature_of(prepared).make(
+            probe.signature_of(prepared), [None, *arrays[1:]], rooms, {0: read}, {0: written}
+        )
+        with probe.asking("run"):
+            request.execute(partial(run_resolved, prepared), UNLIMITED)
+        if written.shape != result.shape:
+            raise Unmet(f"an output in driver memory has shape {written.shape}, must be {list(result.shape)}")
+        out = Memory.allocate(max(1, result.nbytes), "nnhal-vts")
+        with probe.asking("copy_to"):
+            written.copy_to(out)
+        found = out.view(0, result.nbytes, result.dtype, result.shape)
+        probe.same(call, [result, *wanted[1:]], [found, *wanted[1:]], "in memory of open dimensions")
+        return 4
+    return 0

@@ -190,6 +190,9 @@ def _mutated(valid: _Arguments, size: int) -> Iterator[tuple[str, _Arguments]]:
     yield "without pools", _Arguments(inputs, outputs, 0)
     yield "with output 0 on input 0", _Arguments(inputs, [replace(made, offset=first.offset), *more])
     yield "with input 0 a byte short", _Arguments([replace(first, length=first.length - 1), *others], outputs)
+    if first.dimensions:
+        unspecified = replace(first, dimensions=(0, *first.dimensions[1:]))
+        yield "with an unspecified dimension in input 0", _Arguments([unspecified, *others], outputs)
     for what, bad in _misplaced(first, size):
         yield f"with an input 0 that {what}", _Arguments([bad, *others], outputs)
     for what, bad in _misplaced(made, size):
