@@ -18,6 +18,7 @@ STEPS = 4  # end to end, between kernels each of which is within one
 ENGINES = "openvino", "onnxruntime"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", [*zoo.names(), *maker.names()])
 def test_a_model_computes_what_litert_does(name: str) -> None:
     path = maker.path(name) if name in maker.names() else zoo.path(name)

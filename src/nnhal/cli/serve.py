@@ -159,7 +159,7 @@ def _print(service: str, usage: wire.Usage | NnhalError) -> None:
         size = common.size if quota.name in ("addresses", "memory") else str
         limits = [size(quota.most), size(quota.own) if quota.own else ""]
         rows.append([quota.name, *limits, *(size(client.used[n]) for client in usage.clients)])
-    columns = ["quota", ">at most", ">kept for each", *(f">process {client.pid}" for client in usage.clients)]
+    columns = ["quota", ">at most", ">reserved for each", *(f">process {client.pid}" for client in usage.clients)]
     common.table(columns, rows, f"{service}: {len(usage.clients)} clients, at most {usage.most}")
 
 
