@@ -161,9 +161,7 @@ class Trial:
     def choices(self) -> list[Cell]:
         """Return the signatures and types from which calls are drawn, in random order."""
         found = [
-            cell
-            for cell in cells([self.operation])
-            if cell.values == "ordinary" and self.type in ("", type_of(cell))
+            cell for cell in cells([self.operation]) if cell.values == "ordinary" and self.type in ("", type_of(cell))
         ]
         return [found[n] for n in self.rng.permutation(len(found))]
 

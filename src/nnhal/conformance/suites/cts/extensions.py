@@ -56,7 +56,9 @@ def beside(trial: Trial) -> None:
     other = Partial(discovery.cpu(), "extended", lambda n: n == 1)
     other.extensions = (NAME,)
     try:
-        compiled = trial.compile(model, devices=[trial.device, other], fallback="forbid", placement=_around(trial.label))
+        compiled = trial.compile(
+            model, devices=[trial.device, other], fallback="forbid", placement=_around(trial.label)
+        )
     except nnhal.UnsupportedModel as why:
         trial.idle()
         raise NotSupported(str(why)) from why
@@ -65,7 +67,9 @@ def beside(trial: Trial) -> None:
     for _ in range(2):
         x = trial.rng.uniform(-3, 3, (2, 5)).astype("f4")
         (y,) = trial.execute(lambda x=x: compiled(x))
-        trial.require(np.allclose(y, 4 * x + 1, 1e-5, 1e-5), f"result is {y.ravel()[:4]}, must be {(4 * x + 1).ravel()[:4]}")
+        trial.require(
+            np.allclose(y, 4 * x + 1, 1e-5, 1e-5), f"result is {y.ravel()[:4]}, must be {(4 * x + 1).ravel()[:4]}"
+        )
 
 
 def _around(label: str) -> list[nnhal.Rule]:

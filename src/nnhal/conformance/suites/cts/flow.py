@@ -97,7 +97,9 @@ def iterations(trial: Trial) -> None:
     for begin in (5, 4, 0, 9, -3):
         n, y = trial.execute(lambda begin=begin: compiled(np.array([begin], "i4"), x))
         times = max(0, 5 - begin)
-        trial.require(n.tolist() == [max(begin, 5)], f"counter from {begin} ends at {n.tolist()}, must be {max(begin, 5)}")
+        trial.require(
+            n.tolist() == [max(begin, 5)], f"counter from {begin} ends at {n.tolist()}, must be {max(begin, 5)}"
+        )
         trial.require((y == x * 2**times).all(), f"value after {times} iterations is {y.ravel()[:3]}")
 
 
@@ -114,7 +116,9 @@ def timeout(trial: Trial) -> None:
         nnhal.MissedDeadline, "an endless loop with a deadline", lambda: compiled.run(start, x, deadline=0.05)
     )
     n, y = trial.execute(lambda: compiled.run(late, x, loop_timeout=10.0)[0])
-    trial.require(n.tolist() == [2**31 - 1] and (y == 4 * x).all(), f"results after a time-out are {n}, {y.ravel()[:3]}")
+    trial.require(
+        n.tolist() == [2**31 - 1] and (y == 4 * x).all(), f"results after a time-out are {n}, {y.ravel()[:3]}"
+    )
 
 
 @area("flow/nested", "once")

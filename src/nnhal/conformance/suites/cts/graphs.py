@@ -552,5 +552,3 @@ def drawn(rng: np.random.Generator, count: int, kinds: Sequence[str], every: flo
         return None
     g.end(every)
     return g
-
-

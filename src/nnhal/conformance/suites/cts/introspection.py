@@ -43,7 +43,9 @@ def listed(trial: Trial) -> None:
     assert device is not None
     pair = device.version, trial.device.version
     trial.require(pair[0] == pair[1], f"version is {pair[0]!r} in the list, must be {pair[1]!r}")
-    trial.require(device.type == trial.device.type, f"type is {device.type!r} in the list, must be {trial.device.type!r}")
+    trial.require(
+        device.type == trial.device.type, f"type is {device.type!r} in the list, must be {trial.device.type!r}"
+    )
 
 
 @area("introspection/performance", "once")
@@ -114,4 +116,3 @@ def unsupported(trial: Trial) -> None:
             Sample(trial, settled, model, compiled).execute("on the CPU")
             return
     raise NotApplicable("the device supports the drawn calls")
-

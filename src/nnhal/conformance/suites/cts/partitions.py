@@ -226,7 +226,9 @@ def _named_error_or_right(trial: Trial, graph: Graph, other: Device) -> None:
     except nnhal.NnhalError as error:
         trial.idle()
         text = str(error)
-        trial.require("faulty" in text, f"the error does not name the device that failed: {type(error).__name__}: {text}")
+        trial.require(
+            "faulty" in text, f"the error does not name the device that failed: {type(error).__name__}: {text}"
+        )
     else:
         check(graph, graph.inputs(), results, f"without fallback, {compiled.placement.summary()}")
 

@@ -244,7 +244,9 @@ def measure(trial: Trial) -> None:
             results, report = compiled.run(*sample.arrays, measure=True)
         waited = time.monotonic_ns() - begin
         sample.check(listed(results), f"measured execution {n}")
-        trial.require(report is not None and len(report.steps) == 1, f"measured execution {n} has no report of its step")
+        trial.require(
+            report is not None and len(report.steps) == 1, f"measured execution {n} has no report of its step"
+        )
         step = report.steps[0]
         trial.require(step.device == trial.label, f"the report names {step.device}, must be {trial.label}")
         trial.require(0 < step.total <= waited, f"the runtime reports {step.total} ns, must be at most {waited} ns")

@@ -126,7 +126,9 @@ def unknown(trial: Trial) -> None:
         lambda: trial.compile(model, driver_options={name: {"a": 1}}),
     )
     rule = nnhal.Rule(name)
-    trial.must_raise(nnhal.InvalidArgument, "a rule for an unknown device", lambda: trial.compile(model, placement=rule))
+    trial.must_raise(
+        nnhal.InvalidArgument, "a rule for an unknown device", lambda: trial.compile(model, placement=rule)
+    )
 
 
 @area("selection/without-devices", "once")

@@ -72,7 +72,10 @@ def compile_and_execute(trial: Trial) -> None:
 
         return work
 
-    at_once(trial, [compiling(0), compiling(1), *(_executing(e, n + 2, sample.compiled) for n, e in enumerate((sample, other)))])
+    at_once(
+        trial,
+        [compiling(0), compiling(1), *(_executing(e, n + 2, sample.compiled) for n, e in enumerate((sample, other)))],
+    )
 
 
 def _running(graph: Graph, inputs: Sequence[Array], number: int, run: Callable[..., Any]) -> Callable[[], None]:
