@@ -1,4 +1,4 @@
-"""What all areas share: their registry, and the trial of a device: its compilations, executions and comparisons.
+"""The registry of areas, and the trial of a device: its compilations, executions and comparisons.
 
 An area looks at one promise of the runtime about a device. Its cases are one for each operation, for each type of each
 operation, for each of some drawn graphs, or one.
@@ -30,12 +30,12 @@ COMPILE, EXECUTE = "compile", "execute"  # stages in which the driver works
 
 
 class Area(NamedTuple):
-    """A promise, by name: what is looked at for each case. count: of drawn graphs at scale 1."""
+    """A promise, by name: what is looked at for each case. graphs: how many at scale 1."""
 
     name: str
     per: Per
     check: Callable[["Trial"], Mapping[str, Any] | None]
-    count: int = 0
+    graphs: int = 0
     kinds: tuple[str, ...] = ()
 
 
@@ -63,7 +63,7 @@ def cases_of(suite: str, scale: float) -> Iterator[Case]:
         elif each.per == "graph":
             for kind in each.kinds or ("",):
                 name = f"{each.name}/{kind}" if kind else each.name
-                for n in range(max(1, round(each.count * scale))):
+                for n in range(max(1, round(each.graphs * scale))):
                     yield Case(suite, f"{name}/{n}", "", "", (each.name, "", "", kind, n))
         else:
             for operation, types in operations.items():
@@ -107,7 +107,7 @@ class Trial:
         """Charge the driver with what happens meanwhile."""
         self._at(stage)
         yield
-        self._at(PREPARING)  # not after an error: what ended the case is told by its last stage
+        self._at(PREPARING)  # not after an error: the last stage names the call that ended the case
 
     def compile(self, model: Any, devices: Any = None, **settings: Any) -> nnhal.Compiled:
         """Compile for the device, or for these; the case closes it."""
@@ -151,9 +151,9 @@ class Trial:
                     reason = str(why)
                     self.idle()
                     continue
-                call = self.settled(call, model)
-                if call is not None:
-                    return Sample(self, call, model, compiled)
+                settled = self.settled(call, model)
+                if settled is not None:
+                    return Sample(self, settled, model, compiled)
         if asked == TRIES * len(self.choices()):  # otherwise another call might be supported
             refused[key] = reason
         raise NotSupported(reason)
@@ -206,7 +206,7 @@ class Trial:
         placement = compiled.placement
         for each in placement.live:
             if self.label in each.device:
-                raise CaseFailed(f"{each.device}: {each.count} executions fell back, must be none: {each.why}")
+                raise CaseFailed(f"{each.device}: {each.count} executions fell back, must be 0: {each.why}")
         for event in placement.events:
             if self.label in event:
                 raise CaseFailed(f"compilation: {event}; the driver must prepare what it supports")

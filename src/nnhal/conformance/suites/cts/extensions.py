@@ -1,5 +1,7 @@
 """Vendor extensions: a device that does not declare one rejects its operations, and works beside one that does."""
 
+from functools import partial
+
 import numpy as np
 
 import nnhal
@@ -66,7 +68,7 @@ def beside(trial: Trial) -> None:
     trial.require(devices == {trial.label: 2, "extended": 1}, f"placement is {devices}")
     for _ in range(2):
         x = trial.rng.uniform(-3, 3, (2, 5)).astype("f4")
-        (y,) = trial.execute(lambda x=x: compiled(x))
+        (y,) = trial.execute(partial(compiled, x))
         trial.require(
             np.allclose(y, 4 * x + 1, 1e-5, 1e-5), f"result is {y.ravel()[:4]}, must be {(4 * x + 1).ravel()[:4]}"
         )

@@ -1,5 +1,6 @@
 """Control flow: IF and WHILE on the device, or run by the runtime with the device's operations inside."""
 
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -95,7 +96,7 @@ def iterations(trial: Trial) -> None:
     compiled = _compiled(trial, _loop(5))
     x = trial.rng.uniform(-2, 2, (2, 3)).astype("f4")
     for begin in (5, 4, 0, 9, -3):
-        n, y = trial.execute(lambda begin=begin: compiled(np.array([begin], "i4"), x))
+        n, y = trial.execute(partial(compiled, np.array([begin], "i4"), x))
         times = max(0, 5 - begin)
         trial.require(
             n.tolist() == [max(begin, 5)], f"counter from {begin} ends at {n.tolist()}, must be {max(begin, 5)}"
@@ -138,12 +139,12 @@ def nested(trial: Trial) -> None:
         made = inner.add(given, given) if kind == "add" else inner.sub(given, np.float32(1))
         ways.append(inner.finish_subgraph([given], [made]))
     small = body.less(n, np.array([3], "i4"))
-    made = body.if_(small, *ways, [value], out_type="TENSOR_FLOAT32", outputs=1)
+    made = body.if_(small, ways[0], ways[1], [value], out_type="TENSOR_FLOAT32", outputs=1)
     following = body.finish_subgraph([n, value], [body.add(n, np.array([1], "i4")), made])
     out = b.while_(condition, following, [counter, x], out_type=["TENSOR_INT32", "TENSOR_FLOAT32"], outputs=2)
     compiled = _compiled(trial, b.finish([counter, x], list(out)))
     data = np.array([1, -2, 0.5, 3], "f4")
     for begin in (0, 2, 4, 6):
-        _, y = trial.execute(lambda begin=begin: compiled(np.array([begin], "i4"), data))
+        _, y = trial.execute(partial(compiled, np.array([begin], "i4"), data))
         wanted = data * 2 ** max(0, 3 - begin) - min(3, max(0, 6 - begin))
         trial.require((y == wanted).all(), f"counter from {begin}: result is {y.tolist()}, must be {wanted.tolist()}")

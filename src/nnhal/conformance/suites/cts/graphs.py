@@ -86,7 +86,7 @@ class Graph:
         self.values += [narrow(y) for y in made]
 
     def grow(self, count: int, kinds: Sequence[str]) -> bool:
-        """Add operations of these kinds; return whether as many fitted."""
+        """Add operations of these kinds; return whether any was possible."""
         for _ in range(count * 12):
             if len(self.nodes) >= count:
                 break
@@ -192,7 +192,7 @@ class Unfit(Exception):
     """An operation that cannot be added here."""
 
 
-class _Quantised(np.ndarray):  # type: ignore[type-arg]
+class _Quantised(np.ndarray):
     """Marks stored 8-bit values, in double precision."""
 
 
@@ -257,7 +257,7 @@ def _unary(name: str, compute: Compute) -> None:
         g.put(name, lambda b, x: b.operation(name, x), compute, g.some())
 
 
-for _name, _compute in {
+_UNARY: dict[str, Compute] = {
     "ABS": np.abs,
     "NEG": np.negative,
     "RELU": lambda x: np.maximum(x, 0),
@@ -267,7 +267,8 @@ for _name, _compute in {
     "LOGISTIC": lambda x: 1 / (1 + np.exp(-x)),
     "EXP": np.exp,
     "SIN": np.sin,
-}.items():
+}
+for _name, _compute in _UNARY.items():
     _unary(_name, _compute)
 
 
@@ -425,7 +426,8 @@ def _reduce(name: str, compute: Compute) -> None:
         )
 
 
-for _name, _compute in {"REDUCE_SUM": np.sum, "REDUCE_MAX": np.max, "REDUCE_MIN": np.min, "MEAN": np.mean}.items():
+_REDUCTIONS: dict[str, Compute] = {"REDUCE_SUM": np.sum, "REDUCE_MAX": np.max, "REDUCE_MIN": np.min, "MEAN": np.mean}
+for _name, _compute in _REDUCTIONS.items():
     _reduce(_name, _compute)
 
 

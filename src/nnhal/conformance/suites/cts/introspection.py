@@ -1,6 +1,7 @@
 """Introspection: what a device reports about itself, and which operations of a model it supports."""
 
 import math
+from contextlib import suppress
 
 import nnhal
 from nnhal.base.codes import DeviceType
@@ -11,6 +12,8 @@ from nnhal.conformance.suites.suite import NotApplicable
 from nnhal.hal.claims import considered_by
 from nnhal.hal.device import Hints, capabilities_by, identity_of
 from nnhal.runtime import discovery
+
+VERDICTS = 6  # calls of each signature and type
 
 
 @area("introspection/identity", "once")
@@ -59,25 +62,52 @@ def performance(trial: Trial) -> None:
             trial.require(math.isfinite(number) and number > 0, f"performance is {number}, must be positive and finite")
     b = nnhal.Builder()
     x = b.input([2, 3])
-    try:
+    with suppress(nnhal.UnsupportedModel):
         trial.compile(b.finish([x], [b.add(x, x)]))
-    except nnhal.UnsupportedModel:
-        pass
+    trial.idle()
     with trial.at("capabilities"):
         again = capabilities_by(trial.device)
     trial.require(first == again, f"performance is {again} after a compilation, must be {first}")
+
+
+@area("introspection/verdicts", "operation")
+def verdicts(trial: Trial) -> None:
+    """The verdict of the same operation is the same each time, before and after a compilation."""
+    compiled = False
+    for cell in trial.choices() * VERDICTS:
+        call = draw(cell, trial.rng)
+        if not call.given:
+            continue
+        model = model_of(call)
+        first = _refused(trial, model)
+        trial.require(
+            _refused(trial, model) == first, f"{cell}: supports() changes its verdict, first it was {first or 'yes'}"
+        )
+        if compiled:
+            continue
+        with suppress(nnhal.UnsupportedModel):
+            trial.compile(model, fallback="forbid")
+            compiled = True
+            trial.require(not first, f"{cell}: supports() rejects what compiles: {first}")
+        trial.idle()
+        trial.require(_refused(trial, model) == first, f"{cell}: supports() changes its verdict after a compilation")
+
+
+def _refused(trial: Trial, model: nnhal.Model) -> dict[int, str]:
+    with trial.at("supports"):
+        claims = considered_by(trial.device, model, Hints())
+    found = dict(claims.refused())
+    claims.let_go()
+    return found
 
 
 @area("introspection/supported-operations", "operation")
 def supported(trial: Trial) -> None:
     """The verdict of an operation holds: it is the same again, it compiles, runs, and is placed on the device."""
     sample = trial.sample()
-    with trial.at("supports"):
-        found = [considered_by(trial.device, sample.model, Hints()) for _ in range(2)]
-        for each in found:
-            refused = each.refused()
-            each.let_go()
-            trial.require(not refused, f"supports() rejects the operation after a compilation: {refused}")
+    for _ in range(2):
+        refused = _refused(trial, sample.model)
+        trial.require(not refused, f"supports() rejects the operation after a compilation: {refused}")
     (choice,) = sample.compiled.placement
     trial.require(choice.device == trial.label, f"operation 0 is on {choice.device!r}, must be on {trial.label!r}")
     devices = sample.compiled.placement.devices()

@@ -3,6 +3,7 @@
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,7 @@ def strided(trial: Trial) -> None:
     }
     for what, way in ways.items():
         given = [way(x) for x in sample.arrays]
-        sample.execute(f"inputs {what}", lambda given=given: sample.compiled(*given))
+        sample.execute(f"inputs {what}", partial(sample.compiled, *given))
 
 
 def _reversed(x: Array) -> Array:
@@ -82,12 +83,12 @@ def unaligned(trial: Trial) -> None:
     sample = trial.sample()
     for offset in (1, 2, 4, 12):
         given = [_at(x, offset) for x in sample.arrays]
-        sample.execute(f"inputs at offset {offset}", lambda given=given: sample.compiled(*given))
+        sample.execute(f"inputs at offset {offset}", partial(sample.compiled, *given))
         rooms = [_at(np.zeros_like(w), offset) for w in sample.wanted]
         if not all(room.flags.aligned for room in rooms):  # output arrays have to be aligned to their elements
             continue
         where = f"inputs and outputs at offset {offset}"
-        sample.execute(where, lambda given=given, rooms=rooms: sample.compiled(*given, out=rooms))
+        sample.execute(where, partial(sample.compiled, *given, out=rooms))
 
 
 def _at(x: Array, offset: int) -> Array:
@@ -111,7 +112,7 @@ def out(trial: Trial) -> None:
     for each, where in ((sample, "first execution"), (sample.other(), "execution into the same arrays")):
         if [w.shape for w in each.wanted] != [room.shape for room in rooms]:
             continue
-        results = each.execute(where, lambda each=each: each.compiled(*each.arrays, out=rooms))
+        results = each.execute(where, partial(each.compiled, *each.arrays, out=rooms))
         for n, (y, room) in enumerate(zip(results, rooms, strict=True)):
             trial.require(
                 not y.size or np.shares_memory(y, room), f"{where}: output {n} lies elsewhere than in the given array"
@@ -143,9 +144,9 @@ def shared(trial: Trial) -> None:
         pool, views = _pool(arrays, start, step)
         for view, x in zip(views[:count], sample.arrays, strict=True):
             view[...] = x
-        where = f"shared memory from offset {start}, in steps of {step} bytes"
+        where = f"shared memory from offset {start}, every {step} bytes"
         before = pool.bytes().copy()
-        results = sample.execute(where, lambda views=views: sample.compiled(*views[:count], out=views[count:]))
+        results = sample.execute(where, partial(sample.compiled, *views[:count], out=views[count:]))
         sample.check(views[count:], f"{where}, in the memory")
         _compare_bytes(trial, views[:count], [x.tobytes() for x in sample.arrays], where)
         after = pool.bytes().copy()
@@ -170,7 +171,6 @@ def file(trial: Trial) -> None:
         pool = nnhal.Memory.from_fd(stored.fileno(), os.fstat(stored.fileno()).st_size)
         given = [pool.view(at, x.nbytes, x.dtype, x.shape) for at, x in zip(offsets, sample.arrays, strict=True)]
         sample.execute("inputs in a file", lambda: sample.compiled(*given))
-        del given
         pool.close()
 
 
@@ -232,7 +232,7 @@ def chain(trial: Trial) -> None:
         source, target = two[turn % 2], two[(turn + 1) % 2]
         before = source.read()
         given = [*arrays[:place], source, *arrays[place + 1 :]]
-        trial.execute(lambda given=given, target=target: compiled(*given, out=target))
+        trial.execute(partial(compiled, *given, out=target))
         plain = [*arrays[:place], before, *arrays[place + 1 :]]
         try:
             sample.wanted = trial.expected(sample.model, plain)
@@ -240,7 +240,7 @@ def chain(trial: Trial) -> None:
             return
         if not all(np.isfinite(w.astype("f8")).all() for w in sample.wanted if w.dtype.kind == "f"):
             return
-        alone = trial.execute(lambda plain=plain: compiled(*plain))
+        alone = trial.execute(partial(compiled, *plain))
         trial.require(
             alone[0].shape == target.read().shape and _alike(alone[0], target.read()),
             f"iteration {turn}: the result in driver memory differs from that in an array",

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -31,10 +32,10 @@ def kinds_of(trial: Trial) -> list[str]:
             rng = np.random.default_rng([trial.run.seed, n])
             for _ in range(PROBES):
                 graph = drawn(rng, 2, ["QUANTIZE", kind] if kind in ("DEQUANTIZE", "ADD/quant8") else [kind])
-                if graph is not None and any(node.kind == kind.removesuffix("/int32") for node in graph.nodes):
-                    if _refused(trial, graph) == "":
-                        found.append(kind)
-                        break
+                has = graph is not None and any(node.kind == kind.removesuffix("/int32") for node in graph.nodes)
+                if graph is not None and has and not _refused(trial, graph):
+                    found.append(kind)
+                    break
         _kinds[trial.device] = found
     if not _kinds[trial.device]:
         raise NotSupported("the device supports none of the operations of drawn graphs")
@@ -105,7 +106,7 @@ def whole(trial: Trial) -> None:
     graph, compiled = own_graph(trial, every=0.1)
     first, second = graph.inputs(), graph.other_inputs()
     for n, inputs in enumerate((first, second, first)):
-        results = trial.execute(lambda inputs=inputs: compiled(*inputs))
+        results = trial.execute(partial(compiled, *inputs))
         check(graph, inputs, results, f"execution {n}")
     trial.no_fallback(compiled)
 
@@ -145,20 +146,21 @@ def ways(trial: Trial) -> None:
     """Every way of execution gives the results of a graph."""
     graph, compiled = own_graph(trial)
     for inputs in (graph.inputs(), graph.other_inputs()):
-        check(graph, inputs, trial.execute(lambda inputs=inputs: WAYS[trial.kind](compiled, inputs)), trial.kind)
+        check(graph, inputs, trial.execute(partial(WAYS[trial.kind], compiled, inputs)), trial.kind)
     trial.no_fallback(compiled)
 
 
+def _taken(takes: Array, operation: int) -> bool:
+    return bool(takes[operation % len(takes)])
+
+
 @area("partition/forced", "graph", 50)
-def partition(trial: Trial) -> None:
+def forced_partition(trial: Trial) -> None:
     """Operations placed at random on the device, two partial devices and the CPU give the results of the graph."""
     graph = mixed_graph(trial)
     share = trial.rng.random(2)
     takes = [trial.rng.random(4 * MOST) < each for each in share]
-    others = [
-        Partial(discovery.cpu(), f"partial-{n}", lambda at, mine=mine: bool(mine[at % len(mine)]))
-        for n, mine in enumerate(takes)
-    ]
+    others = [Partial(discovery.cpu(), f"partial-{n}", partial(_taken, mine)) for n, mine in enumerate(takes)]
     ends = [] if trial.name == discovery.CPU else [discovery.cpu()]
     shares = {trial.label: 3.0, others[0].name: 1.0, others[1].name: 1.0, discovery.CPU: 1.0}
     compiled = trial.compile(
@@ -173,7 +175,7 @@ def partition(trial: Trial) -> None:
     names = [name for name in WAYS if name != "fenced"]
     for inputs in (graph.inputs(), graph.other_inputs()):
         name = str(trial.rng.choice(names))
-        results = trial.execute(lambda inputs=inputs, name=name: WAYS[name](compiled, inputs))
+        results = trial.execute(partial(WAYS[name], compiled, inputs))
         check(graph, inputs, results, f"{name}, {compiled.placement.summary()}")
     trial.no_fallback(compiled)
 
@@ -186,7 +188,7 @@ def declared(trial: Trial) -> None:
     strategy: Any = "stated" if trial.number % 2 else None
     compiled = trial.compile(graph.model(), devices=beside, fallback="allow", placement=strategy)
     for inputs in (graph.inputs(), graph.other_inputs()):
-        results = trial.execute(lambda inputs=inputs: compiled(*inputs))
+        results = trial.execute(partial(compiled, *inputs))
         check(graph, inputs, results, compiled.placement.summary())
     trial.no_fallback(compiled)
 
@@ -210,7 +212,7 @@ def beside_faulty(trial: Trial) -> None:
         warnings.simplefilter("ignore", nnhal.FallbackWarning)
         compiled = _beside(trial, own, other, "allow")
         for n, inputs in enumerate((own.inputs(), own.other_inputs(), own.inputs())):
-            results = trial.execute(lambda inputs=inputs: compiled(*inputs))
+            results = trial.execute(partial(compiled, *inputs))
             check(own, inputs, results, f"execution {n} with fallback, {compiled.placement.summary()}")
         trial.no_fallback(compiled)
         _named_error_or_right(trial, own, other)
@@ -242,7 +244,7 @@ def device_fails(trial: Trial) -> None:
         warnings.simplefilter("ignore", nnhal.FallbackWarning)
         compiled = trial.compile(graph.model(), devices=own, fallback="allow")
         for n, inputs in enumerate((graph.inputs(), graph.other_inputs())):
-            results = trial.execute(lambda inputs=inputs: compiled(*inputs))
+            results = trial.execute(partial(compiled, *inputs))
             check(graph, inputs, results, f"execution {n} with fallback")
     if trial.kind in HARMLESS:
         return

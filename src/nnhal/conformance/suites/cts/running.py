@@ -1,7 +1,9 @@
 """Bursts, streams, fences, deadlines, measurements and cancellation."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from nnhal.base.operands import Array
 from nnhal.base.records import replace
 from nnhal.conformance.suites.cts.area import ENOUGH, Sample, Trial, area, listed
 from nnhal.conformance.suites.cts.partitions import check, own_graph
-from nnhal.conformance.suites.suite import NotApplicable, NotSupported
+from nnhal.conformance.suites.suite import CaseFailed, NotApplicable, NotSupported
 from nnhal.model.graph import State
 
 SHORT = 1e-9  # seconds: a deadline that has passed before the execution begins
@@ -20,19 +22,19 @@ TIMES = 4  # executions, or calls of a stream
 
 @area("burst/executions", "operation")
 def burst(trial: Trial) -> None:
-    """A burst gives the results of calls, also if it is opened again, and with memory that it is told to release."""
+    """A burst gives the results of calls, also if it is opened again, and with memory that it has to release."""
     sample = trial.sample()
     other = sample.other()
     memories = [nnhal.Memory.from_array(x) for x in sample.arrays]
     views = [m.view(0, x.nbytes, x.dtype, x.shape) for m, x in zip(memories, sample.arrays, strict=True)]
     for opening in ("first burst", "second burst"):
         with sample.compiled.burst() as run:
-            sample.execute(f"{opening}, arrays", lambda run=run: run(*sample.arrays))
-            sample.execute(f"{opening}, shared memory", lambda run=run: run(*views))
-            other.execute(f"{opening}, other inputs", lambda run=run: run(*other.arrays))
+            sample.execute(f"{opening}, arrays", partial(run, *sample.arrays))
+            sample.execute(f"{opening}, shared memory", partial(run, *views))
+            other.execute(f"{opening}, other inputs", partial(run, *other.arrays))
             for memory in memories:
                 run.free_memory(memory)
-            sample.execute(f"{opening}, after free_memory", lambda run=run: run(*sample.arrays))
+            sample.execute(f"{opening}, after free_memory", partial(run, *sample.arrays))
     trial.must_raise(nnhal.Closed, "a closed burst", lambda: run(*sample.arrays))
     sample.execute("call after bursts")
     trial.no_fallback(sample.compiled)
@@ -137,14 +139,14 @@ def chain(trial: Trial) -> None:
     places = _views([first, *(np.zeros_like(first) for _ in range(TIMES))])
     waits, signal = nnhal.fence_pair()
     fences, launched = [waits], []
-    for source, target in zip(places[:-1], places[1:], strict=True):
+    for source, target in pairwise(places):
         with trial.at("execute_fenced"):
             launched.append(compiled.execute_fenced(source, wait_for=fences, out=target, deadline=ENOUGH))
         fence = launched[-1].fence
         fences = [] if fence is None else [fence]
     signal.set()
     for n, each in enumerate(launched):
-        trial.execute(lambda each=each: each.result(ENOUGH))
+        trial.execute(partial(each.result, ENOUGH))
         trial.require((places[n + 1] == first + n + 1).all(), f"execution {n} of the chain has wrong results")
 
 
@@ -156,7 +158,7 @@ def submit(trial: Trial) -> None:
     with trial.at("submit"):
         launched = [sample.compiled.submit(*each.arrays) for each in several]
     for n, (each, execution) in enumerate(zip(several, launched, strict=True)):
-        each.execute(f"submitted execution {n}", lambda execution=execution: execution.result(ENOUGH))
+        each.execute(f"submitted execution {n}", partial(execution.result, ENOUGH))
         trial.require(execution.done(), f"submitted execution {n} has a result, but is not done")
 
 
@@ -170,7 +172,7 @@ def cancel(trial: Trial) -> None:
         execution.cancel()
     for n, execution in enumerate(launched):
         try:
-            sample.execute(f"submitted execution {n}", lambda execution=execution: execution.result(ENOUGH))
+            sample.execute(f"submitted execution {n}", partial(execution.result, ENOUGH))
         except nnhal.Cancelled:
             trial.idle()
             trial.require(n % 2, f"submitted execution {n} is cancelled, but nobody cancelled it")
@@ -209,6 +211,10 @@ def compilation(trial: Trial) -> None:
     sample.execute("compiled within a deadline", lambda: compiled(*sample.arrays))
 
 
+def _until(compiled: nnhal.Compiled, inputs: Sequence[Array], rooms: Sequence[Array], seconds: float) -> Any:
+    return compiled.run(*inputs, out=list(rooms), deadline=seconds)[0]
+
+
 @area("deadline/writes-nothing-later", "graph", 4)
 def late(trial: Trial) -> None:
     """An execution that missed its deadline writes nothing to its outputs after it has ended."""
@@ -219,7 +225,7 @@ def late(trial: Trial) -> None:
         for room in rooms:
             room.view(np.uint8)[...] = 77
         try:
-            trial.execute(lambda seconds=seconds: compiled.run(*inputs, out=rooms, deadline=seconds)[0])
+            trial.execute(partial(_until, compiled, inputs, rooms, seconds))
         except nnhal.MissedDeadline:
             trial.idle()
             before = [room.tobytes() for room in rooms]
@@ -244,10 +250,9 @@ def measure(trial: Trial) -> None:
             results, report = compiled.run(*sample.arrays, measure=True)
         waited = time.monotonic_ns() - begin
         sample.check(listed(results), f"measured execution {n}")
-        trial.require(
-            report is not None and len(report.steps) == 1, f"measured execution {n} has no report of its step"
-        )
-        step = report.steps[0]
+        if report is None or len(report.steps) != 1:
+            raise CaseFailed(f"measured execution {n} has the report {report}, must have one of one partition")
+        (step,) = report.steps
         trial.require(step.device == trial.label, f"the report names {step.device}, must be {trial.label}")
         trial.require(0 < step.total <= waited, f"the runtime reports {step.total} ns, must be at most {waited} ns")
         if step.driver is not None:

@@ -1,5 +1,6 @@
 """Explicit selection of the device, with and without fallback, and the settings of a compilation."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ def with_fallback(trial: Trial) -> None:
         devices = compiled.placement.devices()
         where = f"compilation with {', '.join(each)}"
         trial.require(devices == {trial.label: 1}, f"{where}: placement is {devices}, must be 1 on {trial.label}")
-        sample.execute(where, lambda compiled=compiled: compiled(*sample.arrays))
+        sample.execute(where, partial(compiled, *sample.arrays))
         trial.no_fallback(compiled)
 
 
@@ -55,7 +56,7 @@ def settings(trial: Trial) -> None:
     for each in chosen:
         compiled = trial.compile(sample.model, fallback="forbid", **each)
         (what,) = [f"{key} {getattr(value, 'name', value)}" for key, value in each.items()]
-        sample.execute(f"compiled with {what}", lambda compiled=compiled: compiled(*sample.arrays))
+        sample.execute(f"compiled with {what}", partial(compiled, *sample.arrays))
 
 
 @area("selection/wrong-arguments", "operation")
@@ -68,13 +69,13 @@ def wrong_arguments(trial: Trial) -> None:
     other = x.astype(np.float64 if x.dtype != np.float64 else np.float32)
     wrong: dict[str, list[Any]] = {
         "an input of another shape": [larger, *arrays[1:]],
-        "an input of another type": [other + 0.5, *arrays[1:]],
+        "an input of another type": [np.add(other, 0.5), *arrays[1:]],
         "no inputs": [],
         "one input too many": [*arrays, x],
         "a string": ["x", *arrays[1:]],
     }
     for what, given in wrong.items():
-        trial.must_raise(nnhal.InvalidRequest, what, lambda given=given: compiled(*given))
+        trial.must_raise(nnhal.InvalidRequest, what, partial(compiled, *given))
     sample.execute("execution after invalid ones")
 
 
@@ -106,7 +107,7 @@ def closed(trial: Trial) -> None:
     sample.compiled.close()
     sample.compiled.close()
     trial.must_raise(nnhal.Closed, "call after close", lambda: sample.compiled(*sample.arrays))
-    trial.must_raise(nnhal.Closed, "burst after close", lambda: sample.compiled.burst())
+    trial.must_raise(nnhal.Closed, "burst after close", sample.compiled.burst)
     for n in range(LEAVES_ALONE):
         sample.execute(f"execution {n} of the other compilation", lambda: second(*sample.arrays))
 
@@ -145,7 +146,7 @@ def without_devices(trial: Trial) -> None:
 
 @area("selection/two-of-one", "operation")
 def two_of_one(trial: Trial) -> None:
-    """Two compilations of models of the same form with other constants do not disturb each other."""
+    """Two compilations of models that differ only in constants do not disturb each other."""
     sample = trial.sample(lambda call: call.constants > 0)
     call = other_constants(sample.call, trial.rng)
     model = model_of(call)
