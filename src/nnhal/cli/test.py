@@ -43,6 +43,7 @@ from nnhal.conformance.suites.report.results import (
     counted,
     grouped,
     reasons,
+    short_reason,
 )
 from nnhal.conformance.suites.run import SUITES, VECTORS, Progress, repeat_command, run_suite
 from nnhal.conformance.suites.suite import CaseOutcome, SuiteRun
@@ -383,7 +384,7 @@ def _group(report: TestReport, group: Group) -> list[str]:
     """Two lines: the cause, cut to the width of a terminal, and the command that repeats the first case, whole."""
     where = ", ".join(group.operations) or group.first.outcome.suite
     hint = f" ({group.hint})" if group.hint else ""
-    reason = " ".join(group.first.reason.split())
+    reason = short_reason(group.first.reason)
     line = f"{_SHORT[group.verdict]} {len(group.results):,}  {cut(where, 30)}: {reason}{hint}"
     return [cut(line, 100), f"    {repeat_command(report.run, group.first.outcome)}"]
 

@@ -80,7 +80,12 @@ def repeat_command(run: SuiteRun, outcome: CaseOutcome) -> str:
     words += run.asked_for()
     options = {"seed": run.seed, "scale": run.scale, "timeout": run.timeout}
     defaults = SuiteRun()
-    words += [w for key, value in options.items() if value != getattr(defaults, key) for w in (f"--{key}", str(value))]
+    words += [
+        w
+        for key, value in options.items()
+        if value != getattr(defaults, key)
+        for w in (f"--{key}", str(value).removesuffix(".0"))
+    ]
     source = {"specs": run.specs} if run.specs else {"vectors": run.vectors}  # vectors of specifications are temporary
     paths = {**(source if outcome.suite == VECTORS else {}), "model": run.model, "data": run.data, "labels": run.labels}
     words += [word for key, value in paths.items() if value for word in (f"--{key}", value)]

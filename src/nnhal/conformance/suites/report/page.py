@@ -17,8 +17,10 @@ from nnhal.conformance.suites.report.results import (
     TestReport,
     counted,
     grouped,
+    last_words,
     rates,
     reasons,
+    short_reason,
 )
 from nnhal.conformance.suites.run import repeat_command
 
@@ -40,6 +42,7 @@ MEANINGS = {
     "skipped": "the case cannot be judged on this device or machine",
     "unsupported": "the device does not support what the case needs",
 }
+GROUPS = 200  # groups of failures that the page lists
 CASES = 100  # cases of a group that the page lists; results.json has all
 REASONS = 30  # reasons of a verdict that the page lists
 
@@ -141,12 +144,12 @@ def _failures(report: TestReport, groups: Sequence[Group]) -> Iterator[str]:
     if not groups:
         return
     yield "<section>\n<h2>Failures by likely cause</h2>"
-    for group in groups:
+    for group in groups[:GROUPS]:
         first = group.first.outcome
         yield f'<article>\n<h3><b class="tag {group.verdict}">{_text(LABELS[group.verdict])}</b> '
         where = ", ".join(group.operations) or first.suite
         yield f"{_text(many(len(group.results), 'case'))} <span>{_text(where)}</span></h3>"
-        yield f'<p class="reason">{_text(group.first.reason)}</p>'
+        yield from _reason(group.first)
         if group.hint:
             yield f"<p>Likely cause: {_text(group.hint)}</p>"
         yield from _facts(group.first)
@@ -155,14 +158,25 @@ def _failures(report: TestReport, groups: Sequence[Group]) -> Iterator[str]:
         if len(group.results) > 1:
             yield from _cases(report, group)
         yield "</article>"
+    if len(groups) > GROUPS:
+        yield f"<p>{len(groups) - GROUPS:,} more groups: results.json</p>"
     yield "</section>"
+
+
+def _reason(result: Result) -> Iterator[str]:
+    words = last_words(result.reason)
+    yield f'<p class="reason">{_text(short_reason(result.reason) if words else result.reason)}</p>'
+    if words:
+        listed = "\n".join(words)
+        yield f"<details><summary>Last output of the driver's process</summary><pre>{_text(listed)}</pre></details>"
 
 
 def _cases(report: TestReport, group: Group) -> Iterator[str]:
     yield f"<details><summary>All {len(group.results):,} cases</summary>\n<dl>"
     for result in group.results[:CASES]:
         name = f"{result.outcome.suite} {result.outcome.name}"
-        yield f'<dt>{_text(name)}</dt><dd><p class="reason">{_text(result.reason)}</p>'
+        yield f"<dt>{_text(name)}</dt><dd>"
+        yield from _reason(result)
         yield f"<pre>{_text(repeat_command(report.run, result.outcome))}</pre></dd>"
     left = len(group.results) - CASES
     yield "</dl>"

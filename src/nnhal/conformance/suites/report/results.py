@@ -1,5 +1,6 @@
 """Results of suites as reports show them: outcomes next to the expected failures, counted and grouped by likely cause."""
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -8,6 +9,8 @@ from nnhal.conformance.report import kind_of
 from nnhal.conformance.suite import BAD
 from nnhal.conformance.suites.suite import CaseOutcome, SuiteRun
 
+_DEVICE = re.compile(r"\bdevice [^\s:]+: ")
+_WORDS = "; its last words:"
 # Verdicts of a report: a case that is bad as expected is `expected`; one that passes in spite of that is `failed`.
 EXPECTED = "expected"
 RESULTS = "passed", "failed", "crashed", "hung", EXPECTED, "skipped", "unsupported"
@@ -157,10 +160,20 @@ def grouped(results: Iterable[Result]) -> list[Group]:
     found: dict[tuple[str, str, str], list[Result]] = defaultdict(list)
     for each in results:
         if each.is_bad:
-            kind = UNEXPECTED_PASS if each.passes_unexpectedly else kind_of(each.reason)
+            kind = UNEXPECTED_PASS if each.passes_unexpectedly else kind_of(short_reason(each.reason))
             found[each.verdict, kind, each.outcome.hint].append(each)
     groups = [Group(verdict, hint, several) for (verdict, _, hint), several in found.items()]
     return sorted(groups, key=lambda group: (-len(group.results), group.first.outcome.suite, group.first.outcome.name))
+
+
+def short_reason(reason: str) -> str:
+    """Return a reason in one line, without the device's name and the last output of its process."""
+    return " ".join(_DEVICE.sub("", reason.split(_WORDS, maxsplit=1)[0]).split())
+
+
+def last_words(reason: str) -> list[str]:
+    """Return the last lines that the driver's process printed before it ended, as a reason quotes them."""
+    return [line.rstrip() for line in reason.partition(_WORDS)[2].split(" | ") if line.strip()]
 
 
 def reasons(results: Iterable[Result], verdict: str) -> list[tuple[str, int]]:
@@ -170,10 +183,11 @@ def reasons(results: Iterable[Result], verdict: str) -> list[tuple[str, int]]:
 
 
 def rates(results: Iterable[Result]) -> Mapping[str, Mapping[str, Rate]]:
-    """Return the pass rates by operation and type, "" for cases that have none. Expected failures have not passed."""
+    """Return the pass rates by operation and type, "" for cases that have none, whatever is expected."""
     counts: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
     for each in results:
-        what = "passed" if each.verdict == "passed" else "bad" if each.outcome.verdict in (*BAD, "passed") else "other"
+        verdict = each.outcome.verdict
+        what = "passed" if verdict == "passed" else "bad" if verdict in BAD else "other"
         counts[each.outcome.operation][each.outcome.type.removeprefix("TENSOR_")][what] += 1
     return {
         operation: {kind: Rate(n["passed"], n["passed"] + n["bad"], n["other"]) for kind, n in sorted(types.items())}
