@@ -10,7 +10,7 @@ from typing import Any
 import click
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -507,10 +507,18 @@ def content_of(file: Path, what: str) -> bytes:
         raise BadFile(f"{what} {file}: cannot be read: {error.strerror or error}") from None
 
 
+class EstimateColumn(ProgressColumn):
+    """The field `left` of a task: an estimate of the remaining time."""
+
+    def render(self, task: Task) -> Text:
+        """The estimate, if there is one."""
+        return Text(str(task.fields.get("left", "")))
+
+
 def progress(quiet: bool) -> Progress:
     """Returns a progress bar on stderr; it is hidden if `quiet`, or if stderr is not a terminal."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    return Progress(*columns, console=status, disable=quiet or not status.is_terminal, transient=True)
+    return Progress(*columns, EstimateColumn(), console=status, disable=quiet or not status.is_terminal, transient=True)
 
 
 def size(count: int) -> str:

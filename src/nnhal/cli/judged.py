@@ -54,9 +54,9 @@ def followed(
     """
     outcomes: list[Any] = []
     calls: Counter[str] = Counter()
-    left = 0
+    lost = 0
     counts: Counter[str] = Counter()
-    lines = ProgressLines(common.status.print)
+    lines, estimate = ProgressLines(common.status.print), TimeLeft()
     with closing(results), _reasons_alone(), common.progress(quiet) as bar:
         task = bar.add_task(what, total=None)
         done, total = 0, 1
@@ -68,18 +68,38 @@ def followed(
                 found = [outcome for outcome in some.outcomes if outcome.verdict in BAD]
                 counts.update(outcome.verdict for outcome in found)
                 told = "".join(f", {number} {verdict}" for verdict, number in counts.items())
-                bar.update(task, completed=done, total=total, description=f"{told_of} {device}{told}")
+                left = estimate.after(done, total)
+                bar.update(task, completed=done, total=total, description=f"{told_of} {device}{told}", left=left)
                 if bad is not None and found:
                     with _aside(bar):
                         for outcome in found:
                             bad(outcome)
                 if not (quiet or common.status.is_terminal):
-                    lines.at(f"{told_of} {device}: {done:,} of {total:,}{told}")
+                    lines.at(f"{told_of} {device}: {done:,} of {total:,}{told}", left)
         except KeyboardInterrupt:
             if bad is None:
                 raise
-            left = max(1, total - done)
-    return RunResult(outcomes, calls, device, left)
+            lost = max(1, total - done)
+    return RunResult(outcomes, calls, device, lost)
+
+
+class TimeLeft:
+    """Estimates the remaining time from the mean time of the cases so far."""
+
+    LEAST = 2.0  # seconds of a run before its mean time means something
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._begin = clock()
+
+    def after(self, done: int, total: int) -> str:
+        """The remaining time when so many are done, such as "about 40 s left"; "" if it cannot be estimated."""
+        spent = self._clock() - self._begin
+        if not done or done >= total or spent < self.LEAST:
+            return ""
+        seconds = spent * (total - done) / done
+        unit, size = next(((unit, size) for unit, size in (("s", 1), ("min", 60)) if seconds < 90 * size), ("h", 3600))
+        return f"about {max(1, round(seconds / size))} {unit} left"
 
 
 class ProgressLines:
@@ -91,12 +111,12 @@ class ProgressLines:
         self._show, self._clock = show, clock
         self._begin = self._last = clock()
 
-    def at(self, text: str) -> None:
-        """Shows a text, if the last line is `SECONDS` old."""
+    def at(self, text: str, left: str = "") -> None:
+        """Shows a text, if the last line is `SECONDS` old. left: the estimate of the remaining time."""
         now = self._clock()
         if now - self._last >= self.SECONDS:
             self._last = now
-            self._show(f"{text}, {now - self._begin:.0f} s")
+            self._show(f"{text}, {now - self._begin:.0f} s{left and f', {left}'}")
 
 
 @contextmanager

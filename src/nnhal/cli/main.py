@@ -36,6 +36,7 @@ VERBS = {
         "verify": "Verify fast kernels on this CPU.",
     },
     "Drivers": {
+        "test": "Run test suites on a device.",
         "validate": "Check a driver against its contract.",
         "conformance": "Run test vectors on a device.",
         "vectors": "Build test vectors from AOSP's specs.",
