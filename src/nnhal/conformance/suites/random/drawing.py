@@ -34,6 +34,7 @@ WEIGHTS = (0.4, 0.2, 0.15, 0.1, 0.15)
 # Around the widths of vectors and tiles, with and without a remainder.
 WIDE = (7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 66, 67, 72, 96, 100, 127, 129)
 MOST = 8192  # elements of a tensor
+MOST_OUTPUTS = 6  # of an operation in a graph
 GREATEST = 1e3  # magnitude of floats
 LARGEST = 2**20  # of integers
 UNCERTAIN = 0.02  # the most that errors may be, as a share of the spread of a result
@@ -248,7 +249,7 @@ class Drawing:
             call = scaled(fitted.call())
         except (InvalidModel, Unknown):
             return False
-        if any(v.shape is None for v in call.outputs) and not soft:
+        if (len(call.outputs) > MOST_OUTPUTS or any(v.shape is None for v in call.outputs)) and not soft:
             return False
         places = [n for n in range(len(call.inputs)) if id(call.inputs[n]) in fitted.nodes]
         others = [n for n in call.given if soft or self.rng.random() < 0.3]

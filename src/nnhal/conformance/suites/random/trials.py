@@ -168,7 +168,7 @@ def partitioned(s: Subjects) -> str:
     compiled = api.compile(
         s.model, devices=[s.device, discovery.cpu()], placement=decide, fallback="forbid", cache_dir=False
     )
-    with compiled, compiled.stream() as call:
+    with compiled, closing(compiled.stream()) as call:
         s.at("run")
         inputs = dict(enumerate(s.sets[0]))
         states = {state.input: state for state in s.model.states}
