@@ -12,7 +12,7 @@ import numpy as np
 
 from nnhal.base.codes import Lifetime
 from nnhal.base.errors import NnhalError
-from nnhal.base.operands import Array, ChannelQuant, Unknown, Value, is_tensor
+from nnhal.base.operands import Array, ChannelQuant, Unknown, Value
 from nnhal.base.records import Record, replace
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import CONSTANTS, Model, Operation, Subgraph
@@ -145,6 +145,8 @@ class Reduction:
         for axis, _ in list(sizes_of(best.model)):
             now = dict(sizes_of(best.model)).get(axis, 1)
             for smaller in _below(now):
+                if self._spent:
+                    break
                 found = self._try(best, resized(best, {axis: smaller}, {}))
                 if found is not None:
                     best = found
@@ -176,7 +178,7 @@ def resized(best: Candidate, axes: Mapping[Axis, int], inside: Mapping[int, int]
     """Return the candidate with other sizes; None if the operations cannot have them.
 
     axes: the new sizes of dimensions of inputs and constants; elements at the end are cut off. inside: replacements of
-    elements of 32-bit integer constants, which may hold sizes.
+    32-bit integer constants, scalars too, which may hold sizes.
     """
     model, main = best.model, best.model.main
     if model.referenced:
@@ -195,7 +197,7 @@ def resized(best: Candidate, axes: Mapping[Axis, int], inside: Mapping[int, int]
         data = None
         if operand.lifetime in CONSTANTS:
             data = np.ascontiguousarray(model.constant(operand)[part]) if dims else model.constant(operand)
-            if data.dtype == np.int32 and is_tensor(operand.type):
+            if data.dtype == np.int32:
                 for old, new in inside.items():
                     data = np.where(data == old, np.int32(new), data).astype(np.int32)
             b.constant(operand.type, data, channel=channel, name=operand.name, **facts)  # type: ignore[arg-type]
