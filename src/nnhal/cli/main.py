@@ -40,6 +40,7 @@ VERBS = {
         "validate": "Check a driver against its contract.",
         "conformance": "Run test vectors on a device.",
         "vectors": "Build test vectors from AOSP's specs.",
+        "reduce": "Shrink a failing model.",
         "serve": "Share a driver between processes.",
     },
     "Data": {
