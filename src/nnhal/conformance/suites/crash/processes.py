@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from itertools import count
 
 from nnhal.base.names import short
 from nnhal.conformance.pool import LOADING, children_of
@@ -18,6 +19,7 @@ from nnhal.conformance.suites.suite import CaseFailed
 from nnhal.ipc import names
 from nnhal.ipc.client.output import DriverProcess
 
+STARTING = 40.0  # seconds until a service listens
 _LOOK = 0.02  # seconds between looks for the service's socket
 _SERVE = """
 from nnhal.conformance.suites.crash.client import end_with
@@ -26,21 +28,22 @@ end_with(int(sys.argv.pop(1)))
 runpy.run_module("nnhal.serve", run_name="__main__")
 """
 _CLIENT = "from nnhal.conformance.suites.crash.client import main; main()"
+_numbers = count()
 COUNTED = {"descriptors": "fd", "threads": "task"}
 
 
 @contextlib.contextmanager
-def service(driver: str, level: str, number: int) -> Iterator[tuple[str, DriverProcess]]:
+def service(driver: str, level: str) -> Iterator[tuple[str, DriverProcess]]:
     """Serve a driver to several clients for as long as the block; yield the service's name and its process.
 
     Raises CaseFailed if it does not start.
     """
-    name = f"nnhal-test-{os.getpid()}-{number}"
-    command = [sys.executable, "-P", "-c", _SERVE, str(os.getpid()), driver, "--name", name]
+    name = f"nnhal-test-{os.getpid()}-{next(_numbers)}"
+    command = [sys.executable, "-P", "-c", _SERVE, str(os.getpid()), driver, "--name", name, "--json"]
     process = DriverProcess(driver, [*command, *(["--level", level] if level else [])], ())
     try:
-        path, end = names.path_of(name), time.monotonic() + LOADING
-        while not path.exists():
+        end = time.monotonic() + STARTING
+        while name not in names.running():
             time.sleep(_LOOK)
             if process.poll() is not None or time.monotonic() > end:
                 raise CaseFailed(f"the driver's service does not start: {process.fate() or 'it does not listen'}")
@@ -56,7 +59,7 @@ class Client:
     def __init__(self, orders: Orders) -> None:
         given = {name: getattr(orders, name) for name in orders.__struct_fields__}
         command = [sys.executable, "-P", "-c", _CLIENT, json.dumps(given)]
-        self._words = tempfile.TemporaryFile()
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115  # for as long as the process
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._words)
         assert self._process.stdout is not None
         self._out, self._begun = self._process.stdout.fileno(), b""

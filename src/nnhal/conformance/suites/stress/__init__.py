@@ -14,7 +14,7 @@ from typing import Any
 
 from nnhal.base.errors import ResourceExhausted
 from nnhal.conformance.suites.stress import drift
-from nnhal.conformance.suites.stress.graphs import FLOAT, KINDS, QUANT, SINGLE, Graph, difference, mapped, supported
+from nnhal.conformance.suites.stress.graphs import FLOAT, KINDS, QUANT, Graph, difference, mapped, supported
 from nnhal.conformance.suites.stress.growth import growth
 from nnhal.conformance.suites.stress.runs import (
     PLAIN,
@@ -75,7 +75,7 @@ class Stress(Suite):
             yield Case(self.name, f"models/{number:03}", arguments=("models", number))
         yield Case(self.name, "slow-down", arguments=("slow-down",))
         for way in WAYS:
-            for kind in KINDS if way in ("run", "prepare") else (FLOAT,):
+            for kind in {"run": KINDS, "prepare": (FLOAT, QUANT)}.get(way, (FLOAT,)):
                 yield Case(self.name, f"growth/{way}/{kind}", type=kind, arguments=("growth", way, kind))
         for kind in KINDS:
             yield Case(self.name, f"drift/{kind}", type=kind, arguments=("drift", kind))
@@ -260,7 +260,7 @@ def _models(context: Context, group: int) -> Found:
 
 def _slow_down(context: Context) -> Found:
     """Measure executions alone and beside a thread that compiles."""
-    device, run = context.device, context.run
+    run = context.run
     one = any_job(context, 300, LENGTH)
     other = any_job(context, 300, LONGEST)
     seconds = SLOW * run.scale

@@ -15,7 +15,9 @@ CONFIRMATIONS = 2  # further series, each as long as all before together: caches
 LEAK = 1 << 10  # bytes per execution
 LEAST_BYTES = 512 << 10  # that must have come together: less is the allocator's and the kernel's counting
 LEAST_COUNT = 0.1  # per execution, of what is counted: one in ten executions
-LEAST_BLOCK = 64  # executions
+SOON = 0.5  # per execution, of what is counted, in each of the first blocks
+LEAST_BLOCK = 24  # executions; `BLOCKS` of them keep more than `LEAST_BYTES` if each keeps 4 KiB
+FIRST_BLOCK = 8, 40  # executions, least and most, between the first looks at what is counted: a process can soon have no more of it
 STEADY = 0.75  # the share of blocks in which a leak shows
 PAGE = os.sysconf("SC_PAGESIZE")
 MEMORY = "resident memory", "address space"
@@ -77,29 +79,41 @@ def growth(pids: Sequence[int], once: Callable[[], object], seconds: float) -> t
     for _ in range(LEAST_BLOCK):
         once()
     each = max((time.monotonic() - begin) / LEAST_BLOCK, 1e-7)
+    least, most = FIRST_BLOCK
+    first = max(least, min(most, int(seconds / BLOCKS / 4 / each)))
+    grown, found = _series(pids, once, first, LEAST_BLOCK)
+    if any(one.each >= SOON and one.what not in MEMORY for one in grown):
+        return [one for one in grown if one.what not in MEMORY], found
     block = max(LEAST_BLOCK, int(seconds / (BLOCKS + 2) / each))
     for _ in range(2 * block):
         once()
-    executions, suspects, found = 3 * block, None, dict[str, float]()
+    executions, suspects = LEAST_BLOCK + BLOCKS * first + 2 * block, None
     for series in range(1 + CONFIRMATIONS):
-        readings = [_read(pids)]
-        for _ in range(BLOCKS):
-            for _ in range(block << series):
-                once()
-            readings.append(_read(pids))
+        grown, found = _series(pids, once, block << series, executions)
         executions += BLOCKS * (block << series)
-        grown = {}
-        for name in readings[0]:
-            values = [reading[name] for reading in readings]
-            found[f"{name} per execution"] = round(slope(values) / (block << series), 3)
-            rate = grows(values, block << series, memory=name in MEMORY)
-            if rate and (suspects is None or name in suspects):
-                grown[name] = rate
-        suspects = grown
+        suspects = [one for one in grown if suspects is None or one.what in {other.what for other in suspects}]
         if not suspects:
             break
-    found["executions"] = executions
-    return [Growth(name, rate, executions) for name, rate in (suspects or {}).items()], found
+    return suspects or [], found
+
+
+def _series(
+    pids: Sequence[int], once: Callable[[], object], block: int, before: int
+) -> tuple[list[Growth], dict[str, float]]:
+    """Execute `BLOCKS` blocks; return what grows, and all growth. before: the number of executions until now."""
+    readings = [_read(pids)]
+    for _ in range(BLOCKS):
+        for _ in range(block):
+            once()
+        readings.append(_read(pids))
+    executions, grown, found = before + BLOCKS * block, list[Growth](), dict[str, float]()
+    for name in readings[0]:
+        values = [reading[name] for reading in readings]
+        found[f"{name} per execution"] = round(slope(values) / block, 3)
+        rate = grows(values, block, memory=name in MEMORY)
+        if rate:
+            grown.append(Growth(name, rate, executions))
+    return grown, {**found, "executions": executions}
 
 
 def _read(pids: Sequence[int]) -> dict[str, int]:
