@@ -1,0 +1,170 @@
+"""Executions of a case: one after another, or in several threads that are watched for progress."""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+from nnhal.base.answers import answering
+from nnhal.base.errors import MissedDeadline
+from nnhal.base.operands import Array
+from nnhal.conformance.differential import Outputs
+from nnhal.conformance.suites.stress.graphs import FLOAT, QUANT, SINGLE, Graph, difference, supported
+from nnhal.conformance.suites.suite import PREPARING, Context, NotApplicable, NotSupported
+from nnhal.conformance.ways import WAYS
+from nnhal.conformance.worker import process_of
+from nnhal.hal.device import Device, Hints, Prepared, prepared_by, where_of
+from nnhal.hal.request import UNLIMITED, Control
+from nnhal.ipc.client.process import ResilientPrepared
+
+SETS = 4  # of inputs for each graph
+DRAWS = 8  # of graphs, to find one whose results tell its inputs apart
+PLAIN = Hints(threads=1)
+OFTEN = 1e-5  # seconds between switches of threads
+WATCH = 0.1  # seconds between looks at the threads' progress
+SOON_NS = 50_000
+
+
+class Job(NamedTuple):
+    """A graph, sets of its inputs, and the results of each set when it ran alone."""
+
+    graph: Graph
+    inputs: list[list[Array]]
+    wanted: list[Outputs]
+
+
+def watched(device: Device) -> list[int]:
+    """Return the processes that the driver may change: this one, and its own if it is isolated."""
+    process = process_of(device)
+    return [os.getpid()] if process is None else [os.getpid(), process.pid]
+
+
+def executed(
+    device: Device, prepared: Prepared, arrays: Sequence[Array], control: Control = UNLIMITED, way: str = "plain"
+) -> Outputs:
+    """Execute once, on copies of the inputs."""
+    request = prepared.request([x.copy() for x in arrays])
+    WAYS[way](device, prepared, request, control)
+    return request.results
+
+
+def closed(device: Device, prepared: Prepared) -> None:
+    """Close, and return after the driver's own `close`."""
+    with answering(where_of(device), "close() of a prepared model"):
+        if isinstance(prepared, ResilientPrepared) and prepared.alive:
+            prepared.end()
+        else:
+            prepared.close()
+
+
+def briefly(device: Device, prepared: Prepared, arrays: Sequence[Array]) -> None:
+    """Execute with a deadline that may pass at any stage."""
+    with suppress(MissedDeadline):
+        executed(device, prepared, arrays, Control(deadline=time.monotonic_ns() + SOON_NS))
+
+
+def job(context: Context, kind: str, seed: Sequence[int], length: int) -> Job:
+    """Draw a graph, and run it alone on each set of inputs.
+
+    Raises:
+        NotSupported: the device supports no operation of this kind.
+        NotApplicable: no drawn graph has different results for different inputs.
+    """
+    for number in range(DRAWS):
+        graph = supported(context.device, kind, [*seed, number], length, context.at)
+        inputs = [graph.inputs(n) for n in range(SETS)]
+        wanted = alone(context, graph, inputs)
+        if all(difference(wanted[n], wanted[n - 1]) for n in range(SETS)):
+            return Job(graph, inputs, wanted)
+    raise NotApplicable(f"none of {DRAWS} graphs of supported operations has results that tell its inputs apart")
+
+
+def any_job(context: Context, seed: int, length: int) -> Job:
+    """Draw a graph of the first type that the device supports; raise as `job`."""
+    for kind in (FLOAT, QUANT):
+        with suppress(NotSupported, NotApplicable):
+            return job(context, kind, [context.run.seed, seed], length)
+    return job(context, SINGLE, [context.run.seed, seed], length)
+
+
+def alone(context: Context, graph: Graph, inputs: Sequence[Sequence[Array]]) -> list[Outputs]:
+    """Prepare, execute once on each set, and close; return copies of the results."""
+    device = context.device
+    context.at("prepare")
+    prepared = prepared_by(device, graph.model, PLAIN)
+    found = []
+    for arrays in inputs:
+        context.at("run")
+        found.append([None if r is None else r.copy() for r in executed(device, prepared, arrays)])
+    context.at("close")
+    closed(device, prepared)
+    context.at(PREPARING)
+    return found
+
+
+class _Beats:
+    """The progress of threads, each of which notes its own steps."""
+
+    def __init__(self, count: int) -> None:
+        self.counts, self.alive = [0] * count, [True] * count
+        self.errors: list[BaseException] = []
+        self.ending = threading.Event()
+
+    def moved(self, before: Sequence[int]) -> bool:
+        """Whether each running thread has made a step since."""
+        return all(now > then or not alive for now, then, alive in zip(self.counts, before, self.alive, strict=True))
+
+
+def at_once(context: Context, stage: str, works: Sequence[Callable[[], Iterator[None]]]) -> None:
+    """Run generators in a thread each; raise the first error of one.
+
+    Each yields after a step. A thread that makes none within the time limit hangs, whatever the others do.
+
+    Args:
+        context: of the case; it receives the stage again whenever all threads have made a step.
+        stage: the driver's call in the threads.
+        works: the generators.
+    """
+    beats = _Beats(len(works))
+
+    def work(place: int) -> None:
+        try:
+            for _ in works[place]():
+                beats.counts[place] += 1
+                if beats.ending.is_set():
+                    break
+        except BaseException as error:
+            beats.errors.append(error)
+            beats.ending.set()
+        finally:
+            beats.alive[place] = False
+
+    threads = [threading.Thread(target=work, args=(n,), name="nnhal-stress", daemon=True) for n in range(len(works))]
+    with _switching():
+        context.at(stage)
+        for thread in threads:
+            thread.start()
+        before = list(beats.counts)
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(WATCH)
+                if beats.moved(before):
+                    before = list(beats.counts)
+                    context.at(stage)
+    if beats.errors:
+        raise beats.errors[0]
+    context.at(PREPARING)
+
+
+@contextmanager
+def _switching() -> Iterator[None]:
+    """Let threads alternate more often than usual."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(OFTEN)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
