@@ -21,7 +21,7 @@ import numpy as np
 from endurance_parts.usage import usage
 
 import nnhal
-from nnhal.bench.peers import peer
+from nnhal.measure.peers import peer
 from nnhal.drivers.litert.lowering import lower
 from nnhal.zoo.by_name import path as zoo_path
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from nnhal.api import compile
 from nnhal.base.errors import DeviceUnavailable
-from nnhal.bench.latency import Ratio, interleaved, ratio
+from nnhal.measure.latency import Ratio, interleaved, ratio
 from nnhal.frontends.python import Builder
 from nnhal.model.graph import State
 from nnhal.zoo import ZooError, maker

@@ -6,7 +6,7 @@ import pytest
 import nnhal
 from nnhal import zoo
 from nnhal.base.operands import quantised
-from nnhal.bench.peers import LiteRT
+from nnhal.measure.peers import LiteRT
 from nnhal.cli.inputs import read_inputs
 from nnhal.cli.pictures import InputOptions
 from nnhal.zoo import maker

@@ -20,8 +20,8 @@ from nnhal.base.records import Record
 from nnhal.base.time import NS
 from nnhal.bench.each import TimeSpent, each_operation
 from nnhal.bench.held import of_drivers, private_bytes
-from nnhal.bench.latency import Latency, Ratio, histogram, interleaved, ratio, steady, timed
-from nnhal.bench.peers import PEERS, peer
+from nnhal.measure.latency import Latency, Ratio, histogram, interleaved, ratio, steady, timed
+from nnhal.measure.peers import PEERS, peer
 from nnhal.cli import common
 from nnhal.cli.command import command as nnhal_command
 from nnhal.cli.inputs import read_inputs
