@@ -35,9 +35,9 @@ from nnhal import zoo
 from nnhal.base.errors import clipped
 from nnhal.base.operands import dtype_of
 from nnhal.bench.held import held
+from nnhal.cli.common import progress
 from nnhal.measure.latency import interleaved, ratio, timed
 from nnhal.measure.peers import peer
-from nnhal.cli.common import progress
 from nnhal.zoo import maker
 
 DEVICES = ("litert", "openvino", "onnxruntime")

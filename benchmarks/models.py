@@ -21,8 +21,8 @@ import nnhal
 from nnhal import zoo
 from nnhal.base.operands import quantised
 from nnhal.bench.compare import each_operation, intermediates
-from nnhal.measure.peers import LiteRT
 from nnhal.cli.inputs import PictureOptions, read_inputs
+from nnhal.measure.peers import LiteRT
 from nnhal.runtime import discovery
 from nnhal.runtime.arguments import spec_of
 from nnhal.zoo import maker

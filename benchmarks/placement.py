@@ -34,10 +34,10 @@ import nnhal
 from nnhal import zoo
 from nnhal.base.operands import quantised
 from nnhal.base.records import Struct, field
-from nnhal.measure.latency import timed
 from nnhal.bench.workloads import mixed
 from nnhal.cli.common import progress
 from nnhal.cli.inputs import PictureOptions, read_inputs
+from nnhal.measure.latency import timed
 from nnhal.runtime import discovery
 from nnhal.runtime.measured import place, record
 from nnhal.runtime.measured.later import settle

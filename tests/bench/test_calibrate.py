@@ -8,8 +8,8 @@ import pytest
 
 import nnhal
 from nnhal.bench import calibrate, workloads
-from nnhal.measure import latency
 from nnhal.bench.calibrate import Calibration, fitted
+from nnhal.measure import latency
 from nnhal.runtime import discovery
 from nnhal.runtime.measured.families import OperationWork, works
 from nnhal.runtime.measured.profile import FAMILIES, decoded, encoded

@@ -25,6 +25,7 @@ from nnhal.measure.peers import LiteRT, Peer, peer
 from nnhal.runtime.compiled import Compiled
 
 PARTS = "accuracy", "compile", "latency", "loadgen"
+REFERENCE_RUNS = 5  # enough for the median of an engine that is not under test
 OWN = 60.0  # seconds for the slowest step, which is the suite's own
 
 
@@ -143,7 +144,7 @@ def _latency(work: Workload, context: Context, found: dict[str, Any]) -> None:
         last = [outputs_of(compiled, inputs)]
     context.at(PREPARING)
     found["reference"] = timing.latencies(
-        {"reference": lambda: work.reference(*inputs)}, 0.0, lambda _: context.at(PREPARING), rounds=1
+        {"reference": lambda: work.reference(*inputs)}, 0.0, lambda _: context.at(PREPARING), REFERENCE_RUNS
     )["reference"]
     right = accuracy.measure(specs, first, first, (), relaxed)
     runs = found["device"]["runs"]

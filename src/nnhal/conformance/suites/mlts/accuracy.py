@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from nnhal.base.brief import counted
 from nnhal.base.operands import Array, quantised
 from nnhal.base.records import Record, as_dict
 from nnhal.conformance.suites.mlts.data import value_of
@@ -13,7 +14,7 @@ from nnhal.runtime.arguments import Spec
 # The bounds of the suite. A correct kernel may differ in the order of its sums and in how it rounds, and a model adds up
 # what its operations differ by.
 FLOAT, RELAXED = 5e-4, 1e-2  # greatest error of an output, as a share of its greatest magnitude; RELAXED: of float16
-STEPS, STEPS_RMS = 16.0, 2.0  # of a quantised output in LSB: greatest error, and root of the mean squared error
+STEPS, STEPS_RMS = 8.0, 1.0  # of a quantised output in LSB: greatest error, and root of the mean squared error
 DROP = 0.01  # share of the inputs or rows that may lose their class; at least one may
 TOP = 5
 
@@ -25,8 +26,8 @@ class Accuracy(Record, frozen=True):
     the label, or without labels the reference's class; None without rows. right1, right5: the number of these rows.
     changed: rows with another class than the reference's, beyond a tie. moved: those of them that the bounds of errors
     do not explain. mse, greatest: mean squared and greatest error of the worst output, as real values. relative: greatest
-    error by greatest magnitude, of the worst output of floats. steps, steps_rms: greatest and root of the mean squared
-    error of the worst quantised output, in LSB.
+    error by greatest magnitude, of the worst output of floats; None without one. steps, steps_rms: greatest and root of
+    the mean squared error of the worst quantised output, in LSB; None without one.
     """
 
     inputs: int
@@ -40,9 +41,9 @@ class Accuracy(Record, frozen=True):
     moved: int
     mse: float
     greatest: float
-    relative: float
-    steps: float
-    steps_rms: float
+    relative: float | None
+    steps: float | None
+    steps_rms: float | None
 
     def to_dict(self) -> dict[str, object]:
         """Return all of it by name, with the share of classes that changed."""
@@ -54,7 +55,10 @@ Results = Sequence[Sequence[Array]]  # the outputs for each input
 
 def measure(specs: Sequence[Spec], found: Results, expected: Results, labels: Sequence[int], relaxed: bool) -> Accuracy:
     """Compare results with the reference's. specs: of the outputs. labels: the class of each input; empty if unknown."""
-    mse = greatest = relative = steps = steps_rms = 0.0
+    mse = greatest = 0.0
+    relative: float | None = None
+    steps: float | None = None
+    steps_rms: float | None = None
     for place in range(min(len(specs), *(len(each) for each in found))):
         spec = specs[place]
         value = value_of(spec)
@@ -67,9 +71,10 @@ def measure(specs: Sequence[Spec], found: Results, expected: Results, labels: Se
         worst, squared = float(every.max(initial=0.0)), float(np.square(every).mean()) if every.size else 0.0
         mse, greatest = max(mse, squared), max(greatest, worst)
         if quantised(spec.type):
-            steps, steps_rms = max(steps, worst / spec.scale), max(steps_rms, squared**0.5 / spec.scale)
+            steps = max(steps or 0.0, worst / spec.scale)
+            steps_rms = max(steps_rms or 0.0, squared**0.5 / spec.scale)
         else:
-            relative = max(relative, worst / size)
+            relative = max(relative or 0.0, worst / size)
     classes = _classes(specs[0], found, expected, labels, relaxed)
     return Accuracy(len(found), *classes, mse, greatest, relative, steps, steps_rms)
 
@@ -125,16 +130,16 @@ def problems(device: Accuracy, reference: Accuracy, relaxed: bool) -> Iterator[s
         allowed = _allowed(device.rows)
         if device.labels and its - mine > allowed:
             shares = f"{mine / device.rows:.1%} of {device.rows} inputs, the reference's is {its / device.rows:.1%}"
-            yield f"{name} accuracy is {shares}, must be at most {allowed} inputs below"
+            yield f"{name} accuracy is {shares}, must be at most {counted(allowed, 'input')} below"
     if device.moved > _allowed(device.rows):
         what = f"{device.moved} of {device.rows} rows have another class than on the reference"
         yield f"{what}, must be at most {_allowed(device.rows)} (near ties are not counted)"
     bound = RELAXED if relaxed else FLOAT
-    if not device.relative <= bound:
+    if device.relative is not None and not device.relative <= bound:
         yield f"greatest error is {device.relative:.3g} of the output's greatest magnitude, must be at most {bound:g}"
-    if not device.steps <= STEPS:
+    if device.steps is not None and not device.steps <= STEPS:
         yield f"greatest error is {device.steps:.4g} LSB, must be at most {STEPS:g}"
-    if not device.steps_rms <= STEPS_RMS:
+    if device.steps_rms is not None and not device.steps_rms <= STEPS_RMS:
         yield f"root of the mean squared error is {device.steps_rms:.3g} LSB, must be at most {STEPS_RMS:g}"
 
 

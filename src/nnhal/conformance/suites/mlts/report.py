@@ -43,8 +43,8 @@ STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; }
 .table { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 13px; }
-th, td { border-bottom: 1px solid #8885; padding: 0.25rem 0.6rem; text-align: right; vertical-align: top; }
-th:first-child, td:first-child, td:nth-child(2) { text-align: left; white-space: nowrap; }
+th, td { border-bottom: 1px solid #8885; padding: 0.25rem 0.6rem; text-align: right; white-space: nowrap; }
+th:first-child, td:first-child, td:nth-child(2), th:nth-child(2) { text-align: left; }
 .plots { display: flex; flex-wrap: wrap; gap: 1rem; }
 .plots svg { max-width: 100%; height: auto; }
 """
@@ -171,7 +171,9 @@ def histograms(outcomes: Iterable[CaseOutcome], device: str) -> list[tuple[str, 
 def page(device: str, rows: Sequence[Mapping[str, Any]], plots: Sequence[tuple[str, str]]) -> str:
     """Return the page: it refers to no other file."""
     head = "".join(f"<th>{escape(name)}</th>" for name in HEADS)
-    body = "".join("<tr>" + "".join(f"<td>{escape(str(row[name]))}</td>" for name in HEADS) + "</tr>" for row in rows)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(_short(row[name]))}</td>" for name in HEADS) + "</tr>" for row in rows
+    )
     figures = "".join(f"<figure>{svg}</figure>" for _, svg in plots)
     title = f"Latency and accuracy of models on {escape(device)}"
     return (
@@ -181,3 +183,11 @@ def page(device: str, rows: Sequence[Mapping[str, Any]], plots: Sequence[tuple[s
         f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
         f'<h2>Latency</h2><div class="plots">{figures}</div></body></html>\n'
     )
+
+
+def _short(value: Any) -> str:
+    """Return a cell with three digits of a fraction; the CSV has more."""
+    try:
+        return str(value) if isinstance(value, int) else f"{float(value):.3g}"
+    except ValueError:
+        return str(value)

@@ -84,20 +84,27 @@ def compilations(
 
 
 def latencies(
-    runners: dict[str, Runner], seconds: float, at: Callable[[str], None], rounds: int = ROUNDS
+    runners: dict[str, Runner], seconds: float, at: Callable[[str], None], iterations: int = 0
 ) -> dict[str, dict[str, Any]]:
-    """Time engines in turn, so that a disturbance meets all of them. at: called with the engine before each of its rounds."""
+    """Time engines in turn, so that a disturbance meets all of them.
+
+    Args:
+        runners: run each engine once.
+        seconds: of the steady state of each engine.
+        at: called with the engine before each of its rounds.
+        iterations: of each engine instead, without a warm-up, for a slow one.
+    """
     runs: dict[str, list[int]] = {name: [] for name in runners}
     first = {}
     for name, run in runners.items():
         at(name)
         first[name] = timed(run)
-        for _ in range(WARMUP):
+        for _ in range(0 if iterations else WARMUP):
             run()
-    for _ in range(rounds):
+    for _ in range(1 if iterations else ROUNDS):
         for name, run in runners.items():
             at(name)
-            runs[name] += steady(run, seconds / rounds)[0]
+            runs[name] += steady(run, seconds / ROUNDS, iterations)[0]
     return {name: summary(first[name], spent) for name, spent in runs.items()}
 
 
