@@ -3,7 +3,7 @@
     python benchmarks/engines.py [--threads N] [--pairs 30] [--json] [--svg FILE] [NAME ...]
 
 Models are those of the zoo and of the model maker that the importer takes whole. Each device runs in pairs with its own
-engine called directly (`nnhal.bench.peers`: float32 as float32, memory bound once), the first of each pair drawn by chance,
+engine called directly (`nnhal.measure.peers`: float32 as float32, memory bound once), the first of each pair by chance,
 and once in pairs with itself, which says what such a ratio is worth here. An engine that cannot read the file has no time of
 its own. Right is what agrees with `reference`: floats within 5e-4 of the greatest magnitude, quantised outputs within the
 drift of kernels that round otherwise, an operation at a time (`nnhal diff`). Here, for whole models, the drift is in LSB.
@@ -27,11 +27,11 @@ import nnhal
 from nnhal import zoo
 from nnhal.base.operands import quantised
 from nnhal.base.records import Struct, field
-from nnhal.bench.latency import interleaved, ratio, timed
-from nnhal.bench.peers import PEERS, LiteRT, peer
 from nnhal.cli.common import progress
 from nnhal.cli.inputs import read_inputs
 from nnhal.cli.pictures import InputOptions
+from nnhal.measure.latency import interleaved, ratio, timed
+from nnhal.measure.peers import PEERS, LiteRT, peer
 from nnhal.runtime import discovery
 from nnhal.zoo import maker
 

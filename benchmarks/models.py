@@ -21,9 +21,9 @@ import nnhal
 from nnhal import zoo
 from nnhal.base.operands import quantised
 from nnhal.bench.compare import each_operation, intermediates
-from nnhal.bench.peers import LiteRT
 from nnhal.cli.inputs import read_inputs
 from nnhal.cli.pictures import InputOptions
+from nnhal.measure.peers import LiteRT
 from nnhal.runtime import discovery
 from nnhal.runtime.arguments import spec_of
 from nnhal.zoo import maker

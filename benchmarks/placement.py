@@ -3,7 +3,7 @@
     python benchmarks/placement.py [--threads N] [--rounds 15] [--devices ...] [--json] [NAME ...]
 
 Every model of the zoo, the maker and the ONNX set that imports, in one interleaved run: each engine called directly through
-its own Python API with its best correct settings (`nnhal.bench.peers`; through nnhal's driver where the engine cannot read
+its own Python API with its best correct settings (`nnhal.measure.peers`; through nnhal's driver where the engine cannot read
 the file), and `nnhal.compile(model)`: by the profile alone (first), after what executions took was learnt (learnt), with
 tune=True (tuned), and the learnt one again, which says what a ratio is worth here (control). There has to be a profile:
 nnhal calibrate. What is learnt goes to a copy of it.
@@ -34,11 +34,11 @@ import nnhal
 from nnhal import zoo
 from nnhal.base.operands import quantised
 from nnhal.base.records import Struct, field
-from nnhal.bench.latency import timed
 from nnhal.bench.workloads import mixed
 from nnhal.cli.common import progress
 from nnhal.cli.inputs import read_inputs
 from nnhal.cli.pictures import InputOptions
+from nnhal.measure.latency import timed
 from nnhal.runtime import discovery
 from nnhal.runtime.measured import place, record
 from nnhal.runtime.measured.later import settle

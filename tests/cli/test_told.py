@@ -13,11 +13,11 @@ from nnhal.base.codes import OperandType, OperationType
 from nnhal.base.errors import OutOfMemory, UnsupportedModel
 from nnhal.bench.compare import Difference
 from nnhal.bench.each import TimeSpent
-from nnhal.bench.latency import Latency, Ratio
 from nnhal.cli import bench, common, devices, diff, doctor, models, show
 from nnhal.cli.model_text import count_text, shown_name, title, type_text
 from nnhal.frontends.python import Builder
 from nnhal.hal.device import YES, Capabilities, Device, Prepared, Verdict
+from nnhal.measure.latency import Latency, Ratio
 from nnhal.model.outline import Node, Outline, ShownTensor
 from nnhal.runtime.discovery import Found
 from nnhal.runtime.isolation import Confined

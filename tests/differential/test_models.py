@@ -6,9 +6,9 @@ import pytest
 import nnhal
 from nnhal import zoo
 from nnhal.base.operands import quantised
-from nnhal.bench.peers import LiteRT
 from nnhal.cli.inputs import read_inputs
 from nnhal.cli.pictures import InputOptions
+from nnhal.measure.peers import LiteRT
 from nnhal.zoo import maker
 
 pytestmark = pytest.mark.models

@@ -6,7 +6,7 @@ import pytest
 
 import nnhal
 from nnhal import zoo
-from nnhal.bench.onnx_inputs import inputs_of
+from nnhal.measure.onnx_inputs import inputs_of
 
 pytestmark = pytest.mark.models
 

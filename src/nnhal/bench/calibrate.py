@@ -21,7 +21,7 @@ from nnhal.base.log import logger
 from nnhal.base.records import Struct, field, replace
 from nnhal.bench import workloads
 from nnhal.bench.disturbed import NOTICED, share, spent
-from nnhal.bench.latency import steady, timed
+from nnhal.measure.latency import steady, timed
 from nnhal.model.graph import Model
 from nnhal.runtime import isolation
 from nnhal.runtime.compiled import Compiled

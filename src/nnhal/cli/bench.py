@@ -20,8 +20,6 @@ from nnhal.base.records import Record
 from nnhal.base.time import NS
 from nnhal.bench.each import TimeSpent, each_operation
 from nnhal.bench.held import of_drivers, private_bytes
-from nnhal.bench.latency import Latency, Ratio, histogram, interleaved, ratio, steady, timed
-from nnhal.bench.peers import PEERS, peer
 from nnhal.cli import common
 from nnhal.cli.command import command as nnhal_command
 from nnhal.cli.inputs import read_inputs
@@ -29,6 +27,8 @@ from nnhal.cli.model_text import shown_name
 from nnhal.cli.pictures import InputOptions
 from nnhal.cli.placement import placement_sections
 from nnhal.hal.memory_use import MemoryUse
+from nnhal.measure.latency import Latency, Ratio, histogram, interleaved, ratio, steady, timed
+from nnhal.measure.peers import PEERS, peer
 from nnhal.model.graph import Model
 from nnhal.runtime.compiled import Compiled
 from nnhal.runtime.placement import Placement

@@ -68,8 +68,13 @@ def run_suite(name: str, run: SuiteRun, jobs: int) -> Generator[Progress, None, 
     else:
         suite = suite_of(name)
         work = _SuiteWork(suite, run)
-        for some, done, total in run_all(work, 1 if suite.serial else jobs):
-            yield Progress(some.outcomes, done, total, some.device)
+        outcomes: list[CaseOutcome] = []
+        try:
+            for some, done, total in run_all(work, 1 if suite.serial else jobs):
+                outcomes += some.outcomes
+                yield Progress(some.outcomes, done, total, some.device)
+        finally:
+            suite.finish(run, outcomes)
 
 
 def repeat_command(run: SuiteRun, outcome: CaseOutcome) -> str:

@@ -1,7 +1,7 @@
 """What a suite is: its cases, and how one of them runs in a process that the driver may end."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nnhal.base.errors import InvalidArgument
@@ -129,3 +129,6 @@ class Suite(ABC):
     def seconds(self, case: Case, run: SuiteRun) -> float:
         """Return how long one call of the driver, or one step of the case, may take."""
         return run.timeout
+
+    def finish(self, run: SuiteRun, outcomes: Sequence[CaseOutcome]) -> None:
+        """Write what the suite reports beyond its outcomes into `run.report`; also after an interrupted run."""
