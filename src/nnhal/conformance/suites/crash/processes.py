@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from itertools import count
 
 from nnhal.base.names import short
-from nnhal.conformance.pool import LOADING, children_of
+from nnhal.conformance.pool import children_of
 from nnhal.conformance.suites.crash.client import Orders, Report
 from nnhal.conformance.suites.suite import CaseFailed
 from nnhal.ipc import names

@@ -17,7 +17,10 @@ LEAST_BYTES = 512 << 10  # that must have come together: less is the allocator's
 LEAST_COUNT = 0.1  # per execution, of what is counted: one in ten executions
 SOON = 0.5  # per execution, of what is counted, in each of the first blocks
 LEAST_BLOCK = 24  # executions; `BLOCKS` of them keep more than `LEAST_BYTES` if each keeps 4 KiB
-FIRST_BLOCK = 8, 40  # executions, least and most, between the first looks at what is counted: a process can soon have no more of it
+FIRST_BLOCK = (
+    8,
+    40,
+)  # executions, least and most, between the first looks at what is counted: a process can soon have no more of it
 STEADY = 0.75  # the share of blocks in which a leak shows
 PAGE = os.sysconf("SC_PAGESIZE")
 MEMORY = "resident memory", "address space"

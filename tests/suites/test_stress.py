@@ -1,0 +1,206 @@
+"""The suites stress and crash: the reference passes a sample, and planted faults are found where they must be."""
+
+import ctypes
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from nnhal.conformance.suites import crash
+from nnhal.conformance.suites.crash import processes
+from nnhal.conformance.suites.run import run_suite
+from nnhal.conformance.suites.stress import SUITE, drift
+from nnhal.conformance.suites.stress.growth import BLOCKS, grows
+from nnhal.conformance.suites.suite import Case, CaseFailed, CaseOutcome, Context, Suite, SuiteRun
+from nnhal.hal.device import Device
+from nnhal.runtime import discovery
+from tests.suites.planted import VARIABLE, Planted
+from tests.waiting import Clock
+
+DRIVER = str(Path(__file__).parent / "planted.py")
+SMALL = SuiteRun(scale=0.05)
+UPWARD = 0x800  # FE_UPWARD of x86-64
+_libc = ctypes.CDLL(None)
+
+
+def outcomes(
+    suite: str, fault: str, pattern: str, monkeypatch: pytest.MonkeyPatch, **more: object
+) -> list[CaseOutcome]:
+    """Run cases on a planted driver, in processes of the suite."""
+    monkeypatch.setenv(VARIABLE, fault)
+    run = SuiteRun(drivers=(DRIVER,), scale=0.05, pattern=pattern, **more)  # type: ignore[arg-type]
+    return [outcome for progress in run_suite(suite, run, 1) for outcome in progress.outcomes]
+
+
+def ran(device: Device, name: str, suite: Suite = SUITE) -> object:
+    """Run one case in this process."""
+    (case,) = (each for each in suite.cases(SMALL) if each.name == name)
+    return suite.run(case, Context(device, SMALL, lambda _: None))
+
+
+# --------------------------------------------------------------------------------------------------------------- stress
+
+
+def test_the_reference_passes_a_sample() -> None:
+    pattern = "threads/(execute|mixed)/float32|mapped/quant8|threads/compile/single|growth/deadline|slow-down"
+    run = SuiteRun(device="reference", scale=0.05, pattern=pattern)
+    found = [outcome for progress in run_suite("stress", run, 1) for outcome in progress.outcomes]
+    assert len(found) == 6 and {outcome.verdict for outcome in found} == {"passed"}, found
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_4_kib_that_an_execution_keeps_are_found(isolate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    (found,) = outcomes("stress", "leak", "growth/run/float32", monkeypatch, isolate=isolate)
+    assert found.verdict == "failed" and "KiB of resident memory" in found.reason, found
+    assert "each execution leaks" in found.reason
+
+
+def test_a_descriptor_that_an_execution_keeps_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    (found,) = outcomes("stress", "descriptors", "growth/run/float32", monkeypatch)
+    assert found.verdict == "failed" and "1 descriptors" in found.reason, found
+
+
+def test_the_healthy_driver_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = outcomes("stress", "", "growth/(run|burst|prepare)/float32|endurance", monkeypatch)
+    assert [outcome.verdict for outcome in found] == ["passed"] * 4, found
+
+
+def test_a_device_without_quantised_operations_does_not_support_their_cases() -> None:
+    (found,) = [
+        o for p in run_suite("stress", SuiteRun(drivers=(DRIVER,), pattern="drift/quant8"), 1) for o in p.outcomes
+    ]
+    assert found.verdict == "unsupported"
+
+
+@pytest.mark.parametrize("name", ["threads/execute/float32", "threads/mixed/float32"])
+def test_an_arena_that_threads_share_is_found(name: str) -> None:
+    with pytest.raises(CaseFailed, match="results with 8 threads are wrong.*as when it ran alone"):
+        ran(Planted("arena"), name)
+
+
+def test_constants_that_models_share_are_found() -> None:
+    with pytest.raises(CaseFailed, match="open models"):
+        ran(Planted("shared-constants"), "models/000")
+
+
+def test_constants_read_at_a_boundary_of_the_mapped_file_are_found() -> None:
+    with pytest.raises(CaseFailed, match="models in mapped memory"):
+        ran(Planted("aligned"), "mapped/float32")
+
+
+@pytest.mark.parametrize("fault", ["", "drift"])
+def test_latency_that_drifts_is_found_by_a_clock_that_counts_work(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, device = Clock(), Planted("drift")
+    clock.play(monkeypatch, drift)
+    monkeypatch.setattr(drift, "_now", clock.monotonic_ns)
+    device.tick, device.growth = (lambda units: clock.advance(units / 1e9)), 10 if fault else 0
+    if not fault:
+        ran(device, "drift/float32")
+        return
+    with pytest.raises(CaseFailed, match="the least latency rose by"):
+        ran(device, "drift/float32")
+
+
+def test_latencies_with_noise_or_a_new_level_do_not_drift() -> None:
+    dice = random.Random(1)
+    noise = [1 + dice.random() / 2 for _ in range(3 * drift.WINDOWS)]
+    level = [1.0] * drift.WINDOWS + [2.0] * (2 * drift.WINDOWS)
+    assert not drift.drifts(noise) and not drift.drifts(level)
+    assert drift.drifts([1 + n / 20 + dice.random() / 20 for n in range(3 * drift.WINDOWS)])
+
+
+@pytest.mark.parametrize(
+    ("values", "leaks"),
+    [
+        ([n * 4096 * 100 for n in range(BLOCKS + 1)], True),
+        ([n * 4096 * 100 // (132 << 10) * (132 << 10) for n in range(BLOCKS + 1)], True),
+        ([0, *[4 << 20] * BLOCKS], False),
+        ([min(n, 4) * 4096 * 100 for n in range(BLOCKS + 1)], False),
+        ([(n % 2) * (4 << 20) for n in range(BLOCKS + 1)], False),
+        ([n * 4096 for n in range(BLOCKS + 1)], False),
+    ],
+    ids=["each block", "in steps of the allocator", "once", "a cache that fills", "to and fro", "too little"],
+)
+def test_growth_is_a_leak_only_if_it_goes_on(values: list[int], leaks: bool) -> None:
+    assert bool(grows(values, 100, memory=True)) == leaks
+
+
+@pytest.fixture
+def as_before() -> Iterator[None]:
+    """Restore what the planted driver changes of this process."""
+    folder, mask, handler = os.getcwd(), os.umask(0o022), signal.getsignal(signal.SIGUSR1)
+    os.umask(mask)
+    yield
+    os.chdir(folder)
+    os.umask(mask)
+    signal.signal(signal.SIGUSR1, handler)
+    _libc.fesetround(0)
+
+
+CHANGES: dict[str, Callable[[], object]] = {
+    "working directory": lambda: os.chdir("/"),
+    "umask": lambda: os.umask(0o777),
+    "handled signals": lambda: signal.signal(signal.SIGUSR1, lambda *_: None),
+    "rounding mode": lambda: _libc.fesetround(UPWARD if os.uname().machine == "x86_64" else 0x400000),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+@pytest.mark.usefixtures("as_before")
+def test_a_process_that_is_left_changed_is_found(what: str) -> None:
+    device = Planted("changes")
+    device.change = CHANGES[what]
+    with pytest.raises(CaseFailed, match=f"the process is left changed: .*{what}"):
+        ran(device, "growth/run/float32")
+
+
+# ---------------------------------------------------------------------------------------------------------------- crash
+
+
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Device]:
+    """A planted driver, which a service can be started of."""
+    monkeypatch.setattr(crash, "SETTLING", 0.2)
+
+    def load(fault: str) -> Device:
+        monkeypatch.setenv(VARIABLE, fault)
+        return discovery.load_driver(DRIVER)
+
+    return load
+
+
+def test_the_healthy_driver_goes_on_when_clients_die(planted: Callable[[str], Device]) -> None:
+    found = ran(planted(""), "killed/execute", crash.SUITE)
+    assert isinstance(found, dict) and found["killed clients"] == 4 and found["executions"] >= 8
+
+
+def test_a_service_that_ends_with_its_client_is_found(planted: Callable[[str], Device]) -> None:
+    with pytest.raises(CaseFailed, match="the driver's service has ended after a client died"):
+        ran(planted("dies-with-client"), "killed/execute", crash.SUITE)
+
+
+def test_what_a_dead_client_leaves_is_found(planted: Callable[[str], Device]) -> None:
+    with pytest.raises(CaseFailed, match="each killed client leaves .* descriptors"):
+        ran(planted("keeps-clients"), "killed/execute", crash.SUITE)
+
+
+def test_a_lock_that_a_dead_client_leaves_hangs_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    (found,) = outcomes("crash", "locks-for-ever", "killed/execute", monkeypatch, timeout=1.0)
+    assert found.verdict == "hung", found
+
+
+def test_a_process_that_does_not_end_is_killed_and_noticed() -> None:
+    with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as process:
+        assert not processes.ended(process.pid, 0.01)
+    assert process.returncode == -signal.SIGKILL and processes.ended(process.pid, 0)
+
+
+def test_cases_are_the_same_for_the_same_run() -> None:
+    for suite in (SUITE, crash.SUITE):
+        cases: list[Case] = list(suite.cases(SuiteRun()))
+        assert cases == list(suite.cases(SuiteRun())) and len({case.name for case in cases}) == len(cases)
