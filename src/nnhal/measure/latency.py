@@ -60,7 +60,7 @@ def timed(run: Runner) -> int:
 def steady(run: Runner, seconds: float, iterations: int = 0, streams: int = 1) -> tuple[tuple[int, ...], int]:
     """Durations of calls, and of all together. iterations: so many calls; 0 for as many as `seconds` last, at least 10.
 
-    streams: threads that call, each as soon as its call before has come back. What one raises, this raises.
+    streams: threads that call, each as soon as its call before has come back. An error of a call is raised.
     """
     count = itertools.count()
     start = time.perf_counter_ns()
@@ -85,7 +85,7 @@ def steady(run: Runner, seconds: float, iterations: int = 0, streams: int = 1) -
 
 
 def interleaved(one: Runner, other: Runner, pairs: int, inner: int = 1, seed: int = 0) -> list[tuple[float, float]]:
-    """Durations in nanoseconds of `one` and `other` in turn, the first of each pair drawn by chance.
+    """Durations in nanoseconds of `one` and `other` alternately, the first of each pair drawn by chance.
 
     inner: how many calls make one duration, for calls too short for the clock; durations are of one call.
     """

@@ -186,12 +186,12 @@ class ONNXRuntimePeer(Peer):
             self._bound.bind_output(name, "cpu", 0, y.dtype, y.shape, y.ctypes.data)
         try:
             self._session.run_with_iobinding(self._bound)
-        except RuntimeError:  # its outputs have another rank than the file says, which binding does not allow
+        except RuntimeError:  # its outputs have another rank than in the file, which binding does not allow
             self._bound, self._binds = None, False
         return found
 
     def __call__(self, inputs: Sequence[Array]) -> list[Array]:
-        """As of `Peer`. What the first run gave says how large outputs are: models whose outputs differ are not for this."""
+        """As of `Peer`. Outputs have the sizes of the first run's: models whose sizes vary are not supported."""
         if self._bound is None:
             return self._bind(inputs) if self._binds else self._run(inputs)
         for mine, array in zip(self._ins, inputs, strict=True):
