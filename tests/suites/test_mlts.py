@@ -197,7 +197,7 @@ def measured(spec: Spec, found: Sequence[Sequence[float]], expected: Sequence[Se
 
 def test_errors_of_quantised_outputs_are_in_steps_and_in_real_values() -> None:
     off = measured(STEPS, [[10, 20, 30, 44]], [[10, 20, 30, 40]])
-    assert (off.steps, off.steps_rms, off.greatest, off.mse) == (4.0, 2.0, 2.0, 1.0)
+    assert (off.lsb, off.lsb_rms, off.greatest, off.mse) == (4.0, 2.0, 2.0, 1.0)
     assert off.relative is None and (off.top1, off.changed) == (1.0, 0)
 
 

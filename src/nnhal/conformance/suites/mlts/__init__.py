@@ -21,12 +21,13 @@ from nnhal.conformance.suites.suite import (
     Suite,
     SuiteRun,
 )
+from nnhal.measure.latency import timed
 from nnhal.measure.peers import LiteRT, Peer, peer
 from nnhal.runtime.compiled import Compiled
 
 PARTS = "accuracy", "compile", "latency", "loadgen"
 REFERENCE_RUNS = 5  # enough for the median of an engine that is not under test
-OWN = 60.0  # seconds for the slowest step, which is the suite's own
+OWN = 60.0  # seconds for the slowest action, which is the suite's own
 
 
 class Mlts(Suite):
@@ -161,7 +162,7 @@ def _loadgen(work: Workload, context: Context, found: dict[str, Any]) -> None:
             context.at("execute")
             expected.append(outputs_of(compiled, each))
         given = list(expected)
-        spent = timing.timed(lambda: compiled(*work.inputs[0]))
+        spent = timed(lambda: compiled(*work.inputs[0]))
 
         def run(index: int) -> Sequence[Array]:
             given[index] = outputs_of(compiled, work.inputs[index])

@@ -26,7 +26,7 @@ class Accuracy(Record, frozen=True):
     the label, or without labels the reference's class; None without rows. right1, right5: the number of these rows.
     changed: rows with another class than the reference's, beyond a tie. moved: those of them that the bounds of errors
     do not explain. mse, greatest: mean squared and greatest error of the worst output, as real values. relative: greatest
-    error by greatest magnitude, of the worst output of floats; None without one. steps, steps_rms: greatest and root of
+    error by greatest magnitude, of the worst output of floats; None without one. lsb, lsb_rms: greatest and root of
     the mean squared error of the worst quantised output, in LSB; None without one.
     """
 
@@ -42,8 +42,8 @@ class Accuracy(Record, frozen=True):
     mse: float
     greatest: float
     relative: float | None
-    steps: float | None
-    steps_rms: float | None
+    lsb: float | None
+    lsb_rms: float | None
 
     def to_dict(self) -> dict[str, object]:
         """Return all of it by name, with the share of classes that changed."""
@@ -57,8 +57,8 @@ def measure(specs: Sequence[Spec], found: Results, expected: Results, labels: Se
     """Compare results with the reference's. specs: of the outputs. labels: the class of each input; empty if unknown."""
     mse = greatest = 0.0
     relative: float | None = None
-    steps: float | None = None
-    steps_rms: float | None = None
+    lsb: float | None = None
+    lsb_rms: float | None = None
     for place in range(min(len(specs), *(len(each) for each in found))):
         spec = specs[place]
         value = value_of(spec)
@@ -71,12 +71,12 @@ def measure(specs: Sequence[Spec], found: Results, expected: Results, labels: Se
         worst, squared = float(every.max(initial=0.0)), float(np.square(every).mean()) if every.size else 0.0
         mse, greatest = max(mse, squared), max(greatest, worst)
         if quantised(spec.type):
-            steps = max(steps or 0.0, worst / spec.scale)
-            steps_rms = max(steps_rms or 0.0, squared**0.5 / spec.scale)
+            lsb = max(lsb or 0.0, worst / spec.scale)
+            lsb_rms = max(lsb_rms or 0.0, squared**0.5 / spec.scale)
         else:
             relative = max(relative or 0.0, worst / size)
     classes = _classes(specs[0], found, expected, labels, relaxed)
-    return Accuracy(len(found), *classes, mse, greatest, relative, steps, steps_rms)
+    return Accuracy(len(found), *classes, mse, greatest, relative, lsb, lsb_rms)
 
 
 def differences(actual: Array, expected: Array) -> Array:
@@ -137,10 +137,10 @@ def problems(device: Accuracy, reference: Accuracy, relaxed: bool) -> Iterator[s
     bound = RELAXED if relaxed else FLOAT
     if device.relative is not None and not device.relative <= bound:
         yield f"greatest error is {device.relative:.3g} of the output's greatest magnitude, must be at most {bound:g}"
-    if device.steps is not None and not device.steps <= STEPS:
-        yield f"greatest error is {device.steps:.4g} LSB, must be at most {STEPS:g}"
-    if device.steps_rms is not None and not device.steps_rms <= STEPS_RMS:
-        yield f"root of the mean squared error is {device.steps_rms:.3g} LSB, must be at most {STEPS_RMS:g}"
+    if device.lsb is not None and not device.lsb <= STEPS:
+        yield f"greatest error is {device.lsb:.4g} LSB, must be at most {STEPS:g}"
+    if device.lsb_rms is not None and not device.lsb_rms <= STEPS_RMS:
+        yield f"root of the mean squared error is {device.lsb_rms:.3g} LSB, must be at most {STEPS_RMS:g}"
 
 
 def _allowed(rows: int) -> int:

@@ -120,7 +120,7 @@ def _picture(file: Path, spec: Spec, said: TensorMetadata) -> Array:
         from PIL import Image
     except ImportError:
         raise DeviceUnavailable("pictures need Pillow: pip install 'nnhal[pictures]'") from None
-    shape = tuple(spec.shape or ())
+    shape = tuple(size or 1 for size in spec.shape or ())
     sizes = shape[1:] if len(shape) == 4 and shape[0] == 1 else shape
     first = len(sizes) == 3 and sizes[0] in MODES and sizes[2] not in MODES
     if len(sizes) != 3 or (sizes[2] not in MODES and not first):
@@ -131,8 +131,9 @@ def _picture(file: Path, spec: Spec, said: TensorMetadata) -> Array:
         with Image.open(file) as opened:
             resized = opened.convert(MODES[channels]).resize((width, height), Image.Resampling.BICUBIC)
     except (OSError, ValueError, Image.DecompressionBombError) as error:
-        raise InvalidArgument(f"{file} is no picture that can be read: {told(error)}") from None
-    pixels = np.asarray(resized, np.float32).reshape(height, width, channels)
+        raise InvalidArgument(f"{file} cannot be read as a picture: {told(error)}") from None
+    pixels: Array = np.asarray(resized, np.float32).reshape(height, width, channels)
+    real: Array
     if len(said.mean) in (1, channels) and len(said.std) in (1, channels):
         real = (pixels - np.array(said.mean, np.float32)) / np.array(said.std, np.float32)
     else:
@@ -167,7 +168,7 @@ def magika() -> tuple[list[list[Array]], list[int], str]:
 
 
 def _features(content: bytes) -> Any:
-    """Return the bytes at both ends as magika's model takes them."""
+    """Return the bytes at both ends in the layout of magika's input."""
     begin, end = content[:BLOCK].lstrip()[:PART], content[-BLOCK:].rstrip()[-PART:]
     features = np.full((1, 2 * PART), PADDING, np.int32)
     features[0, : len(begin)] = np.frombuffer(begin, np.uint8)

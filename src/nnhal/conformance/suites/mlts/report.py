@@ -22,7 +22,7 @@ COLUMNS = (
     ("mean squared error", "accuracy", "mse"),
     ("greatest error", "accuracy", "greatest"),
     ("greatest error (share of magnitude)", "accuracy", "relative"),
-    ("greatest error (LSB)", "accuracy", "steps"),
+    ("greatest error (LSB)", "accuracy", "lsb"),
     ("compile (ms)", "compile", "compile_ms"),
     ("compile and save (ms)", "compile", "save_ms"),
     ("restore (ms)", "compile", "restore_ms"),
@@ -42,8 +42,8 @@ STYLE = """
 :root { color-scheme: light dark; }
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; }
 .table { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 13px; }
-th, td { border-bottom: 1px solid #8885; padding: 0.25rem 0.6rem; text-align: right; white-space: nowrap; }
+table { font-variant-numeric: tabular-nums; font-size: 13px; }
+th, td { box-shadow: 0 1px #8885; padding: 0.25rem 0.6rem; text-align: right; white-space: nowrap; }
 th:first-child, td:first-child, td:nth-child(2), th:nth-child(2) { text-align: left; }
 .plots { display: flex; flex-wrap: wrap; gap: 1rem; }
 .plots svg { max-width: 100%; height: auto; }
@@ -51,7 +51,7 @@ th:first-child, td:first-child, td:nth-child(2), th:nth-child(2) { text-align: l
 
 
 def write(folder: Path, device: str, outcomes: Sequence[CaseOutcome]) -> list[Path]:
-    """Write the report; return its files. Without matplotlib, a warning says what is missing."""
+    """Write the report; return its files. Without matplotlib, a warning names the missing package."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = rows_of(device, outcomes)
     text = io.StringIO()
@@ -139,7 +139,7 @@ def histograms(outcomes: Iterable[CaseOutcome], device: str) -> list[tuple[str, 
     from matplotlib.figure import Figure
 
     grey = "#808080"  # legible on white and on black
-    settings = {"svg.fonttype": "none", "svg.hashsalt": "nnhal", "font.size": 9}
+    settings: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "nnhal", "font.size": 9}
     settings |= dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), grey)
     drawn = []
     for outcome in outcomes:

@@ -86,7 +86,7 @@ def compilations(
 def latencies(
     runners: dict[str, Runner], seconds: float, at: Callable[[str], None], iterations: int = 0
 ) -> dict[str, dict[str, Any]]:
-    """Time engines in turn, so that a disturbance meets all of them.
+    """Time engines alternately, so that a disturbance meets all of them.
 
     Args:
         runners: run each engine once.

@@ -289,7 +289,9 @@ class Drawing:
         """Add a call if the device supports it and its results suit."""
         given = [nodes.get(id(v)) for v in call.inputs]
         runs = self._results(call, given)
-        if runs is None or not (all(suits(v, r) for v, r in zip(call.outputs, zip(*runs, strict=True), strict=True)) or soft):
+        if runs is None or not (
+            all(suits(v, r) for v, r in zip(call.outputs, zip(*runs, strict=True), strict=True)) or soft
+        ):
             return False
         inexact = any(n is not None and not n.exact for n in given)
         whole = [v for v in call.outputs if not quantised(v.type) and v.dtype.kind not in "fc"]
