@@ -120,7 +120,7 @@ def read_model(label: str, memory: Memory) -> Model:
     if any(s.input >= len(main.inputs) or s.output >= len(main.outputs) for s in states) or any(
         index >= len(main.operands) for index in edge
     ):
-        raise InvalidModel(f"{label}: a state or edge is none of its inputs and outputs, must be one")
+        raise InvalidModel(f"{label}: a state or edge is not an input or output, must be one")
     return model
 
 

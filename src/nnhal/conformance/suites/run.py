@@ -20,14 +20,14 @@ from nnhal.conformance.validate.check import CheckOutcome
 from nnhal.conformance.validate.run import Validation, run_checks
 from nnhal.conformance.vectors import index
 
-# Suites by name, with what they prove. Each but the first three is `suites.NAME` with an object `SUITE`.
+# Suites by name, with what they test. Each but the first three is `suites.NAME` with an object `SUITE`.
 VECTORS, CONTRACT, CACHE = "vectors", "contract", "cache"
 SUITES = {
     "vts": "the driver interface: queries, invalid models and requests, memory, caching, service quality, fences",
     "cts": "the driver behind the runtime: selection, partitions, memory, control flow, threads, deadlines",
-    VECTORS: "published test vectors, or AOSP's specifications",
+    VECTORS: "AOSP's test vectors or specifications",
     CONTRACT: "the driver's contract, operation by operation",
-    CACHE: "what a driver saves and restores",
+    CACHE: "saved and restored compilations",
     "random": "random graphs against the reference",
     "stress": "threads, growth of memory and time, the state of the process",
     "crash": "clients that die while the driver works",

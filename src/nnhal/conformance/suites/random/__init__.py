@@ -1,7 +1,7 @@
 """Random graphs on a device, compared with the reference: `single/OPERATION/TYPE/N` and `graph/SIZE/N`.
 
 `drawing` draws graphs from the records of the operations that the device supports. `nnhal.conformance.evaluation`
-evaluates them and says by how much a correct device may differ. `trials` has the ways in which each graph runs: as a
+evaluates them and bounds how much a correct device may differ. `trials` has the ways in which each graph runs: as a
 whole with several inputs one after another, with unaligned memory, from four threads at once, and with half of its
 operations on the CPU. Drawn graphs have repeated operands, broadcasting on each side, values with several readers,
 widths around those of vectors and tiles, states and control flow.

@@ -2,8 +2,8 @@
 
 A drawn operation is kept if the record accepts it, the device supports it, and an error would show in its results: they
 are finite, not all at the ends of their type, and the errors that a correct device may make so far (`evaluation`) stay
-small next to their spread. An operation whose results have steps (comparisons, indices, FLOOR, casts) is drawn only on
-exact values: a correct device might be on the other side of a step.
+small next to their spread. An operation with discontinuous results (comparisons, indices, FLOOR, casts) is drawn only on
+exact values: a correct device might choose another value.
 """
 
 from collections.abc import Callable, Sequence
