@@ -76,9 +76,7 @@ class Check:
 )
 @click.option("--output", type=common.Writable(), metavar="FILE", help="Write here (default: MODEL.reduced).")
 @common.json_option
-def command(
-    model: str, check: str, timeout: float, output: Path | None, as_json: bool, **options: Any
-) -> None:
+def command(model: str, check: str, timeout: float, output: Path | None, as_json: bool, **options: Any) -> None:
     """Shrink a failing model while CMD fails with the same exit status.
 
     nnhal removes operations and outputs and shrinks shapes. Each smaller model that fails is written to MODEL.reduced,

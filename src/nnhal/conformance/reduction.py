@@ -160,9 +160,7 @@ def _below(size: int) -> list[int]:
 
 def _fresh(model: Model, graph: Subgraph) -> Model:
     """Return the model with another main subgraph, without states and names of what is gone."""
-    return Model(
-        graph, model.referenced, model.values, model.pools, model.relaxed, model.extensions, (), model.name
-    )
+    return Model(graph, model.referenced, model.values, model.pools, model.relaxed, model.extensions, (), model.name)
 
 
 def sizes_of(model: Model) -> list[tuple[Axis, int]]:
@@ -208,7 +206,9 @@ def resized(best: Candidate, axes: Mapping[Axis, int], inside: Mapping[int, int]
         else:
             b.operand(operand.type, dims, channel=channel, name=operand.name, **facts)  # type: ignore[arg-type]
             if index in given:
-                inputs.append((main.inputs.index(index), np.ascontiguousarray(given[index][part] if dims else given[index])))
+                inputs.append(
+                    (main.inputs.index(index), np.ascontiguousarray(given[index][part] if dims else given[index]))
+                )
         shape = None if index in written else shape_of(replace(operand, dimensions=dims))
         values.append(Value(operand.type, shape, operand.scale, operand.zero_point, channel, data))
     bounds = validate(model).subgraphs[0].operations

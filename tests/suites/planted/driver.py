@@ -38,9 +38,7 @@ class Runner(Prepared):
         for n, operation in enumerate(main.operations):
             part = cut(model, [n], operation.outputs)
             self._parts.append((part, Reference.prepare(device, part.model, Hints())))
-        self._constants: Arrays = {
-            i: model.constant(o) for i, o in enumerate(main.operands) if o.lifetime in CONSTANTS
-        }
+        self._constants: Arrays = {i: model.constant(o) for i, o in enumerate(main.operands) if o.lifetime in CONSTANTS}
         self._arena: Arrays = {}
         validate(model)
 

@@ -101,7 +101,9 @@ def unaligned(s: Subjects) -> str:
         rooms = []
         for n, index in enumerate(s.model.main.outputs):
             known = fixed(validate(s.model).subgraphs[0].values[index].shape)  # type: ignore[union-attr]
-            rooms.append(None if known is None or not wanted.outputs[n].size else shifted(np.zeros_like(wanted.outputs[n])))
+            rooms.append(
+                None if known is None or not wanted.outputs[n].size else shifted(np.zeros_like(wanted.outputs[n]))
+            )
         results = run(made, [shifted(x) for x in s.sets[0]], rooms)
         problem = wanted.differences(results)
         return problem and f"with unaligned memory: {problem}"
