@@ -100,7 +100,7 @@ def _draw_single(drawing: Drawing, case: Case, refusals: Sequence[str]) -> None:
         made = False
         for turn in range(MOST_SINGLE):
             cell = cells[(number + turn) % len(cells)]
-            made = drawing.try_single(cell, soft=turn >= MOST_SINGLE // 2)
+            made = drawing.try_single(cell, soft=turn >= MOST_SINGLE // 2, wide=number % 2 == 1)
             if made or len(refusals) >= REFUSALS:
                 break
     if not made:

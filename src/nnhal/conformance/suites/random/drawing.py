@@ -33,6 +33,7 @@ TYPES = (F32, Q8S, Q8, F16, I32)  # of the first inputs of graphs
 WEIGHTS = (0.4, 0.2, 0.15, 0.1, 0.15)
 # Around the widths of vectors and tiles, with and without a remainder.
 WIDE = (7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 66, 67, 72, 96, 100, 127, 129)
+CHANNELS = "depth", "depth_in", "input_size"  # names of dimensions that kernels divide into vectors
 MOST = 8192  # elements of a tensor
 MOST_OUTPUTS = 6  # of an operation in a graph
 GREATEST = 1e3  # magnitude of floats
@@ -67,6 +68,7 @@ class Fitted(Drawn):
         super().__init__(cell, rng)
         self._pool, self._first_node, self._may_be_wide = pool, seeded, wide
         self.nodes: dict[int, Node] = {}
+        self.widest = False
         if seeded is not None:
             self._seed(seeded)
 
@@ -109,6 +111,13 @@ class Fitted(Drawn):
                 self._sizes[f"axis {axis}"] = size
             else:
                 self._once[f"axis {axis}"] = size
+
+    def size(self, name: str) -> int:
+        last = f"axis {int(self._once.get('rank of all', 0)) - 1}"
+        if self.widest and not self._wide and name in (last, *CHANNELS) and name not in self._sizes:
+            self._wide = True
+            self._sizes[name] = int(self.pick(*WIDE))
+        return super().size(name)
 
     def _size(self) -> int:
         if self._may_be_wide and not self._wide and self.rng.random() < 0.3:
@@ -224,10 +233,12 @@ class Drawing:
         weights = np.array([4.0 if cell.op.sums or cell.op.name in FREQUENT else 1.0 for cell in choices])
         return choices[int(self.rng.choice(len(choices), p=weights / weights.sum()))]
 
-    def try_single(self, cell: Cell, *, soft: bool) -> bool:
-        """Make a graph of one operation. Its first tensor is an input, that others may be, too."""
+    def try_single(self, cell: Cell, *, soft: bool, wide: bool) -> bool:
+        """Make a graph of one operation. Its first tensor is an input, that others may be, too. wide: in one dimension."""
         try:
-            call = Fitted(cell, self.rng, [], None, True).call()
+            fitted = Fitted(cell, self.rng, [], None, True)
+            fitted.widest = wide
+            call = fitted.call()
         except (InvalidModel, Unknown):
             return False
         first = call.inputs[0]
