@@ -29,44 +29,14 @@ CONTROL = "IF", "WHILE"
 FACTOR = 3.0
 # Operations whose results are elements of their inputs, or those with another sign: exact unless they change the scale.
 MOVES = frozenset(
-    [
-        "ABS",
-        "BATCH_TO_SPACE_ND",
-        "CHANNEL_SHUFFLE",
-        "CONCATENATION",
-        "DEPTH_TO_SPACE",
-        "EMBEDDING_LOOKUP",
-        "EXPAND_DIMS",
-        "FILL",
-        "GATHER",
-        "HASHTABLE_LOOKUP",
-        "MAXIMUM",
-        "MAX_POOL_2D",
-        "MINIMUM",
-        "MIRROR_PAD",
-        "NEG",
-        "PACK",
-        "PAD",
-        "PAD_V2",
-        "REDUCE_MAX",
-        "REDUCE_MIN",
-        "RELU",
-        "RELU1",
-        "RELU6",
-        "RESHAPE",
-        "REVERSE",
-        "SELECT",
-        "SLICE",
-        "SPACE_TO_BATCH_ND",
-        "SPACE_TO_DEPTH",
-        "SPLIT",
-        "SQUEEZE",
-        "STRIDED_SLICE",
-        "TILE",
-        "TOPK_V2",
-        "TRANSPOSE",
-    ]
-)
+    (
+        "ABS", "BATCH_TO_SPACE_ND", "CHANNEL_SHUFFLE", "CONCATENATION", "DEPTH_TO_SPACE", "EMBEDDING_LOOKUP",
+        "EXPAND_DIMS", "FILL", "GATHER", "HASHTABLE_LOOKUP", "MAXIMUM", "MAX_POOL_2D", "MINIMUM",
+        "MIRROR_PAD", "NEG", "PACK", "PAD", "PAD_V2", "REDUCE_MAX", "REDUCE_MIN", "RELU", "RELU1", "RELU6",
+        "RESHAPE", "REVERSE", "SELECT", "SLICE", "SPACE_TO_BATCH_ND", "SPACE_TO_DEPTH", "SPLIT", "SQUEEZE",
+        "STRIDED_SLICE", "TILE", "TOPK_V2", "TRANSPOSE",
+    )
+)  # fmt: skip
 # Results with steps: a small error of an input may change them by any amount. Integer and boolean results are such, too.
 STEPS = frozenset(("CAST", "FLOOR", "HEATMAP_MAX_KEYPOINT", "ROI_ALIGN", "ROI_POOLING"))
 Room = Array | float

@@ -120,7 +120,9 @@ def read_model(label: str, memory: Memory) -> Model:
     if any(s.input >= len(main.inputs) or s.output >= len(main.outputs) for s in states) or any(
         index >= len(main.operands) for index in edge
     ):
-        raise InvalidModel(f"{label}: a state or edge is not an input or output, must be one")
+        raise InvalidModel(
+            f"{label}: a state or edge names an operand that the model lacks, must be an input or output"
+        )
     return model
 
 
