@@ -26,7 +26,7 @@ SHOWN = 12  # operations of the result that are named
 
 
 class Check:
-    """A command that fails on a model. It may crash, hang or leave processes: each call is a process group of its own.
+    """A command that fails on a model. It may crash, hang or leave processes: each call has a new process group.
 
     words: the command. seconds: the time after which it has timed out.
     """

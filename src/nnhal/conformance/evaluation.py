@@ -260,7 +260,7 @@ def _only_moves(a: Bound, known: Sequence[Value | None], number: int) -> bool:
 def moved(x: Array, room: Room, rng: np.random.Generator) -> Array:
     """Return a result with an error: each element up or down by at most its tolerance."""
     size = np.broadcast_to(np.where(np.isfinite(room), room, 0.0), x.shape)
-    if x.dtype.kind == "?" or not size.any():
+    if x.dtype.kind == "b" or not size.any():
         return x
     if x.dtype.kind in "iu":
         limits = np.iinfo(x.dtype)

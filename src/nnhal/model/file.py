@@ -73,7 +73,7 @@ def write_model(model: Model, path: str | os.PathLike[str]) -> None:
             file.write(MAGIC + len(head).to_bytes(8, "little") + head)
             for pool in pools:
                 file.write(bytes(aligned(file.tell(), ALIGNMENT) - file.tell()))
-                file.write(pool)
+                file.write(pool.data)
         temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)

@@ -500,7 +500,7 @@ def suits(value: Value, runs: Sequence[Array]) -> bool:
     x = runs[0]
     if not x.size:
         return False
-    if x.dtype.kind == "?":
+    if x.dtype.kind == "b":
         return True
     if x.dtype.kind in "iu" and not quantised(value.type):
         return bool(np.abs(x.astype(np.int64)).max() < LARGEST)
