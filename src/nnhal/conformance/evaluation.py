@@ -29,45 +29,15 @@ CONTROL = "IF", "WHILE"
 FACTOR = 3.0
 # Operations whose results are elements of their inputs, or those with another sign: exact unless they change the scale.
 MOVES = frozenset(
-    [
-        "ABS",
-        "BATCH_TO_SPACE_ND",
-        "CHANNEL_SHUFFLE",
-        "CONCATENATION",
-        "DEPTH_TO_SPACE",
-        "EMBEDDING_LOOKUP",
-        "EXPAND_DIMS",
-        "FILL",
-        "GATHER",
-        "HASHTABLE_LOOKUP",
-        "MAXIMUM",
-        "MAX_POOL_2D",
-        "MINIMUM",
-        "MIRROR_PAD",
-        "NEG",
-        "PACK",
-        "PAD",
-        "PAD_V2",
-        "REDUCE_MAX",
-        "REDUCE_MIN",
-        "RELU",
-        "RELU1",
-        "RELU6",
-        "RESHAPE",
-        "REVERSE",
-        "SELECT",
-        "SLICE",
-        "SPACE_TO_BATCH_ND",
-        "SPACE_TO_DEPTH",
-        "SPLIT",
-        "SQUEEZE",
-        "STRIDED_SLICE",
-        "TILE",
-        "TOPK_V2",
-        "TRANSPOSE",
-    ]
-)
-# Results with steps: a small error of an input may change them by any amount. Integer and boolean results are such, too.
+    (
+        "ABS", "BATCH_TO_SPACE_ND", "CHANNEL_SHUFFLE", "CONCATENATION", "DEPTH_TO_SPACE", "EMBEDDING_LOOKUP",
+        "EXPAND_DIMS", "FILL", "GATHER", "HASHTABLE_LOOKUP", "MAXIMUM", "MAX_POOL_2D", "MINIMUM",
+        "MIRROR_PAD", "NEG", "PACK", "PAD", "PAD_V2", "REDUCE_MAX", "REDUCE_MIN", "RELU", "RELU1", "RELU6",
+        "RESHAPE", "REVERSE", "SELECT", "SLICE", "SPACE_TO_BATCH_ND", "SPACE_TO_DEPTH", "SPLIT", "SQUEEZE",
+        "STRIDED_SLICE", "TILE", "TOPK_V2", "TRANSPOSE",
+    )
+)  # fmt: skip
+# Results that jump: a small error of an input may change them by any amount. Integer and boolean results are such, too.
 STEPS = frozenset(("CAST", "FLOOR", "HEATMAP_MAX_KEYPOINT", "ROI_ALIGN", "ROI_POOLING"))
 Room = Array | float
 
@@ -111,7 +81,7 @@ def evaluate(model: Model, inputs: Sequence[Array], seed: int = 0, *, in_a_row: 
     Args:
         model: A valid model whose operations have records.
         inputs: An array for each input.
-        seed: Of the errors.
+        seed: The seed of the errors.
         in_a_row: Whether the device adds up products one after another (its relaxation "long_sums").
 
     Raises:
@@ -130,7 +100,7 @@ def evaluate(model: Model, inputs: Sequence[Array], seed: int = 0, *, in_a_row: 
 
 def room_from(wanted: Array, moved: Sequence[Array], last: Room) -> Array:
     """Return by how much a result may differ, from the results with errors and the tolerance of the last operation."""
-    if wanted.dtype.kind in "?":
+    if wanted.dtype.kind == "b":
         flips = [m != wanted if m.shape == wanted.shape else True for m in moved]
         changed = np.any(np.broadcast_arrays(wanted, *flips)[1:], axis=0)
         return np.where(changed, np.inf, 0.0)
@@ -290,7 +260,7 @@ def _only_moves(a: Bound, known: Sequence[Value | None], number: int) -> bool:
 def moved(x: Array, room: Room, rng: np.random.Generator) -> Array:
     """Return a result with an error: each element up or down by at most its tolerance."""
     size = np.broadcast_to(np.where(np.isfinite(room), room, 0.0), x.shape)
-    if x.dtype.kind == "?" or not size.any():
+    if x.dtype.kind == "b" or not size.any():
         return x
     if x.dtype.kind in "iu":
         limits = np.iinfo(x.dtype)

@@ -11,11 +11,11 @@ from contextlib import suppress
 import numpy as np
 
 from nnhal.base.codes import Lifetime
-from nnhal.base.errors import NnhalError
+from nnhal.base.errors import InvalidModel, NnhalError
 from nnhal.base.operands import Array, ChannelQuant, Unknown, Value
 from nnhal.base.records import Record, replace
 from nnhal.model.builder import ModelBuilder
-from nnhal.model.graph import CONSTANTS, Model, Operation, Subgraph
+from nnhal.model.graph import CONSTANTS, Model, Operand, Subgraph
 from nnhal.model.parts import cut
 from nnhal.model.validate import shape_of, validate
 from nnhal.ops.schema import bind
@@ -181,55 +181,70 @@ def resized(best: Candidate, axes: Mapping[Axis, int], inside: Mapping[int, int]
     model, main = best.model, best.model.main
     if model.referenced:
         return None
-    b, inputs = ModelBuilder(model.name), []
-    given = dict(zip(main.inputs, best.inputs or (), strict=False))
-    values: list[Value | None] = []
-    written: dict[int, Operation] = {i: o for o in main.operations for i in o.outputs}
-    for index, operand in enumerate(main.operands):
-        dims = tuple(axes.get((index, axis), size) for axis, size in enumerate(operand.dimensions))
-        part = tuple(slice(0, d) for d in dims)
-        channel = operand.channel
-        if channel is not None and channel.axis < len(dims):
-            channel = ChannelQuant(channel.scales[: dims[channel.axis]], channel.axis)
-        facts = {"scale": operand.scale, "zero_point": operand.zero_point}
-        data = None
-        if operand.lifetime in CONSTANTS:
-            data = np.ascontiguousarray(model.constant(operand)[part]) if dims else model.constant(operand)
-            if data.dtype == np.int32:
-                for old, new in inside.items():
-                    data = np.where(data == old, np.int32(new), data).astype(np.int32)
-            b.constant(operand.type, data, channel=channel, name=operand.name, **facts)  # type: ignore[arg-type]
-        elif operand.lifetime == Lifetime.NO_VALUE:
-            b.no_value(operand.type)
-            values.append(None)
-            continue
-        else:
-            b.operand(operand.type, dims, channel=channel, name=operand.name, **facts)  # type: ignore[arg-type]
-            if index in given:
-                inputs.append(
-                    (main.inputs.index(index), np.ascontiguousarray(given[index][part] if dims else given[index]))
-                )
-        shape = None if index in written else shape_of(replace(operand, dimensions=dims))
-        values.append(Value(operand.type, shape, operand.scale, operand.zero_point, channel, data))
-    bounds = validate(model).subgraphs[0].operations
+    shapes = [
+        tuple(axes.get((index, axis), size) for axis, size in enumerate(operand.dimensions))
+        for index, operand in enumerate(main.operands)
+    ]
+    written = {i for operation in main.operations for i in operation.outputs}
+    operands = [_resized_operand(model, o, shape, inside) for o, shape in zip(main.operands, shapes, strict=True)]
+    values = [
+        replace(v, shape=None) if v is not None and index in written else v for index, (_, v) in enumerate(operands)
+    ]
     try:
-        for operation, bound in zip(main.operations, bounds, strict=True):
-            if bound is None:
-                return None
-            outs = [values[i] for i in operation.outputs]
-            a = bind(bound.op, [values[i] for i in operation.inputs], outs, bound.name)
-            for i, shape in zip(operation.outputs, a.shapes, strict=True):
-                value = values[i]
-                assert value is not None
-                values[i] = replace(value, shape=shape)
-                dims = () if shape is None else tuple(d or 0 for d in shape)
-                b._operands[i] = replace(b._operands[i], dimensions=dims)
-            b.operation(operation.type, operation.inputs, operation.outputs, operation.name)
-        made = b.finish(main.inputs, main.outputs, relaxed=model.relaxed, extensions=model.extensions)
+        _infer(model, values)
     except (NnhalError, Unknown, ValueError):
         return None
-    arrays = None if best.inputs is None else tuple(x for _, x in sorted(inputs, key=lambda each: each[0]))
-    return Candidate(made, arrays)
+    b = ModelBuilder(model.name)
+    for index, (operand, value) in enumerate(operands):
+        now = values[index]
+        if value is None or now is None:
+            b.no_value(operand.type)
+        elif value.data is not None:
+            b.constant(value.type, value.data, value.scale, value.zero_point, channel=value.channel, name=operand.name)
+        else:
+            dims = tuple(d or 0 for d in now.shape or ())
+            b.operand(value.type, dims, value.scale, value.zero_point, channel=value.channel, name=operand.name)
+    for operation in main.operations:
+        b.operation(operation.type, operation.inputs, operation.outputs, operation.name)
+    made = b.finish(main.inputs, main.outputs, relaxed=model.relaxed, extensions=model.extensions)
+    if best.inputs is None:
+        return Candidate(made)
+    arrays = zip(main.inputs, best.inputs, strict=True)
+    return Candidate(made, tuple(_part(x, shapes[i]) for i, x in arrays))
+
+
+def _part(array: Array, shape: tuple[int, ...]) -> Array:
+    """Return the elements of an array within a shape."""
+    return np.ascontiguousarray(array[tuple(slice(0, size or None) for size in shape)]) if shape else array
+
+
+def _resized_operand(
+    model: Model, operand: Operand, shape: tuple[int, ...], inside: Mapping[int, int]
+) -> tuple[Operand, Value | None]:
+    """Return an operand with its value of another shape; None for an omitted one."""
+    if operand.lifetime == Lifetime.NO_VALUE:
+        return operand, None
+    channel, data = operand.channel, None
+    if channel is not None and channel.axis < len(shape):
+        channel = ChannelQuant(channel.scales[: shape[channel.axis]], channel.axis)
+    if operand.lifetime in CONSTANTS:
+        data = _part(model.constant(operand), shape)
+        for old, new in inside.items() if data.dtype == np.int32 else ():
+            data = np.where(data == old, np.int32(new), data).astype(np.int32)
+    known = shape_of(replace(operand, dimensions=shape))
+    return operand, Value(operand.type, known, operand.scale, operand.zero_point, channel, data)
+
+
+def _infer(model: Model, values: list[Value | None]) -> None:
+    """Set the shapes of all results; raise InvalidModel if an operation cannot have those of its inputs."""
+    bounds = validate(model).subgraphs[0].operations
+    for operation, bound in zip(model.main.operations, bounds, strict=True):
+        if bound is None:
+            raise InvalidModel("an operation has no record")
+        outs = [values[i] for i in operation.outputs]
+        a = bind(bound.op, [values[i] for i in operation.inputs], outs, bound.name)
+        for i, value, shape in zip(operation.outputs, outs, a.shapes, strict=True):
+            values[i] = None if value is None else replace(value, shape=shape)
 
 
 def without_unused(model: Model) -> Model:

@@ -73,7 +73,7 @@ def write_model(model: Model, path: str | os.PathLike[str]) -> None:
             file.write(MAGIC + len(head).to_bytes(8, "little") + head)
             for pool in pools:
                 file.write(bytes(aligned(file.tell(), ALIGNMENT) - file.tell()))
-                file.write(pool)
+                file.write(pool.data)
         temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
@@ -120,7 +120,9 @@ def read_model(label: str, memory: Memory) -> Model:
     if any(s.input >= len(main.inputs) or s.output >= len(main.outputs) for s in states) or any(
         index >= len(main.operands) for index in edge
     ):
-        raise InvalidModel(f"{label}: a state or edge is none of its inputs and outputs, must be one")
+        raise InvalidModel(
+            f"{label}: a state or edge names an operand that the model lacks, must be an input or output"
+        )
     return model
 
 
