@@ -37,7 +37,7 @@ MOVES = frozenset(
         "STRIDED_SLICE", "TILE", "TOPK_V2", "TRANSPOSE",
     )
 )  # fmt: skip
-# Results with steps: a small error of an input may change them by any amount. Integer and boolean results are such, too.
+# Results that jump: a small error of an input may change them by any amount. Integer and boolean results are such, too.
 STEPS = frozenset(("CAST", "FLOOR", "HEATMAP_MAX_KEYPOINT", "ROI_ALIGN", "ROI_POOLING"))
 Room = Array | float
 
@@ -81,7 +81,7 @@ def evaluate(model: Model, inputs: Sequence[Array], seed: int = 0, *, in_a_row: 
     Args:
         model: A valid model whose operations have records.
         inputs: An array for each input.
-        seed: Of the errors.
+        seed: The seed of the errors.
         in_a_row: Whether the device adds up products one after another (its relaxation "long_sums").
 
     Raises:
@@ -100,7 +100,7 @@ def evaluate(model: Model, inputs: Sequence[Array], seed: int = 0, *, in_a_row: 
 
 def room_from(wanted: Array, moved: Sequence[Array], last: Room) -> Array:
     """Return by how much a result may differ, from the results with errors and the tolerance of the last operation."""
-    if wanted.dtype.kind in "?":
+    if wanted.dtype.kind == "b":
         flips = [m != wanted if m.shape == wanted.shape else True for m in moved]
         changed = np.any(np.broadcast_arrays(wanted, *flips)[1:], axis=0)
         return np.where(changed, np.inf, 0.0)

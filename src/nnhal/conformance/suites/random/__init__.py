@@ -1,7 +1,7 @@
 """Random graphs on a device, compared with the reference: `single/OPERATION/TYPE/N` and `graph/SIZE/N`.
 
 `drawing` draws graphs from the records of the operations that the device supports. `nnhal.conformance.evaluation`
-evaluates them and bounds how much a correct device may differ. `trials` has the ways in which each graph runs: as a
+evaluates them and computes by how much a correct device may differ. `trials` has the ways in which each graph runs: as a
 whole with several inputs one after another, with unaligned memory, from four threads at once, and with half of its
 operations on the CPU. Drawn graphs have repeated operands, broadcasting on each side, values with several readers,
 widths around those of vectors and tiles, states and control flow.
@@ -28,7 +28,16 @@ from nnhal.conformance.evaluation import Evaluation
 from nnhal.conformance.reduction import Candidate, Reduction, names_of, python_of
 from nnhal.conformance.suites.random.drawing import TYPES, Drawing, Graph, ordinary
 from nnhal.conformance.suites.random.trials import WAYS, Subjects, failure, refusal, rolled
-from nnhal.conformance.suites.suite import PREPARING, Case, CaseFailed, Context, NotSupported, Suite, SuiteRun
+from nnhal.conformance.suites.suite import (
+    PREPARING,
+    Case,
+    CaseFailed,
+    Context,
+    NotApplicable,
+    NotSupported,
+    Suite,
+    SuiteRun,
+)
 from nnhal.model.draw import svg
 from nnhal.model.file import write_model
 from nnhal.model.graph import Model
@@ -39,6 +48,7 @@ DRAWS = 2  # graphs of each operation and type
 GRAPHS = {2: 10, 3: 10, 5: 10, 8: 8, 13: 6, 21: 5, 34: 4, 55: 3, 100: 2, 200: 1}  # numbers of graphs by operations
 FLOW = 0.04  # the share of control flow
 MOST_SINGLE = 300  # tries for a single operation
+SOFT = 20  # tries after which a single operation may have any results
 MOST_CANDIDATES, MOST_SECONDS = 300, 20.0  # of a reduction
 REFUSALS = 12  # refused draws of a single operation after which the device counts as not supporting it
 HINTS = {
@@ -67,7 +77,7 @@ class Random(Suite):
                 yield Case(self.name, f"single/{name}/{label}/{number}", name, label, (name, int(kind), number))
 
     def run(self, case: Case, context: Context) -> Mapping[str, Any] | None:
-        context.at("supports")
+        context.at(PREPARING)
         rng = np.random.default_rng([context.run.seed, *np.frombuffer(case.name.encode(), np.uint8)])
         refusals: list[str] = []
 
@@ -100,13 +110,13 @@ def _draw_single(drawing: Drawing, case: Case, refusals: Sequence[str]) -> None:
         made = False
         for turn in range(MOST_SINGLE):
             cell = cells[(number + turn) % len(cells)]
-            made = drawing.try_single(cell, soft=turn >= MOST_SINGLE // 2, wide=number % 2 == 1)
+            made = drawing.try_single(cell, soft=turn >= SOFT, wide=number % 2 == 1 and turn < SOFT)
             if made or len(refusals) >= REFUSALS:
                 break
     if not made:
         if refusals:
             raise NotSupported(refusals[0])
-        raise InvalidArgument(f"{case.name}: none of {MOST_SINGLE} calls was valid, must be one")
+        raise NotApplicable(f"none of {MOST_SINGLE} drawn calls is valid")
 
 
 def _draw_graph(drawing: Drawing, size: int, refusals: list[str]) -> None:

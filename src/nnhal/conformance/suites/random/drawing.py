@@ -2,8 +2,8 @@
 
 A drawn operation is kept if the record accepts it, the device supports it, and an error would show in its results: they
 are finite, not all at the ends of their type, and the errors that a correct device may make so far (`evaluation`) stay
-small next to their spread. An operation with discontinuous results (comparisons, indices, FLOOR, casts) is drawn only on
-exact values: a correct device might choose another value.
+small next to their spread. An operation whose results jump (comparisons, indices, FLOOR, casts) is drawn only on
+exact values: a correct device might be on the other side of a jump.
 """
 
 from collections.abc import Callable, Sequence
@@ -182,6 +182,7 @@ class Drawing:
         self.free: set[int] = set()  # operands of inputs that may have any elements
         self.read: dict[int, int] = {}
         self.count = 0
+        self._ask_first = False
 
     def add_input(self, value: Value, free: bool) -> Node:
         """Add an input of the graph."""
@@ -235,6 +236,7 @@ class Drawing:
 
     def try_single(self, cell: Cell, *, soft: bool, wide: bool) -> bool:
         """Make a graph of one operation. Its first tensor is an input, that others may be, too. wide: in one dimension."""
+        self._ask_first = True  # the reference may need longer than the device
         try:
             fitted = Fitted(cell, self.rng, [], None, True)
             fitted.widest = wide
@@ -299,16 +301,19 @@ class Drawing:
     def add(self, call: Call, nodes: dict[int, Node], *, soft: bool = False) -> bool:
         """Add a call if the device supports it and its results suit."""
         given = [nodes.get(id(v)) for v in call.inputs]
+        if self._ask_first and not self._takes(alone(call)):
+            return False
         runs = self._results(call, given)
-        if runs is None or not (
-            all(suits(v, r) for v, r in zip(call.outputs, zip(*runs, strict=True), strict=True)) or soft
-        ):
+        if runs is None:
+            return False
+        each = zip(call.outputs, zip(*runs, strict=True), strict=True)
+        if not soft and not all(suits(value, results) for value, results in each):
             return False
         inexact = any(n is not None and not n.exact for n in given)
         whole = [v for v in call.outputs if not quantised(v.type) and v.dtype.kind not in "fc"]
         if inexact and (whole or call.cell.op.name in STEPS):
             return False
-        if not self._takes(alone(call)):
+        if not self._ask_first and not self._takes(alone(call)):
             return False
         self._append(call, given, runs)
         return True
@@ -501,7 +506,7 @@ def suits(value: Value, runs: Sequence[Array]) -> bool:
     if not x.size:
         return False
     if x.dtype.kind == "b":
-        return True
+        return bool(x.size < 4 or x.any() != x.all())
     if x.dtype.kind in "iu" and not quantised(value.type):
         return bool(np.abs(x.astype(np.int64)).max() < LARGEST)
     real = x.astype(np.float64)

@@ -33,7 +33,7 @@ At = Callable[[str], None]
 
 
 class Subjects(NamedTuple):
-    """The needs of a way: the device, the model, sets of inputs, and where to announce calls of the driver."""
+    """The arguments of a way: the device, the model, sets of inputs, and where to announce calls of the driver."""
 
     device: Device
     model: Model
