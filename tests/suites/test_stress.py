@@ -79,7 +79,7 @@ def test_a_device_without_quantised_operations_does_not_support_their_cases() ->
 
 @pytest.mark.parametrize("name", ["threads/execute/float32", "threads/mixed/float32"])
 def test_an_arena_that_threads_share_is_found(name: str) -> None:
-    with pytest.raises(CaseFailed, match="results with 8 threads are wrong.*as when it ran alone"):
+    with pytest.raises(CaseFailed, match=r"results with 8 threads are wrong.*as when it ran alone"):
         ran(Planted("arena"), name)
 
 
@@ -155,7 +155,7 @@ CHANGES: dict[str, Callable[[], object]] = {
 def test_a_process_that_is_left_changed_is_found(what: str) -> None:
     device = Planted("changes")
     device.change = CHANGES[what]
-    with pytest.raises(CaseFailed, match=f"the process is left changed: .*{what}"):
+    with pytest.raises(CaseFailed, match=rf"the process is left changed: .*{what}"):
         ran(device, "growth/run/float32")
 
 
@@ -185,7 +185,7 @@ def test_a_service_that_ends_with_its_client_is_found(planted: Callable[[str], D
 
 
 def test_what_a_dead_client_leaves_is_found(planted: Callable[[str], Device]) -> None:
-    with pytest.raises(CaseFailed, match="each killed client leaves .* descriptors"):
+    with pytest.raises(CaseFailed, match=r"each killed client leaves .* descriptors"):
         ran(planted("keeps-clients"), "killed/execute", crash.SUITE)
 
 
