@@ -17,7 +17,7 @@ import numpy as np
 
 import nnhal
 from nnhal.base.cores import usable_cores
-from nnhal.bench.latency import interleaved, ratio
+from nnhal.measure.latency import interleaved, ratio
 from nnhal.runtime import discovery
 from nnhal.zoo.by_name import path
 

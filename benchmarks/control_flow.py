@@ -17,8 +17,8 @@ import numpy as np
 import nnhal
 from nnhal.base.codes import operation_name
 from nnhal.base.records import as_dict
-from nnhal.bench.latency import interleaved, ratio
 from nnhal.hal.wrappers import Limited
+from nnhal.measure.latency import interleaved, ratio
 from nnhal.runtime import discovery
 
 

@@ -3,7 +3,7 @@
     python benchmarks/engine_costs.py [--only KIND ...] [--rounds 5] [--models NAME ...] [--devices NAME ...] [--json]
 
 - memory: the most that a fresh process held on the way, beyond what it held with everything imported and a small model run,
-  and what it holds once the model was run ten times, against the engine called directly (`nnhal.bench.peers`)
+  and what it holds once the model was run ten times, against the engine called directly (`nnhal.measure.peers`)
 - restore: what `nnhal.compile` takes in fresh processes, all imported, without a cache and from one
 - start: from exec to the first result, warm, nnhal with its cache folder and OpenVINO with its own
 - isolation: a burst of an isolated driver in pairs with one in process
@@ -35,9 +35,9 @@ from nnhal import zoo
 from nnhal.base.errors import clipped
 from nnhal.base.operands import dtype_of
 from nnhal.bench.held import held
-from nnhal.bench.latency import interleaved, ratio, timed
-from nnhal.bench.peers import peer
 from nnhal.cli.common import progress
+from nnhal.measure.latency import interleaved, ratio, timed
+from nnhal.measure.peers import peer
 from nnhal.zoo import maker
 
 DEVICES = ("litert", "openvino", "onnxruntime")

@@ -3,10 +3,10 @@
     python benchmarks/engines.py [--threads N] [--pairs 30] [--json] [--svg FILE] [NAME ...]
 
 Models are those of the zoo and of the model maker that the importer takes whole. Each device runs in pairs with its own
-engine called directly (`nnhal.bench.peers`: float32 as float32, memory bound once), the first of each pair drawn by chance,
+engine called directly (`nnhal.measure.peers`: float32 as float32, memory bound once), the first of each pair by chance,
 and once in pairs with itself, which says what such a ratio is worth here. An engine that cannot read the file has no time of
 its own. Right is what agrees with `reference`: floats within 5e-4 of the greatest magnitude, quantised outputs within the
-drift of kernels that round otherwise, an operation at a time (`nnhal diff --each`): here, whole, it is told in steps.
+drift of kernels that round otherwise, an operation at a time (`nnhal diff`). Here, for whole models, the drift is in LSB.
 
 The last line is JSON: {"models": [{"name", "ms": {who: median}, "correct": {who: bool}, "worst": {who: number}}],
 "driver_over_engine_max": {driver: ratio}, "microseconds_more_max": {driver: of models under 1 ms}, "control_max": ratio}.
@@ -27,10 +27,11 @@ import nnhal
 from nnhal import zoo
 from nnhal.base.operands import quantised
 from nnhal.base.records import Struct, field
-from nnhal.bench.latency import interleaved, ratio, timed
-from nnhal.bench.peers import PEERS, LiteRT, peer
 from nnhal.cli.common import progress
-from nnhal.cli.inputs import PictureOptions, read_inputs
+from nnhal.cli.inputs import read_inputs
+from nnhal.cli.pictures import InputOptions
+from nnhal.measure.latency import interleaved, ratio, timed
+from nnhal.measure.peers import PEERS, LiteRT, peer
 from nnhal.runtime import discovery
 from nnhal.zoo import maker
 
@@ -91,7 +92,7 @@ def measured(name: str, threads: int, pairs: int, devices: Sequence[str]) -> Eng
         return None
     steps = [quantised(model.main.operands[i].type) for i in model.main.outputs]
     reference = nnhal.compile(model, devices="reference")
-    inputs = [g.array for g in read_inputs(reference.inputs, (), 0, PictureOptions())]
+    inputs = [g.array for g in read_inputs(reference.inputs, (), 0, InputOptions())]
     wanted = outputs_of(reference(*inputs))
     carried = len(model.states)
     if carried:

@@ -21,8 +21,8 @@ import numpy as np
 from endurance_parts.usage import usage
 
 import nnhal
-from nnhal.bench.peers import peer
 from nnhal.drivers.litert.lowering import lower
+from nnhal.measure.peers import peer
 from nnhal.zoo.by_name import path as zoo_path
 
 MODELS = ("tiny_conv", "face_landmark", "mobilenet_v1", "basic_pitch")

@@ -27,10 +27,10 @@ import numpy as np
 import nnhal
 from nnhal.base.operands import ChannelQuant
 from nnhal.bench.held import held
-from nnhal.bench.peers import LiteRT
 from nnhal.drivers.kit import team
 from nnhal.drivers.litert import engine
 from nnhal.drivers.litert.lowering import lower
+from nnhal.measure.peers import LiteRT
 from nnhal.model.graph import Model
 from nnhal.zoo import maker
 

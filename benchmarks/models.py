@@ -21,8 +21,9 @@ import nnhal
 from nnhal import zoo
 from nnhal.base.operands import quantised
 from nnhal.bench.compare import each_operation, intermediates
-from nnhal.bench.peers import LiteRT
-from nnhal.cli.inputs import PictureOptions, read_inputs
+from nnhal.cli.inputs import read_inputs
+from nnhal.cli.pictures import InputOptions
+from nnhal.measure.peers import LiteRT
 from nnhal.runtime import discovery
 from nnhal.runtime.arguments import spec_of
 from nnhal.zoo import maker
@@ -155,14 +156,14 @@ def inputs_of(name: str, model: nnhal.Model) -> list[list[np.ndarray]]:
     specs = [spec_of(model, i) for n, i in enumerate(model.main.inputs) if n not in carried]
     if name in zoo.names() and zoo.entry(name).kind == "picture":
         low, high = zoo.entry(name).values or (0.0, 1.0)
-        (photo,) = (g.array for g in read_inputs(specs, ["picture_person"], 0, PictureOptions(low, high)))
+        (photo,) = (g.array for g in read_inputs(specs, ["picture_person"], 0, InputOptions(low, high)))
         height, width = (n // 2 for n in photo.shape[1:3])
         enlarged = photo[:, : 2 * (height // 2), width // 2 : width // 2 + width].repeat(2, 1).repeat(2, 2)
         full = np.zeros_like(photo)
         full[:, : enlarged.shape[1], : enlarged.shape[2]] = enlarged[:, : photo.shape[1], : photo.shape[2]]
         return [[photo], [np.ascontiguousarray(photo[:, :, ::-1])], [full]]
     seeds = range(STEPS if model.states else 3)
-    return [[g.array for g in read_inputs(specs, (), seed, PictureOptions())] for seed in seeds]
+    return [[g.array for g in read_inputs(specs, (), seed, InputOptions())] for seed in seeds]
 
 
 def known(path: Path) -> bytes:

@@ -19,7 +19,7 @@ import onnxruntime
 import nnhal
 from nnhal import zoo
 from nnhal.base.errors import clipped
-from nnhal.bench.onnx_inputs import inputs_of
+from nnhal.measure.onnx_inputs import inputs_of
 from nnhal.model.validate import validate
 
 MOST = {"reference": 5e-4, "litert": 5e-4, "openvino": 5e-4, "onnxruntime": 1e-4}  # of the greatest magnitude

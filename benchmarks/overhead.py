@@ -13,8 +13,8 @@ import numpy as np
 
 import nnhal
 from nnhal.base.cores import usable_cores
-from nnhal.bench.latency import interleaved, ratio
-from nnhal.bench.peers import LiteRT
+from nnhal.measure.latency import interleaved, ratio
+from nnhal.measure.peers import LiteRT
 from nnhal.zoo import maker
 
 WARM_UP = 10

@@ -3,7 +3,7 @@
     python benchmarks/placement.py [--threads N] [--rounds 15] [--devices ...] [--json] [NAME ...]
 
 Every model of the zoo, the maker and the ONNX set that imports, in one interleaved run: each engine called directly through
-its own Python API with its best correct settings (`nnhal.bench.peers`; through nnhal's driver where the engine cannot read
+its own Python API with its best correct settings (`nnhal.measure.peers`; through nnhal's driver where the engine cannot read
 the file), and `nnhal.compile(model)`: by the profile alone (first), after what executions took was learnt (learnt), with
 tune=True (tuned), and the learnt one again, which says what a ratio is worth here (control). There has to be a profile:
 nnhal calibrate. What is learnt goes to a copy of it.
@@ -34,10 +34,11 @@ import nnhal
 from nnhal import zoo
 from nnhal.base.operands import quantised
 from nnhal.base.records import Struct, field
-from nnhal.bench.latency import timed
 from nnhal.bench.workloads import mixed
 from nnhal.cli.common import progress
-from nnhal.cli.inputs import PictureOptions, read_inputs
+from nnhal.cli.inputs import read_inputs
+from nnhal.cli.pictures import InputOptions
+from nnhal.measure.latency import timed
 from nnhal.runtime import discovery
 from nnhal.runtime.measured import place, record
 from nnhal.runtime.measured.later import settle
@@ -75,7 +76,7 @@ def measured(name: str, threads: int, rounds: int, devices: Sequence[str]) -> Pl
     if model is None:
         return None
     reference = nnhal.compile(model, devices="reference")
-    inputs = [g.array for g in read_inputs(reference.inputs, (), 0, PictureOptions())]
+    inputs = [g.array for g in read_inputs(reference.inputs, (), 0, InputOptions())]
     wanted = outputs_of(reference(*inputs))
     steps = [quantised(model.main.operands[i].type) for i in model.main.outputs][: len(wanted)]
     inside = any(quantised(operand.type) for operand in model.main.operands)

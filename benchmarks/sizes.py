@@ -25,11 +25,11 @@ import numpy as np
 import nnhal
 from nnhal.base.levels import FL8
 from nnhal.bench.graphs import GRAPHS
-from nnhal.bench.peers import LiteRT
 from nnhal.drivers.litert.lowering import lower
 from nnhal.drivers.null import Null
 from nnhal.hal.device import Capabilities, Verdict
 from nnhal.hal.wrappers import Limited
+from nnhal.measure.peers import LiteRT
 from nnhal.model.graph import Model
 from nnhal.model.parts import cut
 from nnhal.model.validate import validate

@@ -70,7 +70,7 @@ class Side:
 
 def compare(ours: Path, other: Path, rounds: int, way: str) -> dict:
     """Medians of ratios by rounds, with 95 % intervals by bootstrap."""
-    from nnhal.bench.latency import ratio
+    from nnhal.measure.latency import ratio
 
     sides = {"ours": Side(ours, way), "other": Side(other, way), "control": Side(other, way)}
     draw, found = random.Random(0), {name: [] for name in sides}

@@ -38,10 +38,11 @@ A device may differ from the definition in the ways that it names. The reference
 EXACT = """
 ## Operations of 8 bits under exact numerics
 
-`integer`: the result is that of TensorFlow Lite's own kernel, which the reference computes in integers.
-`real`: the result is the real one, rounded once to the nearest step, halves away from zero.
-A device with "yes" runs the operation; the reference runs all of them. Conditions that a device has besides are reasons
-in `compiled.placement`, such as scales that differ between the tensors of a MAXIMUM.
+- `integer`: the result is that of TensorFlow Lite's own kernel, which the reference computes in integers.
+- `real`: the result is the real one, rounded once to the nearest quantisation step, halves away from zero.
+
+A device with "yes" runs the operation; the reference runs all of them. A device may have further conditions, such as
+equal scales of the tensors of a MAXIMUM. `compiled.placement` has them as reasons.
 
 """
 

@@ -21,6 +21,7 @@ from nnhal.ops.schema import REQUIRED, Allowed, Arg, Form, Op, Per, Stored, T
 
 FILE = Path(__file__).parent / "reference" / "operations.md"
 WIDTH = 100
+MOST_TYPES = 4  # types of an output that are all T; more are "the others"
 NEWLINE = "\n"  # f-strings of Python 3.11 take no backslashes
 SUMS = {
     "terms": "Summed up in any order.",
@@ -139,7 +140,12 @@ def spec(argument: Arg, record: Op) -> str:
             alone = list(owners.values()).count(text) == 1
             said = re.sub(rf"\b{type_name(own)}\b( \([^)]*\))?", "T", text) if alone else text
             by.setdefault(said, []).append(type_name(own))
-        return next(iter(by)) if len(by) == 1 else "; ".join(f"{text} for {', '.join(own)}" for text, own in by.items())
+        if len(by) == 1:
+            return next(iter(by))
+        if len(by.get("T", ())) > MOST_TYPES:
+            by["T"] = by.pop("T") and ["the others"]  # last
+        parts = (("any of these" if text == ", ".join(own) else text, own) for text, own in by.items())
+        return "; ".join(f"{text} for {', '.join(own)}" for text, own in parts)
     if not isinstance(argument.spec, Mapping):
         return "T"
     return types(argument.spec, base) + (f" {argument.enum.__name__}" if argument.enum is not None else "")
@@ -345,7 +351,7 @@ def text() -> str:
         INTRODUCTION.format(float=f"{atol:g} + {rtol:.1g} of the value", half=f"{HALF:.2g} + {HALF:.2g} of it"),
         *enums(records),
         *table(
-            "operation | since | what it does",
+            "operation | since | purpose",
             ((f"[{op.name}](#{op.name.lower()})", str(op.since), in_short(op)) for op in records),
         ),
         *(line for op in records for line in described(op)),

@@ -396,7 +396,7 @@ def _package(folder: Path) -> Iterator[str]:
     name = ".".join(folder.relative_to(ROOT / "src").parts)
     own = _purpose(folder / "__init__.py")
     modules = [file for file in sorted(folder.glob("*.py")) if file.name != "__init__.py"]
-    yield f"## {name}\n"
+    yield f"## `{name}`\n"
     yield from [paragraph(own) + "\n"] * bool(own)
     if modules:
         yield "| Module | Purpose |"

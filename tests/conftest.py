@@ -33,6 +33,8 @@ hypothesis.settings.register_profile("check", PROFILE, derandomize=True)
 hypothesis.settings.register_profile("random", PROFILE, print_blob=True)
 hypothesis.settings.load_profile("random" if os.environ.get("NNHAL_RANDOM") == "1" else "check")
 
+pytest_plugins = ["tests.sampling"]
+
 DEFAULT_VECTORS = Path(__file__).parents[1].parent / "shared" / "conformance"
 
 

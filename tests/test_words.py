@@ -132,6 +132,16 @@ name = told
     ]
 
 
+def test_names_in_annotations_and_of_options_are_code():
+    source = """
+proofs: "Proofs[Device] | None" = None
+def f(x: "dict[Lane, Lane] | None") -> "Lane | Lane | None":
+    return "Lanes of a driver"
+help = "run it with --unconfined or --told-twice now"
+"""
+    assert places(in_python("src/nnhal/hal/it.py", source)) == [(4, '"Lanes"')]
+
+
 def test_a_page_is_read_without_its_code_and_front_matter_and_its_headings_may_ask():
     assert places(in_markdown("docs/it.md", PAGE.format(word="told"), measured=True)) == [
         (7, '"told"'),

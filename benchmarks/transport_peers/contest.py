@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from nnhal.bench.latency import Ratio, ratio
+from nnhal.measure.latency import Ratio, ratio
 from transport_peers.peer import Peer, Placement, Progress, Unavailable, started
 
 WARM_UP = 100  # round trips before the first slice

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nnhal.bench.latency import Ratio
+from nnhal.measure.latency import Ratio
 from transport_peers.contest import US, Results
 
 PLAIN, BURST, RING = "nnhal plain call", "nnhal burst", "nnhal bare ring and codec"

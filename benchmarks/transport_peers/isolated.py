@@ -8,8 +8,8 @@ import numpy as np
 
 from nnhal.api import compile
 from nnhal.base.errors import DeviceUnavailable
-from nnhal.bench.latency import Ratio, interleaved, ratio
 from nnhal.frontends.python import Builder
+from nnhal.measure.latency import Ratio, interleaved, ratio
 from nnhal.model.graph import State
 from nnhal.zoo import ZooError, maker
 from transport_peers.figures import Figure

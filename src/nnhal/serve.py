@@ -1,8 +1,8 @@
 """Serves one driver to clients in other processes: `python -m nnhal.serve DRIVER`; `nnhal serve` is the same for people.
 
-With `--fd` it serves the one client on the other end of that socket and ends with it. Otherwise it listens on a socket of
-its own in the user's runtime directory, or on the one that systemd hands over (LISTEN_FDS), and serves any number of clients
-of the same user.
+With `--fd` it serves the one client on the other end of that socket and ends with it. Otherwise it listens on a new socket
+in the user's runtime directory, or on the one that systemd hands over (LISTEN_FDS), and serves any number of clients of the
+same user.
 """
 
 import argparse
@@ -26,16 +26,25 @@ if TYPE_CHECKING:
     from nnhal.ipc.service.quota import Quotas
 
 INVALID, FAILED = 3, 4  # exit statuses
-SWITCH_SECONDS = 0.0005  # that a call of one client keeps the interpreter from others': a tenth of Python's own
-ORPHAN_NS = 10_000_000_000  # that a driver's process may go on after the end of its client's
+SWITCH_SECONDS = (
+    0.0005  # a tenth of Python's default: a client's call keeps the interpreter from other clients for less
+)
+ORPHAN_NS = 10_000_000_000  # limit of a driver's process after its client's process ended
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve; the exit status."""
+    """Serves a driver.
+
+    Args:
+        arguments: The command line without the program's name; that of this process by default.
+
+    Returns:
+        The exit status.
+    """
     os.environ.pop("NNHAL_TRACE", None)  # the file is the application's; clients have their own traces of this process
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C is how a service ends
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # one that came while this interpreter started waited
-    faulthandler.enable(all_threads=False)  # whose thread crashed is in the last words
+    faulthandler.enable(all_threads=False)  # the crashed thread's stack is enough
     faulthandler.register(signal.SIGUSR2)  # `base.stacks.TELL`: where it hangs
     parser = argparse.ArgumentParser("nnhal.serve", description="Serve a driver to other processes.")
     parser.add_argument("driver", help="name of a driver, or a Python file or package that defines device()")
@@ -46,13 +55,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--device", action="append", default=[], help="a device node that it may read, write and control"
     )
-    parser.add_argument("--allow", action="append", default=[], help="system calls that it may make besides: NAME,NAME")
-    parser.add_argument("--unconfined", action="store_true", help="do not confine the process (for debugging)")
+    parser.add_argument(
+        "--allow", action="append", default=[], help="additional system calls that it may make: NAME,NAME"
+    )
+    parser.add_argument("--unconfined", action="store_true", help="run without the sandbox (for debugging)")
     parser.add_argument(
         "--metrics", help="answer Prometheus here: HOST:PORT, a PORT of this machine alone, or unix:PATH"
     )
     parser.add_argument(
-        "--json", action="store_true", help="say in JSON what it serves: name, socket, level, confinement"
+        "--json", action="store_true", help="print name, socket, HAL version and sandbox of the service as JSON"
     )
     given = parser.parse_args(arguments)
     try:
@@ -73,13 +84,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def report(error: "NnhalError | ValueError", *, as_json: bool, author: bool = False, verbose: bool = False) -> int:
-    """Print an error, as every command does.
+    """Prints an error, as every command does.
 
     Args:
-        error: what ended the command.
-        as_json: whether it is printed as JSON, on stdout.
-        author: whether the driver is under development: the stack of what it raised is printed whatever it raised.
-        verbose: whether the whole log and stack are printed.
+        error: The exception that ended the command.
+        as_json: Whether it is printed as JSON, on stdout.
+        author: Whether the driver is under development; then the stack is printed for every error of the driver.
+        verbose: Whether the whole log and stack are printed.
 
     Returns:
         The exit status.
@@ -115,12 +126,29 @@ def run(  # noqa: PLR0915  # one order, that matters
     as_json: bool = False,
     metrics: str | None = None,
 ) -> int:
-    """Listen or take the client's socket, confine the process, load the driver, serve: in this order.
+    """Serves a driver in this process.
 
-    Confinement comes before the driver's engine starts threads, which would escape it; those of numpy end before, and start
-    again when it needs them. A service that listens prints a line once it serves. as_json: of JSON.
+    The sandbox is applied before the driver's engine starts threads, which would escape it. NumPy's threads end before, and
+    start again when NumPy needs them. A service that listens prints a line once it serves.
 
-    metrics: where it is asked what it counts; None for nowhere.
+    Args:
+        driver: The name or path of the driver.
+        fd: The socket of the only client; None for a service that listens.
+        name: The name of the service; DRIVER-service by default.
+        level: Serve at this lower HAL version.
+        read: Files and folders that the driver may read.
+        devices: Device nodes that the driver may read, write and control.
+        allow: Additional system calls that the driver may make.
+        confined: Whether the process is sandboxed.
+        as_json: Whether the line of a service that listens is JSON.
+        metrics: The address that answers Prometheus; None for no metrics.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        InvalidArgument: The service's name or address is invalid.
+        DeviceUnavailable: The sandbox, the driver or prometheus-client is missing.
     """
     from nnhal.ipc import environment, names, transport
     from nnhal.ipc.confinement.confine import Limits, confine
@@ -155,7 +183,7 @@ def run(  # noqa: PLR0915  # one order, that matters
         environment.forget()
         report = confine(readable, limits, allow, [Path(d).resolve() for d in devices])
     else:
-        report = {"confinement": "not applied: the service was started with --unconfined"}
+        report = {"confinement": "not applied: it was started with --unconfined"}
     if fd is not None:
         _native.end_with(watch_peer(sock), ORPHAN_NS)
     from nnhal.ipc.service.connection import Loaded, refuse, serve_clients, serve_one
@@ -184,11 +212,11 @@ def run(  # noqa: PLR0915  # one order, that matters
     with contextlib.suppress(OSError):  # nobody listens any more
         sys.stdout.flush()
         sys.stderr.flush()
-    os._exit(0)  # whatever the driver still does, nobody waits for it
+    os._exit(0)  # no client waits for work that the driver still does
 
 
 def _asked_at(address: str, *, alone: bool) -> socket.socket:
-    """The socket that metrics are asked for on. alone: whether there is but one client, which nobody asks about."""
+    """Returns the socket that answers for metrics; InvalidArgument if there is only one client (`alone`)."""
     from nnhal.base.errors import DeviceUnavailable, InvalidArgument
 
     if alone:
@@ -211,7 +239,7 @@ def _told_of(asked: socket.socket | None) -> dict[str, str]:
 
 
 def _watched(asked: socket.socket, device: "Device", quotas: "Quotas") -> "Metrics":
-    """What counts for a service, and tells who asks."""
+    """Starts the metrics of a service, and answers for them on a socket."""
     from nnhal.hal.device import identity_of
     from nnhal.ipc.service import exposition
 
@@ -221,8 +249,9 @@ def _watched(asked: socket.socket, device: "Device", quotas: "Quotas") -> "Metri
 
 
 def look_ahead(driver: str) -> None:
-    """Open and read what a confined process cannot: the driver's own files, what was proved, its group's quota, how
-    short memory is.
+    """Opens and reads files that a sandboxed process cannot.
+
+    They are the driver's cache files, the verification results, the control group's quota and the memory pressure.
     """
     from nnhal.base import pressure
     from nnhal.base.cores import usable_cores
@@ -235,7 +264,7 @@ def look_ahead(driver: str) -> None:
 
 
 def located(driver: str) -> tuple[str, list[Path]]:
-    """A driver's name or whole path, and the folder that its modules are in where it is a path."""
+    """Returns a driver's name or whole path, and for a path the folder of its modules."""
     from nnhal.base.names import is_path
     from nnhal.runtime.sources import Source
 
@@ -246,7 +275,11 @@ def located(driver: str) -> tuple[str, list[Path]]:
 
 
 def service_name(driver: str, name: str = "") -> str:
-    """The name of a service, by default after its driver; InvalidArgument where clients would not get it by that."""
+    """Returns the name of a service, DRIVER-service by default.
+
+    Raises:
+        InvalidArgument: The name is not valid, or is a driver's, so that clients would not reach the service by it.
+    """
     from nnhal.base.errors import InvalidArgument
     from nnhal.base.names import is_path, name_of
     from nnhal.ipc import names
@@ -262,7 +295,7 @@ def service_name(driver: str, name: str = "") -> str:
 
 
 def load(driver: str, level: str = "") -> "Device":
-    """The device of a driver's name or path, at a lower level where asked for."""
+    """Loads a driver by name or path, at the lower HAL version `level` if one is given."""
     from nnhal.base import trace
     from nnhal.base.names import is_path
     from nnhal.runtime import discovery

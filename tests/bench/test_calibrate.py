@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import nnhal
-from nnhal.bench import calibrate, latency, workloads
+from nnhal.bench import calibrate, workloads
 from nnhal.bench.calibrate import Calibration, fitted
+from nnhal.measure import latency
 from nnhal.runtime import discovery
 from nnhal.runtime.measured.families import OperationWork, works
 from nnhal.runtime.measured.profile import FAMILIES, decoded, encoded

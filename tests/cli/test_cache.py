@@ -93,9 +93,17 @@ def test_room_is_made_by_what_was_not_used_for_longest(capsys):
 def test_entries_are_taken_out_by_key_or_all(capsys):
     keys = [e["key"] for e in listed(capsys, "list")["entries"]]
     assert listed(capsys, "clear", keys[0])["gone"] == keys[:1]
-    assert "took out " + keys[1][:12] in called(capsys, "cache", "clear")[0]
+    assert "deleted " + keys[1][:12] in called(capsys, "cache", "clear")[0]
     assert listed(capsys, "list")["entries"] == []
     assert called(capsys, "cache", "list")[0].endswith(": 0 entries, 0 B of 1024 MiB\n")
+
+
+@pytest.mark.parametrize("verb", ["list", "verify", "prune", "clear"])
+def test_a_missing_folder_is_empty_and_stays_missing(capsys, tmp_path, verb):
+    other = tmp_path / "other"
+    found = listed(capsys, verb, "--cache-dir", str(other))
+    assert (found["folder"], found["entries"], found["gone"]) == (str(other), [], [])
+    assert not other.exists()
 
 
 def test_a_folder_is_named_and_one_that_others_may_use_is_refused(capsys, tmp_path, folder):

@@ -227,7 +227,7 @@ def test_what_was_measured_is_never_lost(
         monkeypatch.setattr(record, "keep_profile", refuses)
     said = "".join(called(capsys, "calibrate", code=4))
     (file,) = tmp_path.glob("nnhal-profile-*.json")
-    assert f"what was measured is in {file}: nnhal calibrate --import takes it" in said
+    assert f"the new profile is in {file}: nnhal calibrate --import {file} imports it" in said
     assert ("50% of the measurements had to wait for a core" in said) == (why == "busy") and record.profile() is None
     monkeypatch.undo()
     called(capsys, "calibrate", "--import", str(file))

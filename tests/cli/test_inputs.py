@@ -70,7 +70,9 @@ def test_an_equals_sign_in_the_name_of_a_file_is_of_the_file_unless_an_input_is_
     monkeypatch.chdir(tmp_path)
     saved(tmp_path / "a=b.npy", [3, 3])
     assert read(spec(), "a=b.npy")[0].array.tolist() == [3, 3]
-    with pytest.raises(InvalidRequest, match=r"input nothing: is no file, must be .npy, .npz, a picture \(picture_"):
+    with pytest.raises(
+        InvalidRequest, match=r"input nothing: does not exist, must be .npy, .npz, a picture \(picture_"
+    ):
         read(spec(), "nothing")
 
 
@@ -309,7 +311,10 @@ def test_pictures_of_more_than_8_bits_keep_them(tmp_path, name, white, kind, sha
 @pytest.mark.parametrize(
     ("stored", "why"),
     [
-        ((RAMP * 65535).astype(np.int32), "has integers of 32 bits, which say no white, must have 8 or 16, or be .npy"),
+        (
+            (RAMP * 65535).astype(np.int32),
+            "has 32-bit integers, whose white is undefined, must have 8 or 16 bits, or be .npy",
+        ),
         ((RAMP * 2).astype(np.float32), "has values from 0 to 2, must be 0 to 1, or be .npy"),
     ],
 )
@@ -403,8 +408,8 @@ def test_samples_are_stored_as_the_input_has_them(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "why"),
     [
-        ("a.wav", b"RIFF\0\0\0\0WAVE", "is no sound that can be read"),
-        ("a.wav", b"", "is no sound that can be read"),
+        ("a.wav", b"RIFF\0\0\0\0WAVE", "cannot be read as a sound"),
+        ("a.wav", b"", "cannot be read as a sound"),
         ("a.mp3", b"ID3", "is .mp3, must be .wav: `ffmpeg -i a.mp3 -c:a pcm_s16le out.wav`"),
     ],
 )

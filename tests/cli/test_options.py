@@ -95,6 +95,7 @@ VERBS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("isolate", [[], ["--isolate"]])
 def test_every_verb_that_compiles_passes_options_on(drivers, verb, isolate):

@@ -38,6 +38,7 @@ CALLS = {
     "serve": [["serve"]],
     "trace": [["trace", "summary"]],
     "models": [["models"], ["models", "tiny_conv"]],
+    "test": [["test", "contract", "--filter", "^prepared-twice/ADD$", "--jobs", "1"]],
     "vectors": [["vectors", SPECS], ["vectors", SPECS, "--compare"]],
     "verify": [["verify", "--operation", "ADD"], ["verify", "litert", "--operation", "SOFTMAX"]],
     "calibrate": [["calibrate", "--show"]],

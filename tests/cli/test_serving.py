@@ -140,9 +140,9 @@ def test_who_holds_what_is_told_without_the_one_who_asks(capsys, services):
     lines = [line.rstrip() for line in called(capsys, "serve")[0].splitlines()]
     assert lines == [
         "s: 2 clients, at most 3",
-        "quota    at most  kept for each  process 11  process 12",
-        "buffers        8                          1           0",
-        "memory    20 GiB         10 MiB      10 KiB         0 B",
+        "quota    at most  reserved for each  process 11  process 12",
+        "buffers        8                              1           0",
+        "memory    20 GiB             10 MiB      10 KiB         0 B",
     ]
 
 

@@ -13,11 +13,11 @@ from nnhal.base.codes import OperandType, OperationType
 from nnhal.base.errors import OutOfMemory, UnsupportedModel
 from nnhal.bench.compare import Difference
 from nnhal.bench.each import TimeSpent
-from nnhal.bench.latency import Latency, Ratio
 from nnhal.cli import bench, common, devices, diff, doctor, models, show
 from nnhal.cli.model_text import count_text, shown_name, title, type_text
 from nnhal.frontends.python import Builder
 from nnhal.hal.device import YES, Capabilities, Device, Prepared, Verdict
+from nnhal.measure.latency import Latency, Ratio
 from nnhal.model.outline import Node, Outline, ShownTensor
 from nnhal.runtime.discovery import Found
 from nnhal.runtime.isolation import Confined
@@ -262,7 +262,7 @@ def test_memory_is_what_is_measured_and_what_drivers_report():
         ["all", "b", "1", "B", "1", "B", "1", "B", "1", "B"],
         ["between", "partitions", "7", "B"],
     ], "a driver that reports nothing has no row"
-    said = "-20 KiB private in this process, 5 B private in the process of a (drivers do not report all of theirs)"
+    said = "-20 KiB private in this process, 5 B private in the process of a (drivers do not report all memory)"
     assert list(bench._memory_lines(memory)) == [f"Memory: {said}"]
     nothing = {"steps": [], "between": 0, "private_bytes": None, "drivers_private_bytes": {}}
     assert list(bench._memory_lines(nothing)) == [] == bench._memory_table(nothing)

@@ -291,6 +291,7 @@ def test_hard_calls_tell_sums_that_leave_31_bits(kind: int) -> None:
     assert caught("FULLY_CONNECTED", kind, SUMS["FULLY_CONNECTED"](in_31_bits)) >= 1
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("operation", "kind"), [(o, k) for o in FAMILIES for k in (Q8, Q8S) if k in OPS[o].types])
 def test_hard_calls_tell_results_that_wrap_around_or_are_off_by_two(operation: str, kind: int) -> None:
     kernel, low = OPS[operation].kernel, int(np.iinfo(np.uint8 if kind == Q8 else np.int8).min)

@@ -43,6 +43,7 @@ SHIFTED = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("operation", ["ADD", "MUL", "CONV_2D"])
 @pytest.mark.parametrize(("arithmetic", "said"), SHIFTED)
 def test_a_driver_that_shifts_its_results_within_one_step_fails(
@@ -52,6 +53,7 @@ def test_a_driver_that_shifts_its_results_within_one_step_fails(
     assert verdict == "failed" and re.search(said, reason)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("operation", ["ADD", "MUL", "CONV_2D"])
 @pytest.mark.parametrize("arithmetic", [ToEven, HalvesUp, HalvesDown])
 def test_a_driver_that_rounds_to_the_nearest_step_passes_however_it_rounds_halves(

@@ -549,6 +549,7 @@ def test_there_is_a_driver_for_each_check():
     )
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("name", "place"), [(name, n) for name, found in FAULTS.items() for n in range(len(found))])
 def test_a_broken_promise_is_named_by_its_check_and_says_how(name, place):
     make, operation, said = FAULTS[name][place]
@@ -564,6 +565,7 @@ UNSEEN = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_healthy_driver_keeps_each_promise(name):
     kinds = {"intermediates": Several, "timing": type("P", (Healthy,), {"run": timed(Timing(0, 1))})}

@@ -52,9 +52,9 @@ OTHERS = [
 ]
 LEAST = {"litert": 11_500, "onnxruntime": 11_700, "openvino": 11_500}  # of ALL that a device takes
 SHARE = {
-    "litert": 0.3,
-    "onnxruntime": 0.15,
-    "openvino": 0.05,
+    "litert": 0.15,
+    "onnxruntime": 0.1,
+    "openvino": 0.03,
 }  # of the vectors that `./check` runs; the others: nightly
 
 
@@ -83,7 +83,7 @@ LAYERS = "ADD", "AVERAGE_POOL_2D", "CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNEC
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("share", [0.1, pytest.param(1.0, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("share", [0.05, pytest.param(1.0, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("device", FORMS)
 def test_where_a_fast_form_fails_a_vector_the_proof_has_refused_it(vectors, tmp_path, monkeypatch, device, share):
     chosen = ["--sample", str(share), "--filter", "quant", *(f"--operation={name}" for name in LAYERS)]

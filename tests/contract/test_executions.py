@@ -134,6 +134,7 @@ def test_the_matrix_is_as_large_as_it_is_said_to_be():
     assert len(BREACHES) >= 60 and len(WAYS) == 12
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("isolation", ["none", "process"])
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 @pytest.mark.parametrize("breach", BREACHES)

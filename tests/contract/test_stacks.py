@@ -154,6 +154,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("how", HOSTILE)
 @pytest.mark.parametrize("method", ["prepare", "run", "execute_fenced"])
 def test_what_an_exception_holds_harms_nothing(way, method, how):

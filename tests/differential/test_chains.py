@@ -28,6 +28,7 @@ def run(device: str, model: nnhal.Model, inputs: Sequence[Array]) -> list[Array]
     return list(found) if isinstance(found, tuple) else [found]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("seed", range(16))
 def test_operations_of_a_chain_are_within_a_step_and_so_is_what_nobody_looks_at(device: str, seed: int) -> None:

@@ -35,6 +35,7 @@ def problem(device: str, cell: Cell) -> str:
     return f"{cell}: {len(differing)} of {len(results)}: {least.reason}\n{as_code(least.call)}"
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", dict.fromkeys(cell.op.name for cell in cells()))
 def test_device_agrees_with_the_reference(device: str, name: str) -> None:

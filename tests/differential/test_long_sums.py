@@ -59,6 +59,7 @@ LONG = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", LONG)
 def test_a_sum_of_many_equal_numbers_is_within_the_tolerance(device: str, name: str) -> None:

@@ -6,9 +6,9 @@ import pytest
 import nnhal
 from nnhal import zoo
 from nnhal.base.operands import quantised
-from nnhal.bench.peers import LiteRT
 from nnhal.cli.inputs import read_inputs
 from nnhal.cli.pictures import InputOptions
+from nnhal.measure.peers import LiteRT
 from nnhal.zoo import maker
 
 pytestmark = pytest.mark.models
@@ -18,6 +18,7 @@ STEPS = 4  # end to end, between kernels each of which is within one
 ENGINES = "openvino", "onnxruntime"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", [*zoo.names(), *maker.names()])
 def test_a_model_computes_what_litert_does(name: str) -> None:
     path = maker.path(name) if name in maker.names() else zoo.path(name)

@@ -87,6 +87,7 @@ def smallest(cell: Cell) -> str:
     return f"{len(found)} of {DRAWS} differ: {why}\n{as_code(call)}"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", dict.fromkeys(cell.op.name for cell in cells()))
 def test_reference_agrees_with_its_oracle(name: str) -> None:
     assert name in ORACLES, f"{name} has no oracle"

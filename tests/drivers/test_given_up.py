@@ -58,6 +58,7 @@ def by_burst(compiled: nnhal.Compiled, given: list[np.ndarray], out: np.ndarray,
         burst.run(*given, out=out, deadline=max(seconds, 1e-5))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("give_up", [by_deadline, by_cancel, by_burst])
 @pytest.mark.parametrize("kind", ["fixed", "open", "branch"])
 @pytest.mark.parametrize("device", ["litert", "openvino", "onnxruntime"])
@@ -127,6 +128,7 @@ atexit._run_exitfuncs()
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("programs", [1, pytest.param(10, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("how", ["missed", "submitted", "goes on", "at exit"])
 @pytest.mark.parametrize("device", ["litert", "openvino", "onnxruntime"])

@@ -97,6 +97,7 @@ def taken(cell: Cell, rng: np.random.Generator, allowed: str) -> str:
     return f"none of {TRIES} calls is taken"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", sorted(TABLE.entries))
 def test_calls_of_every_form_type_and_class_of_values_are_taken_and_right(name: str) -> None:
     problems = []

@@ -19,7 +19,7 @@ model = b.finish([x], [b.floor(x)])
 print(nnhal.compile(model, devices=["litert"], isolation={isolation!r})(np.float32([1.5])))
 """
 PEER = """
-from nnhal.bench import peers
+from nnhal.measure import peers
 from nnhal.zoo import maker
 peers.peer("litert", maker.path("tiny_conv"), 1)
 """

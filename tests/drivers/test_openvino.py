@@ -585,6 +585,7 @@ SOURCES: dict[str, Callable[[nnhal.Builder, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("first", READERS)
 def test_each_reader_of_a_square_constant_has_its_layout(first: str, source: str) -> None:

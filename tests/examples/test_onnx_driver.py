@@ -73,6 +73,7 @@ def test_no_published_vector_of_what_it_takes_fails(vectors, way, isolate):
     assert said["totals"]["passed"] > 50
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_it_agrees_with_the_reference(device, name):
     agreed = 0

@@ -438,6 +438,7 @@ def test_the_cap_of_a_drivers_memory_is_part_of_the_report() -> None:
 # ------------------------------------------------------------------------------------------------------------- item 36
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("deed", "guard"),
     [("read-file", "landlock"), ("write-file", "landlock"), ("socket", "seccomp"), ("exec", "seccomp")],

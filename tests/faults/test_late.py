@@ -56,6 +56,7 @@ def ends_early(interrupts: Interrupts, block: Callable[[], object], seconds: flo
         return True
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", [TimeoutError, ConnectionResetError, OSError, ValueError, Untimely])
 def test_whatever_a_signal_handler_raises_later_answers_are_those_of_their_questions(kind, way):

@@ -378,6 +378,7 @@ def notified(p: RemotePrepared) -> None:
         raise came[0]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "beside a busy thread"])
 def test_a_driver_killed_while_its_client_waits_wakes_it(way: str, busy: bool) -> None:

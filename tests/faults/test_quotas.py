@@ -109,6 +109,7 @@ def test_every_quota_has_a_way_to_reach_its_limit() -> None:
     assert set(WAYS) == set(QUOTAS)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("quota", QUOTAS)
 def test_a_client_that_takes_all_it_can_is_refused_more_by_name_and_harms_nobody(shared: str, quota: str) -> None:
     with client_of(shared) as watcher, undisturbed(shared) as neighbour:

@@ -115,6 +115,7 @@ def attempt(b: Builder, record: Op, named: dict[str, Any]) -> str:
     return ""
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.name)
 def test_a_wrong_type_is_an_invalid_model_that_names_it(record: Op) -> None:
     for form in record.forms:

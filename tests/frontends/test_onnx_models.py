@@ -6,7 +6,7 @@ import pytest
 
 import nnhal
 from nnhal import zoo
-from nnhal.bench.onnx_inputs import inputs_of
+from nnhal.measure.onnx_inputs import inputs_of
 
 pytestmark = pytest.mark.models
 
@@ -30,6 +30,7 @@ def test_the_catalogue_of_onnx_models_has_every_content_once():
     assert all(e.member.endswith(".onnx") and e.licence and e.description for e in entries)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", list(models()))
 def test_a_model_computes_what_onnx_runtime_does(name):
     model = nnhal.load(name)

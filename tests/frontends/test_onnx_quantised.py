@@ -458,6 +458,7 @@ def test_integers_that_no_type_has_are_no_outputs():
         load(model(nodes, inputs, infer=False).SerializeToString())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 def test_an_lstm_quantises_its_state_at_each_step(device, direction):
@@ -481,9 +482,11 @@ def quantised_lstm(direction, *, columns=False, states=False, peepholes=False):
         inputs |= {name: rng.uniform(-1, 1, (count, 2, units)).astype(np.float32) for name in ("h", "c")}
     shape = (count, 4 * units) if columns else (count,)
     kind = np.int8 if columns else np.uint8
+    # ONNX Runtime adds two products of int8 weights in 16 bits where the processor has no better way: 2 * 255 * 63 fits.
+    most = 64 if columns else 100
     constants = {
-        "w": rng.integers(0, 100, (count, size, 4 * units)).astype(kind),
-        "r": rng.integers(0, 100, (count, units, 4 * units)).astype(kind),
+        "w": rng.integers(0, most, (count, size, 4 * units)).astype(kind),
+        "r": rng.integers(0, most, (count, units, 4 * units)).astype(kind),
         "b": rng.standard_normal((count, 8 * units)).astype(np.float32) / 4,
         "ws": rng.uniform(0.005, 0.02, shape).astype(np.float32), "wz": np.full(shape, 0 if columns else 47, kind),
         "rs": rng.uniform(0.005, 0.02, shape).astype(np.float32), "rz": np.full(shape, 0 if columns else 53, kind),

@@ -9,8 +9,8 @@ import nnhal
 from nnhal import zoo
 from nnhal.base.codes import Lifetime
 from nnhal.base.codes import OperandType as Type
-from nnhal.bench.peers import LiteRT
 from nnhal.frontends.tflite import load, signatures
+from nnhal.measure.peers import LiteRT
 from nnhal.model.validate import validate
 from nnhal.zoo import maker
 from tests.frontends.flat import Writer, litert, schema

@@ -279,6 +279,7 @@ def loaded(name: str):
         child.join()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_loaded_or_refused(name):
     said, _, _ = loaded(name)

@@ -688,7 +688,7 @@ def test_an_execution_that_was_given_up_leaves_its_buffer_without_contents() -> 
         inner.write(0, X)
         made.abandon()
 
-    with pytest.raises(Closed, match="the execution was given up before it ended"):
+    with pytest.raises(Closed, match="the execution was abandoned before it ended"):
         made.execute(partial(run_resolved, step, run=run), Control())
     assert buffer.shape is None
 

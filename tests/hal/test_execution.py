@@ -53,7 +53,7 @@ def test_a_timing_that_can_be_is_taken(timing):
 @pytest.mark.parametrize("timing", [(None, -1), (-1, None), (-2, -1), (5, 4), (1, 0), [1, 2], (1,), ("1", 2), ()])
 def test_a_timing_below_zero_or_that_is_none_is_dropped_and_told(timing, caplog):
     assert plausible(timing, "device mine") is None
-    assert "device mine: says that it took" in caplog.text
+    assert "device mine: reports the duration" in caplog.text
 
 
 def test_nothing_measured_is_nothing_to_tell(caplog):
@@ -284,7 +284,7 @@ def test_the_first_thing_that_was_wrong_is_told():
 
 
 def test_an_output_that_lies_in_a_buffer_is_not_written_but_said_to_be_filled():
-    with pytest.raises(ContractBroken, match="output 1 is written, must be filled in the buffer where it lies"):
+    with pytest.raises(ContractBroken, match="output 1 is written, must be filled in its buffer and reported"):
         executed(WAYS["write"], made(output_buffers={1: object()}))
     request = made(output_buffers={1: object()})
     assert request.outputs[1] is None and request.outputs[0] is not None
@@ -306,9 +306,9 @@ def test_an_output_may_have_been_put_where_it_belongs():
 @pytest.mark.parametrize(
     ("index", "shape", "says"),
     [
-        (0, (3, 3), r"output 0 is said to have shape \[3, 3\], must be \[\?, 2\]"),
-        (0, (4, 2), r"output 0 is said to have shape \[4, 2\], which its memory does not hold"),
-        (1, (1,), r"output 1 is said to have shape \[1\], which its memory does not hold"),
+        (0, (3, 3), r"output 0 is reported with shape \[3, 3\], must be \[\?, 2\]"),
+        (0, (4, 2), r"output 0 is reported with shape \[4, 2\], which its memory does not hold"),
+        (1, (1,), r"output 1 is reported with shape \[1\], which its memory does not hold"),
     ],
 )
 def test_what_is_said_to_be_filled_must_be_there(index, shape, says):
@@ -348,7 +348,7 @@ def test_nothing_is_filled_after_the_end():
     ],
 )
 def test_who_lacks_room_says_where_and_gives_a_shape_for_each(shapes, enough):
-    with pytest.raises(ContractBroken, match="must be false for one and have 2, with a shape for each"):
+    with pytest.raises(ContractBroken, match="must have 2 entries, one of them false, and a shape for each"):
         executed(lambda r: r.lacks(shapes, enough), made(signature=OPEN))
 
 
@@ -360,7 +360,7 @@ def test_shapes_of_what_lacks_room_are_told_as_far_as_they_are_known(shape):
 
 @pytest.mark.parametrize("shape", [(5, 3), (2,), (0, 3), (1, 2, 0)])
 def test_a_shape_that_cannot_be_is_refused_of_what_lacks_room_too(shape):
-    with pytest.raises(ContractBroken, match=r"output 0 is said to have shape .*, must be \[\?, 2\]"):
+    with pytest.raises(ContractBroken, match=r"output 0 is reported with shape .*, must be \[\?, 2\]"):
         executed(lambda r: r.lacks([shape, (7,)], [False, True]), made(signature=OPEN))
 
 
@@ -443,7 +443,7 @@ def test_what_was_filled_in_place_is_not_taken_of_an_execution_that_was_given_up
         request.abandon()
 
     request = made(rooms)
-    with pytest.raises(Closed, match="device mine: the execution was given up before it ended"):
+    with pytest.raises(Closed, match="device mine: the execution was abandoned before it ended"):
         executed(driver, request)
     assert request.ended and not rooms[0].any() and not rooms[1].any()
 
@@ -502,7 +502,7 @@ def test_after_an_interrupt_a_request_may_be_executed_again_unless_it_was_given_
 
 def test_the_callers_mistake_leaves_the_output_unwritten():
     gaps = np.zeros(16, np.float32)[::2]
-    with pytest.raises(InvalidRequest, match=r"output 0: its room has gaps and shape \[8\], the output \[4\]"):
+    with pytest.raises(InvalidRequest, match=r"output 0: its output buffer has gaps and shape \[8\], the output \[4\]"):
         executed(lambda r: r.write(0, X), made([gaps, None]))
     assert not gaps.any()
 

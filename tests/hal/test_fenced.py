@@ -538,7 +538,7 @@ def test_times_that_cannot_be_true_are_dropped_with_a_line_in_the_log(
     info = execution.get_execution_info()
     assert info.fenced.on_device is info.launched.on_device is None
     assert info.launched.in_driver is not None and info.fenced.in_driver is not None
-    assert f"says that it took Timing(on_device={device_time}," in caplog.text
+    assert f"reports the duration Timing(on_device={device_time}," in caplog.text
 
 
 # -------------------------------------------------------------------------------------------------------- resources

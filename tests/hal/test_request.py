@@ -78,7 +78,9 @@ def test_room_that_is_too_small_is_left_alone_and_told_of(give: Give) -> None:
 
 
 def test_room_with_gaps_and_another_shape_is_the_callers_mistake(give: Give) -> None:
-    with pytest.raises(InvalidRequest, match=r"output 0 \(y\): its room has gaps and shape \[9\], the output \[4\]"):
+    with pytest.raises(
+        InvalidRequest, match=r"output 0 \(y\): its output buffer has gaps and shape \[9\], the output \[4\]"
+    ):
         executed(lambda r: give(r, X), request([np.zeros(18, np.float32)[::2]], None))
 
 
@@ -108,7 +110,7 @@ def test_an_execution_that_was_given_up_takes_nothing_and_cannot_end_well(give: 
         with pytest.raises(Closed, match="is written after the execution ended"):
             give(r, X)
 
-    with pytest.raises(Closed, match="was given up before it ended"):
+    with pytest.raises(Closed, match="was abandoned before it ended"):
         executed(late, made)
     assert (room == -1).all()
 
@@ -237,15 +239,15 @@ def limits() -> dict[str, Control]:
             Cancelled("stop"),
             "none",
             ContractBroken,
-            "device mine: says that the execution was cancelled, which nobody did: .*stop",
+            "device mine: reports a cancelled execution, but nobody cancelled it: .*stop",
         ),
-        (Cancelled("stop"), "not cancelled", ContractBroken, "which nobody did"),
+        (Cancelled("stop"), "not cancelled", ContractBroken, "but nobody cancelled it"),
         (Cancelled("stop"), "cancelled", Cancelled, "^stop$"),
         (
             MissedDeadline("late"),
             "none",
             ContractBroken,
-            "device mine: says that it missed a deadline, there is none: .*late",
+            "device mine: reports a missed deadline, but there is no deadline: .*late",
         ),
         (MissedDeadline("late"), "a deadline that passed", MissedDeadline, "^late$"),
         (MissedDeadline("early"), "a deadline to come", MissedDeadline, "^device mine: early$"),

@@ -338,6 +338,7 @@ def compare(ends: Sequence[Any]) -> None:
     assert here[0] == there[0] and (here[0] != "well" or here == there), f"{here}\n{there}"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", CASES)
 def test_a_request_ends_alike_here_and_in_another_process(name, way, prepared):
@@ -382,6 +383,7 @@ def gives(call: Callable[[], Any]) -> tuple[Any, ...]:
     return "well", [(x.dtype.str, x.shape, x.tobytes()) for x in results]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("name", CASES | WRONG)
 def test_a_call_gives_alike_here_and_in_another_process(name, call, compiled):

@@ -179,7 +179,7 @@ def test_who_holds_what_of_a_service_is_shown_by_process(served: subprocess.Pope
         assert all(client["used"][name] <= quota["most"] for name, quota in found["quotas"].items())
         table = nnhal("serve", "--name", "bench")
         assert re.search(rf"bench: 1 clients, at most {found['most_clients']}", table)
-        assert re.search(rf"quota +at most +kept for each +process {os.getpid()}", table)
+        assert re.search(rf"quota +at most +reserved for each +process {os.getpid()}", table)
         assert re.search(r"prepared +1024 +1\n", table) and re.search(r"memory +\d+ [MG]iB", table)
     finally:
         device.close()

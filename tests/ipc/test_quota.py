@@ -342,13 +342,13 @@ def documented() -> str:
     """The table of a machine with so much that no limit is less for want of it."""
     shared = QuotaTable(CAPACITY, shared=True)
     own = QuotaTable(CAPACITY._replace(descriptors=quota.DESCRIPTORS[False] - 128), shared=False)
-    head = "quota", "a client alone, at most", "kept for each", "in a process of its own", "a unit takes"
+    head = "quota", "a client alone, at most", "reserved for each", "in a separate process", "a unit takes"
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     for name, row in shared.rows.items():
         size = _size if name in ("addresses", "memory") else "{:,}".format
         costs = ", ".join(f"{(_size if n == 'memory' else str)(cost)} {n}" for n, cost in row.costs.items() if cost)
         kept = size(row.own) if row.own else ""
-        lines.append(f"| {name} | {size(row.most)} | {kept} | {size(own.rows[name].most)} | {costs} |")
+        lines.append(f"| `{name}` | {size(row.most)} | {kept} | {size(own.rows[name].most)} | {costs} |")
     return "\n".join(lines)
 
 

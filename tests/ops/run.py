@@ -7,7 +7,7 @@ import numpy as np
 
 from nnhal.base.codes import TYPE_FACTS, OperandType
 from nnhal.base.operands import Array, ChannelQuant, Shape, Value, dtype_of
-from nnhal.drivers.reference import Context, _apply
+from nnhal.drivers.reference import SubgraphContext, _apply
 from nnhal.hal.request import Control
 from nnhal.ops import OPS
 from nnhal.ops.schema import Bound, bind
@@ -48,9 +48,9 @@ def bound(name: str, inputs: Sequence[Operand], *outputs: Value) -> Bound:
     return bind(OPS[name], [known(x) for x in inputs], outputs or [result()])
 
 
-def run(name: str, inputs: Sequence[Operand], *outputs: Value, context: Context | None = None) -> list[Array]:
+def run(name: str, inputs: Sequence[Operand], *outputs: Value, context: SubgraphContext | None = None) -> list[Array]:
     """What the operation makes of its inputs, by the reference kernel."""
     values = [known(x) for x in inputs]
     given = [None if v is None or not isinstance(v.data, np.ndarray) else v.data for v in values]
     with np.errstate(all="ignore"):
-        return _apply(bound(name, inputs, *outputs), given, context or Context(lambda *_: [], Control()))
+        return _apply(bound(name, inputs, *outputs), given, context or SubgraphContext(lambda *_: [], Control()))

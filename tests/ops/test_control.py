@@ -9,7 +9,7 @@ import pytest
 from nnhal.base.errors import Cancelled, InvalidModel, LoopTimeout, MissedDeadline, OperationFailed
 from nnhal.base.levels import V1_3
 from nnhal.base.operands import SubgraphFacts, Value
-from nnhal.drivers.reference import Context, device
+from nnhal.drivers.reference import SubgraphContext, device
 from nnhal.hal.device import Hints, prepared_by
 from nnhal.hal.request import Control
 from nnhal.model.builder import ModelBuilder
@@ -25,9 +25,9 @@ def sub(index: int, inputs, outputs) -> Value:
     return Value(Type.SUBGRAPH, data=SubgraphFacts(index, tuple(inputs), tuple(outputs)))
 
 
-def calls(*functions, control: Control | None = None) -> Context:
+def calls(*functions, control: Control | None = None) -> SubgraphContext:
     """A context whose subgraphs are Python functions."""
-    return Context(lambda index, xs: list(functions[index](*xs)), control or Control())
+    return SubgraphContext(lambda index, xs: list(functions[index](*xs)), control or Control())
 
 
 # ------------------------------------------------------------------------------------------------------------------- IF

@@ -24,6 +24,7 @@ def test_each_record_lies_in_the_family_that_the_table_names() -> None:
     assert len(named) == sum(len(names.split()) for names in FAMILIES.values())
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_brings_all_its_records_and_need_not_bring_others(family: str) -> None:
     code = f"from nnhal.ops import OPS; import nnhal.ops.{family}; print(*dict.__iter__(OPS))"

@@ -26,6 +26,7 @@ def calls(cell: Cell) -> Iterator[Call]:
         yield draw(cell, rng)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("cell", ORDINARY, ids=str)
 def test_level_and_shapes_are_known_as_far_as_they_can_be(cell):
     for call in calls(cell):
@@ -67,6 +68,7 @@ def test_signed_elements_are_the_unsigned_ones_less_128(cell):
             np.testing.assert_array_equal(two, wanted)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("cell", LAYOUTS, ids=str)
 def test_either_layout_gives_the_same(cell):
     for call in calls(cell):

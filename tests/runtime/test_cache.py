@@ -588,6 +588,7 @@ CALLS = {os: ["open", "read", "pread", "listdir", "fstat", "stat", *WRITES], fcn
 ERRORS = [errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EMFILE, errno.EIO]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("number", ERRORS, ids=errno.errorcode.get)
 @pytest.mark.parametrize("there", [False, True], ids=["saving", "restoring"])
 def test_a_refusal_of_the_system_at_any_call_is_no_failure(folder, state, monkeypatch, number, there):

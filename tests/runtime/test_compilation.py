@@ -451,7 +451,7 @@ def test_operations_of_extensions_never_fall_back_to_the_cpu():
 
 def test_the_cpu_takes_over_only_where_something_may_fall_back():
     device = Fake(takes=lambda n: n == 0)
-    with pytest.raises(UnsupportedModel, match=r"no device takes 1 of 2 operations: ADD #1: fake: not this one$"):
+    with pytest.raises(UnsupportedModel, match=r"no device supports 1 of 2 operations: ADD #1: fake: not this one$"):
         nnhal.compile(sums(2), devices=[device])
     for fallback in ("allow", "warn"):
         compiled = nnhal.compile(sums(2), devices=[device], fallback=fallback)

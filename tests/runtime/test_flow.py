@@ -230,7 +230,7 @@ def test_of_what_is_no_control_flow_the_runtime_says_nothing():
 
 
 def test_what_nobody_takes_inside_is_refused_by_name():
-    with pytest.raises(UnsupportedModel, match=r"WHILE #0: .*runtime: condition: no device takes .*LESS #0"):
+    with pytest.raises(UnsupportedModel, match=r"WHILE #0: .*runtime: condition: no device supports .*LESS #0"):
         nnhal.compile(doubling(), devices=[Some("adder", "ADD")])
 
 
@@ -384,7 +384,7 @@ def test_all_on_one_device_is_on_one_that_takes_control_flow_whole_or_on_one_tha
         assert nnhal.compile(model, devices=devices, placement="single").placement.devices().keys() == {"reference"}
     found = nnhal.compile(doubling(), devices=devices, placement="single").placement
     assert found.devices() == {"runtime": 1, "both": 3}
-    with pytest.raises(UnsupportedModel, match="no device takes the whole model"):
+    with pytest.raises(UnsupportedModel, match="no device supports the whole model"):
         nnhal.compile(growing(), devices=devices[:1], placement="single")
 
 

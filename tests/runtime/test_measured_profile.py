@@ -184,7 +184,7 @@ ADD = "devices", "a", "lines", "float32", "add"
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        (("form",), 1, r"f: form = 1, must be 2: run nnhal calibrate again"),
+        (("form",), 1, r"f: format is 1, must be 2: run nnhal calibrate again"),
         ((*ADD, "fixed"), -1.0, r"f: devices\.a\.lines\.float32\.add\.fixed = -1\.0, must be .* at least 0"),
         (
             ("devices", "a", "lines", "float32", "addition"),

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import nnhal
-from nnhal.bench.peers import LiteRT
 from nnhal.hal.wrappers import Limited
+from nnhal.measure.peers import LiteRT
 from nnhal.runtime import discovery
 from nnhal.zoo import maker
 

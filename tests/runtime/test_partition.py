@@ -89,7 +89,7 @@ def test_a_device_below_the_level_of_what_a_branch_does_does_not_get_the_branch(
 
 def test_operations_that_nobody_takes_are_all_listed():
     with pytest.raises(
-        UnsupportedModel, match=r"no device takes 2 of 3 operations: .*#0: d: too small; .*#2: d: too small"
+        UnsupportedModel, match=r"no device supports 2 of 3 operations: .*#0: d: too small; .*#2: d: too small"
     ):
         partition(chain(3), [offer("d", 1.0, "nyn")])
 

@@ -212,6 +212,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 @pytest.mark.parametrize("path", ["some/mine.py", "pack"])
 def test_every_verb_takes_a_relative_path(beside, command, path):

@@ -29,6 +29,7 @@ SPOILT = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("text", SPOILT)
 @pytest.mark.parametrize("seconds", [1e-9, -1.0, "nan", float("inf"), -float("inf")])
 def test_what_was_learnt_and_is_spoilt_is_as_if_nothing_were_known(two: None, text: Any, seconds: Any) -> None:  # noqa: F811

@@ -173,7 +173,7 @@ def test_an_answer_of_a_function_that_cannot_be_is_the_callers_mistake(answer: A
 def test_single_takes_the_best_device_that_takes_everything() -> None:
     assert placed("single", Fake()) == ["fake"] * 4
     assert placed("single", Fake(takes=lambda n: n != 1)) == ["reference"] * 4
-    with pytest.raises(nnhal.UnsupportedModel, match=r"no device takes the whole model.*fake: .*other: "):
+    with pytest.raises(nnhal.UnsupportedModel, match=r"no device supports the whole model.*fake: .*other: "):
         nnhal.compile(mixed(), devices=[Fake(takes=lambda n: n > 1), Other(takes=lambda n: n < 3)], placement="single")
 
 

@@ -102,7 +102,7 @@ def test_an_operation_that_no_device_takes_is_no_reason_to_fail_where_nobody_rea
     fake = Fake(lambda n: n < 3)
     check(nnhal.compile(made, devices=fake))
     assert len(fake.prepared) == 1
-    with pytest.raises(UnsupportedModel, match="no device takes 1 of 4 operations: TANH #2"):
+    with pytest.raises(UnsupportedModel, match="no device supports 1 of 4 operations: TANH #2"):
         nnhal.compile(made, devices=Fake(lambda n: n != 2))
 
 

@@ -41,6 +41,7 @@ def test_the_family_is_as_large_as_it_is_said_to_be() -> None:
     assert len(FAULTS) >= 100 and sum(not each.numbers for each in FAULTS) >= 80
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("fault", [*HEALTHY, *(each for each in FAULTS if each.survives)], ids=named)
 def test_an_application_over_a_fault_in_its_process_gets_right_results_or_a_named_error(fault: Fault) -> None:
     assert list(misled(fault, application.in_process(fault))) == []
@@ -61,6 +62,7 @@ def test_an_application_over_an_isolated_fault_gets_right_results_or_a_named_err
     assert list(misled(fault, application.application(shared, fault))) == []
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("fault", [each for each in FAULTS if each.alone], ids=named)
 def test_an_application_over_an_isolated_fault_that_ends_or_keeps_its_process_gets_right_results_or_a_named_error(
     fault: Fault, monkeypatch: pytest.MonkeyPatch

@@ -84,6 +84,7 @@ def noise(data: bytes, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).random(shape, np.float32) * 2 - 1
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [name for name in maker.names() if name != "add4"])
 def test_xnnpack_and_the_builtin_kernels_agree_on_outputs_that_vary(name: str, made: Any):
     data = made(name)

@@ -32,6 +32,7 @@ class Passage:
 
 
 _INLINE_CODE = re.compile(r"(`+)(?:(?!\1).)+?\1", re.DOTALL)
+_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 _LINK_TARGET = re.compile(r"\]\([^)]*\)")
 _ITEM = re.compile(r"\s*(?:[-*+]|\d+[.)])\s+")
 _HEADING = re.compile(r"#{1,6}\s+(.*)")
@@ -41,23 +42,30 @@ _TABLE_RULE = re.compile(r"\s*\|?[\s:|-]+\|[\s:|-]*$")
 
 
 def plain(text: str) -> str:
-    """Returns text without its inline code, as whose place holder the word `code` stands, and without link targets."""
+    """Returns text with the word `code` in place of inline code and names of options, and without link targets."""
     text = _INLINE_CODE.sub(lambda code: "code" + "\n" * code[0].count("\n"), text)
-    return _LINK_TARGET.sub("]", text)
+    return _LINK_TARGET.sub("]", _OPTION.sub("code", text))
 
 
 def of_python(source: str) -> Iterator[Passage]:
     """Yields the docstrings, comments and other texts of a Python module.
 
     A text is a string literal of at least three words, f-strings included: a message, a help text, a line of output.
+    A quoted type annotation is not a text.
     """
     yield from _comments(source)
     tree = ast.parse(source)
     docstrings = set()
+    inside: set[ast.AST] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             docstrings.add(node.value)
-    inside = {part for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+        elif isinstance(node, ast.JoinedStr):
+            inside.update(node.values)
+        elif isinstance(node, ast.AnnAssign | ast.arg) and node.annotation is not None:
+            inside.update(ast.walk(node.annotation))
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.returns is not None:
+            inside.update(ast.walk(node.returns))
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in inside:
             yield from _literal(node.value, node.lineno, "docstring" if node in docstrings else "text")

@@ -105,7 +105,9 @@ WORDS = (
     _word(rf"\b{_SOMEONE} states?\b(?! of\b)", "declares"),
     _word(r"\b(?:un)?confine(?:d|s|ment)?\b", "sandbox, sandboxed"),
     _word(
-        r"\bborders?\b", "IPC boundary", r"^(?!src/nnhal/(?:ops|frontends|drivers)/|docs/(?:operations|.*operators))"
+        r"\bborders?\b(?![-:])",
+        "IPC boundary",
+        r"^(?!src/nnhal/(?:ops|frontends|drivers)/|docs/(?:operations|.*operators))",
     ),
     _word(
         r"(?<!editable )(?<!binary )(?<!text )(?<!closed )\bforms?\b(?! (?:an?|one|the|part) )",

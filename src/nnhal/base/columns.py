@@ -63,7 +63,7 @@ def columns(
 class Section(NamedTuple):
     """A part of an output that may be drawn in fewer lines.
 
-    size: how many rows it has. draw: its lines with at most so many rows; one line says what was left out.
+    size: how many rows it has. draw: its lines with at most so many rows; one line reports how many were left out.
     """
 
     size: int

@@ -143,7 +143,7 @@ def _frame_text(file: str, line: str, name: str) -> str:
 
 
 def _dumped_frames(words: str) -> list[tuple[str, str, str]]:
-    """File, line and function of the driver's own frames, the innermost first."""
+    """Returns file, line and function of the driver's frames, the innermost first."""
     for thread in re.split(DUMPED, words)[1:]:
         frames = [
             (file, line, name.strip())

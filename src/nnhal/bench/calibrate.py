@@ -1,7 +1,8 @@
-"""Calibration: what each device takes on this machine, as a profile for the measured placement.
+"""Calibration: measures each device on this machine, and makes a profile for the measured placement.
 
-An operation's time is the slope of chains of a family: what more links take, by link. Of a few sizes a line is fitted in
-multiplications and bytes, which is never below 0 in any term. Whole networks check the sums.
+nnhal measures chains of one operation with few and with many links. The difference for each link is the operation's time.
+From a few sizes it fits a line in iterations, multiplications and bytes, with no negative term. Whole networks check the
+sums.
 """
 
 import itertools
@@ -20,7 +21,7 @@ from nnhal.base.log import logger
 from nnhal.base.records import Struct, field, replace
 from nnhal.bench import workloads
 from nnhal.bench.disturbed import NOTICED, share, spent
-from nnhal.bench.latency import steady, timed
+from nnhal.measure.latency import steady, timed
 from nnhal.model.graph import Model
 from nnhal.runtime import isolation
 from nnhal.runtime.compiled import Compiled
@@ -33,15 +34,15 @@ from nnhal.runtime.strategies import Rule
 from nnhal.runtime.tuning import drawn
 from nnhal.zoo import maker
 
-LINKS = (1, 17), (1, 5), (1, 5), (1, 5), (1, 3)  # of a slope's two chains, by size: what is small needs many
-UNSURE = 0.02  # of what an execution takes: a difference that is not told from none
-BETTER = 0.02  # that a line with one more term has to be off less: as a share, on average over its points
-SLOW_NS = 100_000_000  # executions that are measured twice only
+LINKS = (1, 17), (1, 5), (1, 5), (1, 5), (1, 3)  # of the two chains, by size: small operations need many links
+UNSURE = 0.02  # share of an execution's time; a smaller difference counts as noise
+BETTER = 0.02  # mean relative error by which another term must improve the line
+SLOW_NS = 100_000_000  # longer executions are measured only twice
 BLOCK_NS, BLOCKS = 300_000, 7
-AGAIN = 3  # times that what was disturbed is measured
-FASTEST = 1e13  # multiplications a second of one thread, which no processor reaches
+AGAIN = 3  # attempts if other work disturbs the measurement
+FASTEST = 1e13  # multiplications per second of one thread, which no processor reaches
 CPU = "reference"
-NETWORKS = {  # kind of their values, and the family that their time goes to: "" for several
+NETWORKS = {  # the kind of values, and the family that takes most of the time; "" for several
     "mobilenet_v1": ("float32", ""),
     "mobilenet_v2": ("float32", ""),
     "mobilenet_v1_uint8": ("quant8", ""),
@@ -52,16 +53,25 @@ NETWORKS = {  # kind of their values, and the family that their time goes to: ""
     "speech_lstm_1": ("float32", "lstm"),
 }
 FEW = "mobilenet_v2", "mobilenet_v2_int8", "mobilenet_v2_uint8", "speech_lstm_20"
-SMALL, LARGE = (8, 8), (128, 32)  # side and channels of what crosses
+SMALL, LARGE = (8, 8), (128, 32)  # side and channels of the operands of device transfers
 _log = logger("manager")
 
 
 class Implausible(Exception):
-    """A measurement that cannot be right; the text says why."""
+    """An impossible measurement; the text gives the reason."""
 
 
 class Measuring(Struct):
-    """What was measured of one device so far. sizes: of each kind and family multiplications, bytes and seconds."""
+    """The measurements of one device so far.
+
+    Attributes:
+        device: The device's name.
+        identity: The key of its measurements: driver, version, options and CPU.
+        version: The driver's version.
+        lines: The cost line of each family, by kind of values.
+        steps: The seconds of a partition, by isolation.
+        workloads: The whole networks, by name.
+    """
 
     device: str
     identity: str
@@ -71,17 +81,25 @@ class Measuring(Struct):
     workloads: dict[str, Workload] = field(default_factory=dict)
 
     def profile(self) -> DeviceProfile:
-        """As a profile has it."""
+        """Returns the measurements as part of a profile."""
         return DeviceProfile(self.identity, self.version, self.lines, self.steps, self.workloads)
 
 
-Task = tuple[str, Callable[[], None]]  # for people, and what is to be done
+Task = tuple[str, Callable[[], None]]  # a text for the progress bar, and the work
 
 
 class Calibration:
-    """Measures devices. crossed: devices that crossings are measured with beside them."""
+    """Measures devices."""
 
     def __init__(self, devices: Sequence[str], *, quick: bool, isolated: bool, crossed: Sequence[str] = ()) -> None:
+        """Prepares a calibration.
+
+        Args:
+            devices: The names of the devices to measure.
+            quick: Whether to measure fewer sizes, types and networks.
+            isolated: Whether to measure isolated drivers too.
+            crossed: Further devices, to measure device transfers with.
+        """
         self._quick, self._isolated = quick, isolated
         self._found = {name: self._about(name) for name in devices}
         self._crossed = list(dict.fromkeys([*devices, *crossed]))
@@ -94,16 +112,16 @@ class Calibration:
         return Measuring(name, identity_of(key), key.version)
 
     def tasks(self) -> list[Task]:
-        """What there is to be measured: each thing of all devices in turn, so that what else the machine does meets all."""
+        """Returns the measurements. They alternate between devices, so that other work on the machine affects all alike."""
         kinds = [kind for kind in workloads.VALUES if not self._quick or kind != "quant8"]
         networks = {name: what for name, what in NETWORKS.items() if not self._quick or name in FEW}
-        parts: list[tuple[str, Callable[[Measuring], None]]] = [("a step", self._step)]
+        parts: list[tuple[str, Callable[[Measuring], None]]] = [("a partition", self._step)]
         families = ((kind, family) for kind in kinds for family in workloads.families(kind))
         parts += [(f"{family.name} of {kind}", partial(self._line, kind, family)) for kind, family in families]
         parts += [(name, partial(self._network, name, *what)) for name, what in networks.items()]
         control = {"if": workloads.branching(), "while": workloads.looping()}
         parts += [(name, partial(self._whole, name, name, model)) for name, model in control.items()]
-        parts.append(("a step again", self._step))
+        parts.append(("a partition again", self._step))
         tasks: list[Task] = [
             (f"{each.device}: {text}", partial(part, each)) for text, part in parts for each in self._found.values()
         ]
@@ -115,20 +133,25 @@ class Calibration:
         return tasks
 
     def result(self, made: int, before: MachineProfile | None) -> MachineProfile:
-        """The profile: what was measured now, and what was before of other devices."""
+        """Returns the profile.
+
+        Args:
+            made: The time of the calibration, in seconds since the epoch.
+            before: An earlier profile; the result keeps its devices that were not measured now.
+        """
         devices = {**(before.devices if before else {}), **{n: f.profile() for n, f in self._found.items()}}
         crossings = {**(before.crossings if before else {}), **self._crossings}
         return MachineProfile(processor(), made, devices, crossings)
 
     @property
     def disturbed(self) -> float:
-        """The share of measurements during which this process waited for a core, however often they were repeated."""
+        """The share (0 to 1) of measurements in which this process waited for a core at every attempt."""
         return self._spoilt / self._measured if self._measured else 0.0
 
     # ------------------------------------------------------------------------------------------------------ measuring
 
     def _took(self, compiled: Compiled) -> float:
-        """Seconds of an execution; measured again, a few times, where something else had the cores."""
+        """Returns the seconds of an execution; measures again, up to `AGAIN` times, if other work had the cores."""
         self._measured += 1
         best = math.inf
         for _ in range(AGAIN):
@@ -140,7 +163,7 @@ class Calibration:
         return best
 
     def _slope(self, compiled: Sequence[Compiled], links: tuple[int, int], macs: int) -> float:
-        """Seconds of one more link, by a chain of few and one of many. Implausible where no processor is that fast."""
+        """Returns the seconds of one more link. Raises Implausible if no processor is that fast."""
         for _ in range(AGAIN):
             few, many = map(self._took, compiled)
             slope = max(many - few, UNSURE * many) / (links[1] - links[0])
@@ -155,11 +178,11 @@ class Calibration:
                 with _compiled(model, found.device, place=place) as compiled:
                     found.steps[place] = min(self._took(compiled), found.steps.get(place, math.inf))
             except NnhalError as error:
-                _log.info("%s: what a step costs is not measured: %s", found.device, error)
+                _log.info("%s: the cost of a partition is not measured: %s", found.device, error)
                 return
 
     def _line(self, kind: str, family: workloads.Family, found: Measuring) -> None:
-        """A line through the sizes; none where the device does not take the family."""
+        """Fits a line through the sizes, unless the device rejects the family."""
         sizes = workloads.QUICK if self._quick else range(len(workloads.SIZES))
         points = []
         for size in sizes:
@@ -183,13 +206,13 @@ class Calibration:
     def _network(self, name: str, kind: str, family: str, found: Measuring) -> None:
         try:
             model = api.load(maker.path(name))
-        except NnhalError as error:  # it is one network less
+        except NnhalError as error:  # the others are enough
             _log.warning("%s: %s is not measured: %s", found.device, name, error)
             return
         self._whole(name, kind, model, found, family)
 
     def _whole(self, name: str, kind: str, model: Model, found: Measuring, family: str = "") -> None:
-        """A whole network, against the sum of its operations."""
+        """Measures a whole network, to compare it with the sum of its operations."""
         bare = replace(found.profile(), workloads={})
         each = works(model)
         predicted = bare.predicted(each, 1)
@@ -220,7 +243,7 @@ class Calibration:
         )
 
     def _crossing(self, one: str, other: str, place: str) -> None:
-        """What an operand takes from a device to another: two steps, less each of them by itself."""
+        """Measures a device transfer: the time of two partitions, minus the time of each alone."""
         points = []
         for side, channels in (SMALL, LARGE):
             both, single = workloads.pair(side, channels)
@@ -251,7 +274,7 @@ def _compiled(
 
 
 def took(compiled: Compiled) -> float:
-    """Seconds of an execution: the best of a few blocks, after it has run; whatever else the machine does only adds."""
+    """Returns the seconds of an execution: the best of a few blocks, because other work only adds time."""
     inputs = drawn(compiled.inputs)
 
     def run() -> object:
@@ -272,10 +295,13 @@ def took(compiled: Compiled) -> float:
 
 
 def fitted(points: Sequence[tuple[OperationWork, float]]) -> CostLine:
-    """A line in turns, multiplications and bytes near operations and their seconds.
+    """Fits the seconds of operations by a line in iterations, multiplications and bytes.
 
-    Of the lines through as many points as they have terms, none below 0, that which is off least in proportion, summed over
-    the points: what was measured as next to nothing does not make the rest so. One more term has to make it better.
+    The candidates are the lines through as many points as they have terms, with no negative term. The one with the least
+    sum of relative errors wins, so that small times do not dominate. Another term must improve the error by `BETTER`.
+
+    Args:
+        points: Operations with their seconds.
     """
     table = np.array([(float(work.turns), work.macs, work.bytes) for work, _ in points])
     seconds = np.array([max(spent, 1e-9) for _, spent in points])
@@ -302,7 +328,10 @@ def fitted(points: Sequence[tuple[OperationWork, float]]) -> CostLine:
 
 
 def judged(profile: DeviceProfile) -> Iterator[tuple[str, float, float]]:
-    """Of each whole network what was predicted, with what all of its kind say, and what it took: seconds, of one thread."""
+    """Yields for each whole network its name, and its predicted and measured seconds with one thread.
+
+    The prediction includes the correction by all networks of its kind.
+    """
     for name, workload in profile.workloads.items():
         factor = profile.factor(workload.kind, workload.family, 1, workload.bytes)
         yield name, workload.predicted * factor, workload.seconds

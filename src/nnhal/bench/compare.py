@@ -1,4 +1,4 @@
-"""Compares devices: every intermediate of a model, or each operation by itself on another device's intermediates."""
+"""Compares devices: every intermediate of a model, or each operation alone on another device's intermediates."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -16,7 +16,20 @@ FLOAT_TOLERANCE = 5e-4  # of the greatest expected magnitude, for whole models: 
 
 
 class Difference(Record, frozen=True):
-    """How far one operand is off. `worst` is in LSB of a quantised type, else relative to `magnitude`, the greatest."""
+    """The difference of one operand between two devices.
+
+    Attributes:
+        operation: The operation that writes it.
+        label: The operation for messages.
+        operand: The operand's index.
+        name: The operand's name.
+        type: The operand's type.
+        worst: The greatest difference: in LSB of a quantised type, else relative to `magnitude`.
+        differing: The number of elements that differ.
+        size: The number of elements.
+        spread: The number of distinct expected values; a comparison of constants verifies nothing.
+        magnitude: The greatest expected magnitude.
+    """
 
     operation: int
     label: str
@@ -26,26 +39,33 @@ class Difference(Record, frozen=True):
     worst: float
     differing: int
     size: int
-    spread: int  # distinct expected values: a comparison of constants proves nothing
+    spread: int
     magnitude: float = 1.0
 
     def within(self, rtol: float, lsb: float, atol: float = 0.0) -> bool:
-        """Whether it is within the tolerance of its kind.
+        """Returns whether the difference is within the tolerance.
 
         Args:
-            rtol: of floats, relative to the greatest magnitude of the operand.
-            lsb: of quantised types and integers, in quantisation steps.
-            atol: of floats, in their unit, beside `rtol`.
+            rtol: The tolerance of floats, relative to the greatest magnitude of the operand.
+            lsb: The tolerance of quantised types and integers, in LSB.
+            atol: The absolute tolerance of floats, added to that of `rtol`.
         """
         return self.worst <= (lsb if quantised(self.type) else rtol + atol / max(self.magnitude, 1e-30))
 
 
 class Drift(Record, frozen=True):
-    """How far one output of a whole model is off, over several inputs.
+    """The difference of one output of a whole model, over several inputs.
 
-    worst: as of `Difference`. lean: of the elements that differ the mean difference, in steps of a quantised type, else
-    relative to the greatest magnitude: far from 0 where an engine rounds to one side. rows: along the last dimension, as of
-    scores for classes; changed: those whose greatest element is another one, beyond a tie.
+    Attributes:
+        name: The output's name.
+        type: The output's type.
+        worst: The greatest difference, as in `Difference`.
+        differing: The number of elements that differ.
+        size: The number of elements.
+        lean: The mean difference of the elements that differ, in LSB of a quantised type, else relative to the greatest
+            magnitude. It is far from 0 if an engine rounds to one side.
+        rows: The number of rows along the last dimension, such as scores for classes.
+        changed: The number of rows whose greatest element changed; a tie does not count.
     """
 
     name: str
@@ -61,7 +81,13 @@ class Drift(Record, frozen=True):
 def drifts(
     model: Model, pairs: Sequence[tuple[Sequence[Array], Sequence[Array]]], names: Sequence[str]
 ) -> Iterator[Drift]:
-    """Of each output. pairs: for each input what a device gives, and what is right."""
+    """Yields the difference of each output of a model.
+
+    Args:
+        model: The model.
+        pairs: For each input, the actual and the expected outputs.
+        names: The names of the outputs.
+    """
     for place, (index, name) in enumerate(zip(model.main.outputs, names, strict=True)):
         operand = model.main.operands[index]
         off, scales, rows, changed = [], [], 0, 0
@@ -83,7 +109,7 @@ def drifts(
 
 
 def intermediates(model: Model, device: Device, inputs: Sequence[Array | None]) -> dict[int, Array]:
-    """Every value that an operation of the main subgraph writes, from one run on the device; keys are operands."""
+    """Runs a model once and returns every value that an operation of the main subgraph writes, by operand."""
     written = [i for operation in model.main.operations for i in operation.outputs]
     part = cut(model, range(len(model.main.operations)), also=written)
     by_operand = dict(zip(model.main.inputs, inputs, strict=True))
@@ -92,7 +118,7 @@ def intermediates(model: Model, device: Device, inputs: Sequence[Array | None]) 
 
 
 def execute(model: Model, device: Device, inputs: Sequence[Array | None]) -> list[Array]:
-    """Prepare and run once, without the runtime around it."""
+    """Prepares a model on a device and runs it once, without the runtime; returns the outputs."""
     prepared = prepared_by(device, model, Hints())
     try:
         request = prepared.request(inputs)
@@ -103,7 +129,7 @@ def execute(model: Model, device: Device, inputs: Sequence[Array | None]) -> lis
 
 
 def compare(model: Model, actual: Mapping[int, Array], expected: Mapping[int, Array]) -> Iterator[Difference]:
-    """The difference of each operand that both have, in the order of the operations."""
+    """Yields the difference of each operand that both have, in the order of the operations."""
     for n, operation in enumerate(model.main.operations):
         for index in operation.outputs:
             if index in actual and index in expected:
@@ -113,7 +139,18 @@ def compare(model: Model, actual: Mapping[int, Array], expected: Mapping[int, Ar
 def each_operation(
     model: Model, device: Device, inputs: Sequence[Array | None], values: Mapping[int, Array], operations: Iterable[int]
 ) -> Iterator[Difference]:
-    """Run operations by themselves on `device`, fed with `values` (another device's intermediates), and compare."""
+    """Runs each operation alone on a device and compares its outputs.
+
+    Args:
+        model: The model.
+        device: The device under test.
+        inputs: The inputs of the model.
+        values: The intermediates of another device, by operand: inputs of the operations, and expected outputs.
+        operations: The operations to run.
+
+    Yields:
+        The difference of each output.
+    """
     known: dict[int, Array | None] = {**dict(zip(model.main.inputs, inputs, strict=True)), **values}
     for n in operations:
         part = cut(model, [n], also=model.main.operations[n].outputs)
@@ -123,7 +160,15 @@ def each_operation(
 
 
 def difference(model: Model, operation: int, index: int, actual: Array, expected: Array) -> Difference:
-    """How far `actual` is from `expected`."""
+    """Returns the difference of an operand.
+
+    Args:
+        model: The model.
+        operation: The operation that writes the operand.
+        index: The operand.
+        actual: The value of the device under test.
+        expected: The value of the other device.
+    """
     operand = model.main.operands[index]
     a, e = actual.astype(np.float64), expected.astype(np.float64)
     label = operation_label(model.main.operations[operation].type, operation)
@@ -139,12 +184,12 @@ def difference(model: Model, operation: int, index: int, actual: Array, expected
 
 
 def signed_differences(actual: Array, expected: Array) -> Array:
-    """The difference of each element: 0 where both are the same, infinite where one of them alone is NaN."""
+    """Returns the difference of each element: 0 if both are equal, infinity if only one is NaN."""
     same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
     off = np.subtract(actual, expected, where=~same, out=np.zeros_like(expected))
     return np.where(np.isnan(off), np.inf, off)
 
 
 def magnitude(array: Array) -> float:
-    """The greatest of its finite elements."""
+    """Returns the greatest absolute value of the finite elements; 0 if there are none."""
     return float(np.abs(array[np.isfinite(array)]).max(initial=0.0))

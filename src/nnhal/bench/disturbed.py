@@ -1,4 +1,4 @@
-"""Whether something else keeps this process from its cores while it measures: how long its threads wait for one.
+"""Detects other work that keeps this process from its cores: measures how long its threads wait for one.
 
 The kernel counts for each thread the time on a core, and the time that it was ready and waited for one (`schedstat`).
 """
@@ -10,14 +10,14 @@ from pathlib import Path
 from nnhal.base.cores import usable_cores
 from nnhal.base.digests import blake2b
 
-NOTICED = 0.1  # waiting, as a share of waiting and running, from which on a measurement is disturbed
-PROBE = 0.3  # seconds on a core that the machine is tried with
+NOTICED = 0.1  # share of the time spent waiting from which a measurement counts as disturbed
+PROBE = 0.3  # seconds on a core of each thread of a probe
 THREADS, THIS = Path("/proc/self/task"), Path("/proc/thread-self")
 Spent = tuple[int, int]  # nanoseconds on a core, and waiting for one
 
 
 def spent(threads: Path = THREADS) -> Spent | None:
-    """Of all threads of this process together; None where the kernel does not count it."""
+    """Returns the times of all threads of this process; None if the kernel does not count them."""
     try:
         found = [each for thread in threads.iterdir() if (each := spent_by(thread)) is not None]
     except OSError:
@@ -26,7 +26,7 @@ def spent(threads: Path = THREADS) -> Spent | None:
 
 
 def spent_by(thread: Path = THIS) -> Spent | None:
-    """Of one thread; None where it ended, and where the kernel does not count it."""
+    """Returns the times of one thread; None if it has ended or the kernel does not count them."""
     try:
         ran, waited, *_ = map(int, (thread / "schedstat").read_text().split())
     except (OSError, ValueError):
@@ -35,7 +35,7 @@ def spent_by(thread: Path = THIS) -> Spent | None:
 
 
 def share(before: Spent | None, after: Spent | None) -> float:
-    """How much of the time from one to the other was waiting; 0 where that is not known."""
+    """Returns the share (0 to 1) of the time between two measurements that was waiting; 0 if unknown."""
     if before is None or after is None:
         return 0.0
     ran, waited = (max(0, b - a) for a, b in zip(before, after, strict=True))
@@ -43,7 +43,7 @@ def share(before: Spent | None, after: Spent | None) -> float:
 
 
 def probed() -> float:
-    """How much threads that only compute wait for a core, one thread for each core that this process may use."""
+    """Computes on every core that this process may use; returns the share (0 to 1) of time that threads waited for one."""
     block, shares = bytes(1 << 20), list[float]()
 
     def compute() -> None:

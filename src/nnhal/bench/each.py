@@ -1,4 +1,4 @@
-"""What each operation of a compiled model takes, as far as its drivers tell; of the others the whole step."""
+"""The time of each operation of a compiled model, or of the whole partition if its driver does not report operations."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -15,7 +15,15 @@ from nnhal.runtime.tracing.timeline import Timeline
 
 
 class TimeSpent(Record, frozen=True):
-    """The median over runs, in nanoseconds, of one operation, or of several that run together and are timed together."""
+    """The median time of one operation, or of several that are timed together.
+
+    Attributes:
+        operations: The operations.
+        label: The operations for messages.
+        device: The device that ran them.
+        spent: The median over runs, in nanoseconds.
+        whole_step: Whether this is the time of a whole partition.
+    """
 
     operations: tuple[int, ...]
     label: str
@@ -25,9 +33,17 @@ class TimeSpent(Record, frozen=True):
 
 
 def each_operation(compiled: Compiled, inputs: Sequence[Any], runs: int) -> list[TimeSpent]:
-    """Run so often, one at a time, and measure; in the order of execution.
+    """Measures the operations of a compiled model.
 
-    What a driver in another process tells of its operations is read off a trace, unless one is running already.
+    Times of drivers in other processes come from a trace; they are missing if a trace is running already.
+
+    Args:
+        compiled: The compiled model.
+        inputs: Its inputs.
+        runs: The number of inferences, one at a time.
+
+    Returns:
+        The times, in the order of execution.
     """
     found: dict[tuple[int, str, tuple[int, ...], bool], list[int]] = defaultdict(list)
     plans, lines = compiled.placement.steps, compiled._caller.lines
@@ -59,14 +75,16 @@ def each_operation(compiled: Compiled, inputs: Sequence[Any], runs: int) -> list
 
 
 def _told_elsewhere(timeline: Timeline, serves: Sequence[Sequence[int]]) -> dict[tuple[int, int], dict[int, int]]:
-    """Nanoseconds of the operations that run in other processes, by place in their step, by the run and the step.
+    """Returns the nanoseconds of operations in other processes, by run and partition, then by place in the partition.
 
-    serves: for each step, the operation of it that each operation counts for which its driver has.
+    Args:
+        timeline: The trace.
+        serves: For each partition, the operation that each operation of its driver's model belongs to.
     """
     runs = {
         id(span): n for n, span in enumerate(s for s in timeline.spans if (s.layer, s.name) == ("application", "run"))
     }
-    steps: dict[int, tuple[int, int]] = {}  # by the step's span
+    steps: dict[int, tuple[int, int]] = {}  # by the partition's span
     count: dict[int, int] = defaultdict(int)
     for span in timeline.spans:
         if span.name == "step" and id(span.origin) in runs:

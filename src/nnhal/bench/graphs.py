@@ -1,11 +1,11 @@
-"""Graphs of any number of small operations, of which growth is measured."""
+"""Graphs of any number of small operations, to measure how costs grow with it."""
 
 from nnhal.frontends.python import Builder
 from nnhal.model.graph import Model
 
 
 def chain(n: int) -> Model:
-    """One operation after the other, every other of which reads the model's input too."""
+    """Builds a chain of `n` operations; every second one also reads the model's input."""
     b = Builder()
     x = first = b.input((4,))
     for place in range(n):
@@ -14,14 +14,14 @@ def chain(n: int) -> Model:
 
 
 def fan(n: int) -> Model:
-    """One input, read by operations beside each other, as many outputs."""
+    """Builds `n` independent operations that read one input; each writes an output."""
     b = Builder()
     x = b.input((4,))
     return b.finish([x], [b.relu(x) for _ in range(n)])
 
 
 def beams(n: int) -> Model:
-    """Operations beside each other, an input and an output for each."""
+    """Builds `n` independent operations, each with an input and an output."""
     b = Builder()
     inputs = [b.input((4,)) for _ in range(n)]
     return b.finish(inputs, [b.relu(x) for x in inputs])

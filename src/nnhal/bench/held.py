@@ -1,4 +1,4 @@
-"""What a process has to itself, as the kernel counts it: beside what drivers say that they hold."""
+"""The memory of a process as the kernel counts it, to compare with the memory that drivers report."""
 
 import ctypes
 import gc
@@ -10,7 +10,7 @@ from nnhal.runtime.compiled import Compiled
 
 
 def private_bytes(pid: int | str = "self") -> int | None:
-    """Bytes of pages that no other process maps; None where the kernel does not let one look, or the process is gone."""
+    """Returns the bytes of pages that no other process maps; None if the process is gone or the kernel refuses."""
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:
@@ -19,9 +19,11 @@ def private_bytes(pid: int | str = "self") -> int | None:
 
 
 def held() -> dict[str, float]:
-    """Mebibytes that this process holds, its heap trimmed: `all` pages once (Pss), `private` ones, `anonymous` ones.
+    """Returns the memory of this process in MiB, after trimming its heap.
 
-    `resident` counts a page as often as it is mapped, as does `peak`, the most since `/proc/self/clear_refs` was told 5.
+    Returns:
+        The proportional set size (`all`), the `private` pages, the `anonymous` pages, the resident set size (`resident`),
+        and its `peak` since 5 was written to `/proc/self/clear_refs`.
     """
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
@@ -38,7 +40,7 @@ def held() -> dict[str, float]:
 
 
 def of_drivers(compiled: Compiled) -> dict[str, int | None]:
-    """By device, of each process of its own that a compiled model's drivers run in: `private_bytes` of all that is there."""
+    """Returns the `private_bytes` of each isolated driver's process of a compiled model, by device."""
     lines = compiled._caller.lines
     return {
         line.label: private_bytes(line.step.device.pid) for line in lines if isinstance(line.step.device, Resilient)

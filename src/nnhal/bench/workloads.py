@@ -1,4 +1,4 @@
-"""What a calibration runs: for each family of operations chains of a few sizes, and whole networks to check them by."""
+"""The models of a calibration: chains of each family of operations in a few sizes, and models with control flow."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -11,11 +11,11 @@ from nnhal.frontends.python import Builder
 from nnhal.frontends.tensor import Tensor
 from nnhal.model.graph import Model
 
-SCALE, FINE = 0.05, 0.002  # of quantised values and of quantised filters
+SCALE, FINE = 0.05, 0.002  # scales of quantised values and of quantised filters
 
 
 class Values(NamedTuple):
-    """Values of one kind. zero_point: where they are quantised."""
+    """Values of one kind; `zero_point` counts for quantised ones."""
 
     kind: str
     type: OperandType
@@ -33,19 +33,24 @@ VALUES = {
     "quant8_signed": Values("quant8_signed", OperandType.TENSOR_QUANT8_ASYMM_SIGNED),
 }
 FLOATS, QUANTISED = ("float32",), ("quant8", "quant8_signed")
-# Of each size one that is small, one of much data for its multiplications, one of little, two that are large, of either:
-# what multiplications take is told from what bytes take.
+# Five sizes separate the cost of multiplications from that of bytes: a small one, one with many bytes for its
+# multiplications, one with few, and two large ones of these kinds.
 SIZES = ((7, 16), (112, 16), (7, 256), (56, 64), (14, 256))  # side and channels of pictures
 MATRICES = ((4, 32), (4, 1024), (256, 256), (64, 1024), (256, 512))  # rows and columns
 SQUARES = (16, 64, 192, 384, 512)  # side of matrices that are multiplied with each other
-LSTM = ((8, 16), (1, 512), (16, 128), (8, 384), (40, 64))  # steps and cells
-QUICK = (0, 1, 2)  # which sizes are enough for a first look
+LSTM = ((8, 16), (1, 512), (16, 128), (8, 384), (40, 64))  # time steps and cells
+QUICK = (0, 1, 2)  # the sizes of a quick calibration
 
 
 class Family(NamedTuple):
-    """How a link of a chain is made, of the tensor before it and the chain's first.
+    """A family of operations that are measured by chains.
 
-    beside: families of what else is in it, whose time is not its own. tensor: the shape that goes through, by size.
+    Attributes:
+        name: The family's name.
+        link: Adds a link to a chain, from the tensor before it and the chain's input.
+        tensor: The shape of the chain's tensors, by size.
+        beside: The families of other operations in a link, whose time is subtracted.
+        kinds: The kinds of values that it exists for.
     """
 
     name: str
@@ -56,13 +61,13 @@ class Family(NamedTuple):
 
 
 def picture(size: int) -> tuple[int, ...]:
-    """The shape of a picture."""
+    """Returns the shape of a picture: [1, side, side, channels]."""
     side, channels = SIZES[size]
     return 1, side, side, channels
 
 
 def matrix(size: int) -> tuple[int, ...]:
-    """The shape of a matrix."""
+    """Returns the shape of a matrix: [rows, columns]."""
     return MATRICES[size]
 
 
@@ -227,12 +232,19 @@ FAMILIES = (
 
 
 def families(kind: str) -> Iterator[Family]:
-    """Those that there are of a kind of values."""
+    """Returns the families of a kind of values."""
     return (each for each in FAMILIES if kind in each.kinds)
 
 
 def chain(family: Family, kind: str, size: int, links: int) -> Model:
-    """Links of a family, one behind the other."""
+    """Builds a chain of `links` links of a family.
+
+    Args:
+        family: The family.
+        kind: The kind of values, a key of `VALUES`.
+        size: The index of the size.
+        links: The number of links.
+    """
     values, b = VALUES[kind], Builder(f"{family.name} {kind}")
     first = x = b.input(family.tensor(size), values.type, *((SCALE, values.zero_point) if values.quantised else ()))
     for _ in range(links):
@@ -241,14 +253,14 @@ def chain(family: Family, kind: str, size: int, links: int) -> Model:
 
 
 def single(elements: int = 4) -> Model:
-    """One ADD."""
+    """Builds a model of one ADD."""
     b = Builder("single")
     x = b.input((1, 1, 1, elements))
     return b.finish([x], [b.add(x, x)])
 
 
 def pair(side: int, channels: int) -> tuple[Model, Model]:
-    """Two operations one behind the other, and one of them, on a picture."""
+    """Builds a model of two operations in a row and one of a single operation, on a picture [1, side, side, channels]."""
     models = []
     for links in (2, 1):
         b = Builder("pair")
@@ -260,7 +272,7 @@ def pair(side: int, channels: int) -> tuple[Model, Model]:
 
 
 def branching() -> Model:
-    """An IF of which either side has a few operations."""
+    """Builds an IF with a few operations in each branch."""
     b = Builder("if")
     condition, x = b.input((1,), OperandType.TENSOR_BOOL8), b.input((1, 56, 56, 16))
     sides = []
@@ -272,7 +284,7 @@ def branching() -> Model:
 
 
 def looping() -> Model:
-    """A WHILE of ten rounds of a few operations."""
+    """Builds a WHILE of ten iterations of a few operations."""
     b = Builder("while")
     count, x = b.input((1,), OperandType.TENSOR_INT32), b.input((1, 56, 56, 16))
     ends, body = b.subgraph(), b.subgraph()
@@ -285,7 +297,13 @@ def looping() -> Model:
 
 
 def mixed(pictures: int = 1, side: int = 56, cells: int = 512) -> Model:
-    """Convolutions of 8 bits on pictures, then float LSTM over what is seen on them: work that different engines do best."""
+    """Builds 8-bit convolutions on pictures followed by a float LSTM: different engines are best at each.
+
+    Args:
+        pictures: The number of pictures.
+        side: The height and width of a picture.
+        cells: The number of cells of each LSTM layer.
+    """
     b, values, floats = Builder("conv_then_lstm"), VALUES["quant8_signed"], VALUES["float32"]
     x = y = b.input((pictures, side, side, 32), values.type, SCALE, values.zero_point)
     for _ in range(4):

@@ -12,11 +12,11 @@ _struck: list[None] = []
 
 
 def start() -> None:
-    """Entry point of the console script: a Ctrl-C while it is imported ends it as one later does.
+    """Runs the console script; Ctrl-C ends it, also during imports.
 
-    After the verb it ends by the signal itself, wherever it is: what closes then cannot be half interrupted.
+    After the verb the signal itself ends the process, so that no cleanup is interrupted half way.
     """
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, or somebody else's
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else the caller ignores or handles it
         signal.signal(signal.SIGINT, _interrupted)
         sys.unraisablehook = _unraisable
     try:
@@ -25,11 +25,11 @@ def start() -> None:
         try:
             main()
         except SystemExit as end:
-            if _struck and end.code != INTERRUPTED:  # who took it for an error of its own went on, and came to an end
+            if _struck and end.code != INTERRUPTED:  # a library handled it as an error and went on
                 raise KeyboardInterrupt from None
             raise
         except Exception:
-            if _struck:  # Python itself makes errors of what strikes while a class is made
+            if _struck:  # Python turns an interrupt while it makes a class into an error
                 raise KeyboardInterrupt from None
             raise
     except KeyboardInterrupt:
@@ -40,7 +40,7 @@ def start() -> None:
 
 
 def _interrupted(*_: Any) -> None:
-    """Ends the command, even where a library takes the interrupt for an error of its own, as extensions do at import."""
+    """Ends the command, even if a library handles the interrupt as an error, as extension modules do at import."""
     _struck.append(None)
     last = threading.Timer(PATIENCE, _end)
     last.daemon = True
@@ -49,7 +49,7 @@ def _interrupted(*_: Any) -> None:
 
 
 def _unraisable(lost: Any) -> None:
-    """An interrupt within a finalizer, where Python loses it, ends the command too."""
+    """Ends the command after an interrupt in a finalizer, where Python drops the exception."""
     if issubclass(lost.exc_type, KeyboardInterrupt):
         _end()
     sys.__unraisablehook__(lost)

@@ -1,4 +1,4 @@
-"""Arrays out of `.npy` and `.npz` files, which are not trusted: a header is read and judged before any data."""
+"""Reads arrays from untrusted `.npy` and `.npz` files: checks a header before it reads data."""
 
 import math
 import os
@@ -20,7 +20,7 @@ from nnhal.base.operands import Array
 
 NUMBERS = "biuf"  # kinds of elements
 SUFFIX = ".npy"
-DAMAGE = (  # what numpy, zipfile and the parsers below them raise for files that lie
+DAMAGE = (  # NumPy, zipfile and their parsers raise these for malformed files
     OSError, ValueError, EOFError, SyntaxError, RecursionError, MemoryError, OverflowError, TypeError, KeyError,
     AttributeError, IndexError, RuntimeError, NotImplementedError, struct.error, zlib.error, zipfile.BadZipFile,
 )  # fmt: skip
@@ -29,7 +29,7 @@ HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.re
 
 @contextmanager
 def reading(origin: str) -> Iterator[None]:
-    """Whatever is raised for what lies within is an InvalidRequest that names the origin."""
+    """Turns errors of malformed files into InvalidRequest with the file's name `origin`."""
     try:
         yield
     except InvalidRequest:
@@ -40,7 +40,7 @@ def reading(origin: str) -> Iterator[None]:
 
 
 def ordinary(path: Path) -> IO[bytes]:
-    """An ordinary file, opened for reading: a pipe or device might never end."""
+    """Opens an ordinary file for reading; InvalidRequest for a pipe or device, which might never end."""
     with reading(str(path)):
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -50,17 +50,30 @@ def ordinary(path: Path) -> IO[bytes]:
 
 
 def size_of(file: IO[bytes]) -> int:
-    """The bytes of an ordinary file."""
+    """Returns the size of an ordinary file in bytes."""
     return os.fstat(file.fileno()).st_size
 
 
 class ArrayFile:
-    """An array in a file: its type and shape, as its header has them; `read` gives the elements.
+    """An array in a file.
 
-    begin: opens it from its start. size: its bytes, header and all.
+    Attributes:
+        dtype: The type in the header.
+        shape: The shape in the header.
+        origin: The file for messages.
     """
 
     def __init__(self, begin: Callable[[], AbstractContextManager[IO[bytes]]], size: int, origin: str) -> None:
+        """Reads the header.
+
+        Args:
+            begin: Opens the array's file at its start.
+            size: The size of the file in bytes, header included.
+            origin: The file for messages.
+
+        Raises:
+            InvalidRequest: The header is malformed, or does not fit the size.
+        """
         self._begin, self.origin = begin, origin
         with reading(origin), begin() as file:
             version = np.lib.format.read_magic(file)
@@ -77,22 +90,33 @@ class ArrayFile:
             raise InvalidRequest(f"input {origin}: has {size - begins} bytes of data, must have {needed} by its header")
 
     def read(self) -> Array:
-        """The elements."""
+        """Reads the elements; InvalidRequest if the data does not fit the header."""
         with reading(self.origin), self._begin() as file:
             array: Array = np.lib.format.read_array(file, allow_pickle=False)
-            if file.read(1):  # an archive's check sum is looked at where its member ends
-                raise InvalidRequest(f"input {self.origin}: has more data than its header says")
+            if file.read(1):  # zipfile compares the checksum at the member's end
+                raise InvalidRequest(f"input {self.origin}: has more data than its header declares")
         return array
 
 
 def array_file(path: Path) -> ArrayFile:
-    """A `.npy` file."""
+    """Opens a `.npy` file."""
     with ordinary(path) as file:
         return ArrayFile(partial(ordinary, path), size_of(file), str(path))
 
 
 def archive(path: Path, names: Sequence[str]) -> Mapping[str, ArrayFile]:
-    """The arrays of a `.npz` file for inputs of these names: by name, else in order."""
+    """Opens a `.npz` file.
+
+    Args:
+        path: The file.
+        names: The names of the inputs.
+
+    Returns:
+        The arrays by input. They are matched by name, or in order if their names differ.
+
+    Raises:
+        InvalidRequest: The file is malformed, or its arrays do not match the inputs.
+    """
     with ordinary(path) as file, reading(str(path)), zipfile.ZipFile(file) as members:
         found = {info.filename.removesuffix(SUFFIX): info for info in members.infolist()}
         keys = [key for key, info in found.items() if key != info.filename]

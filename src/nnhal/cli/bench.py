@@ -20,8 +20,6 @@ from nnhal.base.records import Record
 from nnhal.base.time import NS
 from nnhal.bench.each import TimeSpent, each_operation
 from nnhal.bench.held import of_drivers, private_bytes
-from nnhal.bench.latency import Latency, Ratio, histogram, interleaved, ratio, steady, timed
-from nnhal.bench.peers import PEERS, peer
 from nnhal.cli import common
 from nnhal.cli.command import command as nnhal_command
 from nnhal.cli.inputs import read_inputs
@@ -29,6 +27,8 @@ from nnhal.cli.model_text import shown_name
 from nnhal.cli.pictures import InputOptions
 from nnhal.cli.placement import placement_sections
 from nnhal.hal.memory_use import MemoryUse
+from nnhal.measure.latency import Latency, Ratio, histogram, interleaved, ratio, steady, timed
+from nnhal.measure.peers import PEERS, peer
 from nnhal.model.graph import Model
 from nnhal.runtime.compiled import Compiled
 from nnhal.runtime.placement import Placement
@@ -95,7 +95,7 @@ def command(model: str, peer_name: str | None, streams: int, seed: int, **option
         return api.compile(graph, devices=names, cache_dir=folder, **place)
 
     opened = common.open_model(model, options)
-    prepared(opened).close()  # what is imported at the first use is no part of it
+    prepared(opened).close()  # the measured memory excludes imports at first use
     before = private_bytes()
     start = time.perf_counter_ns()
     graph = loaded()
@@ -117,7 +117,7 @@ def command(model: str, peer_name: str | None, streams: int, seed: int, **option
         compared = None
     else:
         latencies, compared = _compare(peer_name, path, inputs, run, (load, spent), options)
-        before = None  # the peer's memory is not told from ours
+        before = None  # the peer's memory cannot be separated from nnhal's
     after = private_bytes()
     memory = {
         **compiled.memory.to_dict(),
@@ -155,7 +155,12 @@ def _print(
     results: Sequence[str],
     options: Mapping[str, Any],
 ) -> None:
-    """took: seconds of each partition, where that is to be shown. results: lines below the latencies."""
+    """Prints the result.
+
+    Args:
+        took: Seconds of each partition, if they are shown.
+        results: Lines below the latencies.
+    """
     verbose = options["verbose"]
     parts = [
         fixed(*setup.lines(latencies["nnhal"])),
@@ -168,7 +173,7 @@ def _print(
 
 
 class Setup(Record, frozen=True):
-    """What was measured, and on which machine."""
+    """The configuration and the machine of a measurement."""
 
     name: str
     placement: Placement
@@ -183,7 +188,7 @@ class Setup(Record, frozen=True):
         return " + ".join(self.placement.devices())
 
     def lines(self, found: Latency) -> Iterator[str]:
-        """The answer, how it was measured, and on what."""
+        """Yields the header lines: the result, the configuration and the machine."""
         keys = self.placement.keys
         devices = [f"{label} {keys[label].version}" if label in keys else label for label in self.placement.devices()]
         answer = f"p50 {duration(found.quantile(0.5) / NS)}, {_rounded(found.throughput)} inferences/s"
@@ -200,19 +205,19 @@ class Setup(Record, frozen=True):
 
 
 def _is_special(placement: Placement) -> bool:
-    """Whether more is to be said of a placement than its device: it has several partitions, or is a trial."""
+    """Whether the output shows the partitions: there are several, or the placement is a trial."""
     return len(placement.steps) > 1 or trial_of(placement) is not None
 
 
 def _by_partition(compiled: Compiled, inputs: Sequence[Any]) -> list[float]:
-    """The p50 in seconds of each partition; nothing where one fell back."""
+    """Returns the p50 of each partition in seconds, without runs that fell back."""
     reports = [compiled.run(*inputs, measure=True)[1] for _ in range(PARTITION_RUNS)]
     steps = [[step.total for step in report.steps] for report in reports if report is not None and not report.fallbacks]
     return [median(each) / NS for each in zip(*steps, strict=True)]
 
 
 def processor_name() -> str:
-    """What the kernel calls the processor."""
+    """Returns the kernel's name of the processor."""
     try:
         text = CPUINFO.read_text("utf-8", "replace")
     except OSError:
@@ -222,7 +227,7 @@ def processor_name() -> str:
 
 
 def governor() -> str:
-    """How the kernel chooses the processor's frequency; "" where it does not."""
+    """Returns the governor of the processor's frequency; "" without frequency scaling."""
     try:
         return GOVERNOR.read_text().strip()
     except OSError:
@@ -230,12 +235,12 @@ def governor() -> str:
 
 
 def machine_warnings(load: float, cores: int, frequency: str) -> Iterator[str]:
-    """Why measurements may not be repeatable.
+    """Yields the reasons why measurements may not be repeatable.
 
     Args:
-        load: processes that ran or waited in the last minute.
-        cores: of the machine.
-        frequency: as of `governor`.
+        load: The load average of the last minute.
+        cores: The number of cores of the machine.
+        frequency: The result of `governor`.
     """
     if load > cores / 2:
         yield f"load average {load:.1f} on {counted(cores, 'core')}: other work disturbs the measurement"
@@ -302,7 +307,7 @@ def _document(
 
 
 def _latencies(latencies: Mapping[str, Latency], devices: str) -> list[str]:
-    """A row for each figure, a column for each side."""
+    """Returns a table with a row for each figure and a column for each engine."""
 
     def row(name: str, of: Callable[[Latency], str]) -> list[str]:
         return [name, *map(of, latencies.values())]
@@ -323,7 +328,7 @@ def _latencies(latencies: Mapping[str, Latency], devices: str) -> list[str]:
 
 
 def _rounded(number: float) -> str:
-    """A number with three digits at least: 24.1, 937, 83,120."""
+    """Formats a number with at least three digits: 24.1, 937, 83,120."""
     return f"{number:,.0f}" if number >= 99.95 else f"{number:.3g}"
 
 
@@ -352,7 +357,7 @@ def _bytes(count: int | None) -> str:
 
 
 def _memory_lines(memory: Mapping[str, Any]) -> Iterator[str]:
-    """What the kernel counts as private, and what drivers report."""
+    """Yields the private memory by the kernel's count, and whether drivers report all memory."""
     found = [] if memory["private_bytes"] is None else [f"{_bytes(memory['private_bytes'])} private in this process"]
     found += [
         f"{_bytes(held)} private in the process of {name}"
@@ -362,11 +367,11 @@ def _memory_lines(memory: Mapping[str, Any]) -> Iterator[str]:
     if not found:
         return
     unknown = any(step[figure] is None for step in memory["steps"] for figure in MemoryUse._fields)
-    yield f"Memory: {', '.join(found)}{' (drivers do not report all of theirs)' if unknown else ''}"
+    yield f"Memory: {', '.join(found)}{' (drivers do not report all memory)' if unknown else ''}"
 
 
 def _memory_table(memory: Mapping[str, Any]) -> list[str]:
-    """What drivers report; nothing where they report nothing."""
+    """Returns the table of memory that drivers report, or no lines."""
     rows = [
         [str(step["step"]) if step["step"] >= 0 else "all", step["device"]]
         + [_bytes(step[figure]) for figure in MemoryUse._fields]
@@ -394,7 +399,7 @@ def _each(shares: Sequence[TimeSpent]) -> list[dict[str, Any]]:
 
 
 def _profile(shares: Sequence[TimeSpent], most: int) -> Iterator[str]:
-    """The time of each operation, the slowest first, and of each type."""
+    """Yields the table of operations, the slowest first, and the sums by type."""
     total = max(sum(share.spent for share in shares), 1e-9)
     slowest = sorted(shares, key=lambda share: -share.spent)
     rows, running = [], 0.0

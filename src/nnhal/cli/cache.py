@@ -1,8 +1,9 @@
-"""`nnhal cache`: what compilations a folder keeps, whether they are what was written, and room for others."""
+"""`nnhal cache`: lists, verifies and deletes cached compilations."""
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import click
 
@@ -11,15 +12,15 @@ from nnhal.base.records import replace
 from nnhal.cli import common
 from nnhal.hal.cache.files import CacheFiles
 from nnhal.hal.cache.keeper import is_whole
-from nnhal.runtime.cache.folder import CacheFolder
+from nnhal.runtime.cache.folder import CacheFolder, OpenFiles
 from nnhal.runtime.cache.manifest import Listed, Missing
 from nnhal.runtime.cache.wanted import Caching
 
-SHORT = 12  # characters of a key that tell it from others, for people
+SHORT = 12  # characters of a key that are shown
 
 
 def options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--cache-dir and --json."""
+    """Adds --cache-dir and --json to a command."""
     return common.cache_dir_option(common.json_option(command))
 
 
@@ -93,18 +94,42 @@ def clear(keys: Sequence[str], cache_dir: str | None, as_json: bool) -> None:
     _tell(folder, folder.entries(), as_json, gone)
 
 
-def _folder(cache_dir: str | None) -> CacheFolder:
+class _NoFolder(NamedTuple):
+    """A cache folder that does not exist. The commands treat it as empty and do not create it."""
+
+    path: Path
+    most: int
+
+    def entries(self) -> list[Listed]:
+        return []
+
+    def entry(self, key: str, count: CacheFiles, *, used: bool = True) -> OpenFiles:
+        raise Missing("there is no entry")
+
+    def prune(self, most: int | None = None) -> list[str]:
+        return []
+
+    def take_out(self, keys: Iterable[str]) -> None:
+        pass
+
+
+_Folder = CacheFolder | _NoFolder
+
+
+def _folder(cache_dir: str | None) -> _Folder:
     wanted = Caching.wanted(common.cache_folder(cache_dir), None)
     if wanted.folder is None:
         raise InvalidArgument(f"cache: {wanted.why}")
     try:
+        if not wanted.folder.exists():
+            return _NoFolder(wanted.folder, wanted.most)
         return CacheFolder(wanted.folder, wanted.most)
     except OSError as error:
         raise InvalidArgument(f"cache folder {wanted.folder}: {error.strerror}") from None
 
 
-def _chosen(folder: CacheFolder, keys: Sequence[str]) -> list[Listed]:
-    """The entries whose keys begin so; all where none is named."""
+def _chosen(folder: _Folder, keys: Sequence[str]) -> list[Listed]:
+    """Returns the entries whose keys begin with one of `keys`; all entries if there are no `keys`."""
     entries = folder.entries()
     for key in keys:
         count = sum(entry.key.startswith(key) for entry in entries)
@@ -114,8 +139,8 @@ def _chosen(folder: CacheFolder, keys: Sequence[str]) -> list[Listed]:
     return [entry for entry in entries if not keys or any(entry.key.startswith(key) for key in keys)]
 
 
-def _verified(folder: CacheFolder, entry: Listed) -> Listed:
-    """The entry with what reading it showed."""
+def _verified(folder: _Folder, entry: Listed) -> Listed:
+    """Reads an entry; returns it with the problem that was found."""
     if entry.problem or entry.manifest is None:
         return entry
     count = CacheFiles(entry.manifest.model_files, entry.manifest.data_files)
@@ -143,16 +168,16 @@ def _plain(entry: Listed) -> dict[str, Any]:
 
 
 def _tell(
-    folder: CacheFolder, entries: Sequence[Listed], as_json: bool, gone: Sequence[str] = (), *, read: bool = False
+    folder: _Folder, entries: Sequence[Listed], as_json: bool, gone: Sequence[str] = (), *, read: bool = False
 ) -> None:
-    """read: every byte of them was."""
+    """Prints entries; `read` is whether all their bytes were read."""
     size = sum(entry.size for entry in entries)
     if as_json:
         facts = {"folder": str(folder.path), "size": size, "most": folder.most}
         common.emit({**facts, "entries": [_plain(entry) for entry in entries], "gone": list(gone)})
         return
     for key in gone:
-        common.console.print(f"took out {key[:SHORT]}", markup=False)
+        common.console.print(f"deleted {key[:SHORT]}", markup=False)
     rows = []
     for entry in entries:
         plain = _plain(entry)

@@ -1,4 +1,4 @@
-"""`nnhal calibrate`: measures the devices on this machine, shows what was measured, takes it along."""
+"""`nnhal calibrate`: measures the devices on this machine; shows, exports, imports and deletes the profile."""
 
 import subprocess
 import sys
@@ -58,15 +58,13 @@ def command(
         raise click.UsageError("--json is for a profile, of which --forget leaves none")
     if forget:
         record.forget()
-        common.status.print("what was measured is forgotten")
+        common.status.print("deleted the profile, learned times and known failures")
         return
     if source is not None:
         given = decoded(common.content_of(Path(source), "profile"), source)
         known = MachineProfile(given.processor, given.made, given.devices, given.crossings, pinned=True)
         record.keep_profile(known)
-        common.status.print(
-            f"the profile of {source} is held to, whatever is measured in use: nnhal calibrate ends that"
-        )
+        common.status.print(f"imported the profile {source}; nnhal places by it until you run nnhal calibrate")
     elif show or target is not None:
         found = record.profile()
         if found is None:
@@ -93,7 +91,7 @@ def _measured(
     there = [entry.name for entry in discovery.found_with_engines() if entry.device is not None]
     devices = [discovery.load_one(name).name for name in named] or there
     if CPU not in devices and ((old := record.profile()) is None or CPU not in old.devices):
-        devices.append(CPU)  # what others are held against
+        devices.append(CPU)  # the others are compared with it
     before = record.profile() if named else None
     crossed = [name for name in there if before is not None and name in before.devices]
     calibration = Calibration(devices, quick=quick, isolated=not quick, crossed=crossed)
@@ -120,19 +118,19 @@ OTHERWISE = "must have nothing else to do, or --busy"
 
 
 def _beside(profile: MachineProfile) -> str:
-    """Write what was measured where it can be written, and say how it is used."""
+    """Writes the profile to a temporary file; returns a text on how to use it."""
     import tempfile
 
     try:
         with tempfile.NamedTemporaryFile(prefix="nnhal-profile-", suffix=".json", delete=False) as file:
             file.write(encoded(profile))
     except OSError as error:
-        return f"what was measured cannot be written either: {error}"
-    return f"what was measured is in {file.name}: nnhal calibrate --import takes it"
+        return f"the new profile cannot be written to a temporary file either: {error}"
+    return f"the new profile is in {file.name}: nnhal calibrate --import {file.name} imports it"
 
 
 def _prove(drivers: Sequence[str], named: Sequence[str], quiet: bool) -> None:
-    """Prove what was not yet, in processes of their own: a device knows its forms from when it is loaded."""
+    """Verifies new kernel variants in separate processes: a device reads the results when it is loaded."""
     installed = [name for name in named if name in discovery.names()]
     every: list[Sequence[str]] = [()] if not named else []
     for devices in (*every, *filter(None, (installed, drivers))):
@@ -146,12 +144,12 @@ def _prove(drivers: Sequence[str], named: Sequence[str], quiet: bool) -> None:
             *devices,
         ]
         code = subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode
-        if code not in (0, ANSWER_NO):  # it has said why
+        if code not in (0, ANSWER_NO):  # it has printed the error
             raise click.exceptions.Exit(code)
 
 
 def _print(profile: MachineProfile) -> None:
-    pinned = ", imported and held to" if profile.pinned else ""
+    pinned = ", imported" if profile.pinned else ""
     common.console.print(f"measured {time.strftime('%Y-%m-%d %H:%M', time.localtime(profile.made))}{pinned}")
     cpu = profile.devices.get(CPU)
     rows = []
@@ -160,7 +158,7 @@ def _print(profile: MachineProfile) -> None:
         cells = [f"{a.exec_time:.2g} / {a.power_usage:.2g}" if (a := against.get(k)) else "-" for k in SHOWN]
         steps = " / ".join(duration(seconds) for seconds in device.steps.values())
         rows.append([name, device.version, steps, *cells])
-    common.table(["device", "version", "step here / isolated", *SHOWN], rows)
+    common.table(["device", "version", "partition / isolated", *SHOWN], rows)
     common.console.print(
         "Execution time / processor time of whole networks against the CPU reference, less is better.\n"
     )
@@ -188,7 +186,7 @@ def _print(profile: MachineProfile) -> None:
         for place, c in places.items()
     ]
     if crossings:
-        common.table(["crossing", "isolation", "an operand", "more for 1 MB"], crossings, title="from device to device")
+        common.table(["from > to", "isolation", "transfer", "more for 1 MB"], crossings, title="device transfers")
 
 
 SHOWN = "float32", "quant8", "quant8_signed", "if", "while"

@@ -1,4 +1,4 @@
-"""Commands whose help groups their options, and which know the former names of options for one release."""
+"""Commands with grouped options in their help, and with former option names for one release."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -10,31 +10,33 @@ from nnhal.base.names import printable
 
 GROUPS = "Model", "Profile", "Input", "Output", "Placement", "Execution", "Cache", "Selection", "Service", "Diagnostics"
 _MEMBERS = {
-    "Model": "shape value signature extension",
-    "Profile": "show export import forget",
-    "Input": "input seed range raw mean std letterbox fill rate samples",
-    "Output": "output part labels top export-json profile histogram operations dot svg png list all-failures repro",
-    "Placement": "device against driver option fallback strategy rule tune placement why numerics",
-    "Execution": "threads isolate deadline vs iterations warmup duration streams rtol atol lsb level timeout jobs "
-    "execution-path no-isolation quick busy",
-    "Cache": "cache-dir no-cache size",
-    "Selection": "specs operation filter published-only sample flag only all-operations only-new",
-    "Service": "name read allow metrics unconfined systemd",
-    "Diagnostics": "trace verbose json help version",
+    "Model": "--shape --value --signature --extension",
+    "Profile": "--show --export --import --forget",
+    "Input": "--input --seed --range --raw --mean --std --letterbox --fill --rate --samples",
+    "Output": "--output --part --labels --top --export-json --profile --histogram --operations --dot --svg --png --list "
+    "--all-failures --repro --report",
+    "Placement": "--device --against --driver --option --fallback --strategy --rule --tune --placement --why --numerics",
+    "Execution": "--threads --isolate --deadline --vs --iterations --warmup --duration --streams --rtol --atol --lsb "
+    "--level --timeout --jobs --execution-path --no-isolation --quick --busy --scale",
+    "Cache": "--cache-dir --no-cache --size",
+    "Selection": "--vectors --specs --model --data --expected --operation --filter --published-only --sample --flag --only "
+    "--all-operations --only-new",
+    "Service": "--name --read --allow --metrics --unconfined --systemd",
+    "Diagnostics": "--trace --verbose --json --help --version",
 }
-_GROUP = {f"--{name}": group for group, names in _MEMBERS.items() for name in names.split()}
-SMALL = 8  # options of a command that are not grouped
+_GROUP = {name: group for group, names in _MEMBERS.items() for name in names.split()}
+SMALL = 8  # a command with more options has groups
 
 
 class Command(click.Command):
-    """A command of `nnhal`. formerly: options by the names that they had before."""
+    """A command of `nnhal`; `formerly` maps former option names to the present ones."""
 
     def __init__(self, *args: Any, formerly: Mapping[str, str] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.formerly = dict(formerly or {})
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """The arguments, former names of options as what they are called now."""
+        """Parses the arguments, after replacing former option names."""
         return super().parse_args(ctx, list(self._renamed(args)))
 
     def _renamed(self, args: Sequence[str]) -> list[str]:
@@ -49,7 +51,7 @@ class Command(click.Command):
         return found
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The options by groups, where there are many."""
+        """Writes the options, in groups if there are more than `SMALL`."""
         groups: dict[str, list[tuple[str, str]]] = {}
         records = [
             (group_of(p), record)
@@ -65,22 +67,27 @@ class Command(click.Command):
 
 
 def group_of(parameter: click.Parameter) -> str:
-    """The group of an option, "" for one that has none."""
+    """Returns the group of an option; "" if it has none."""
     return next((_GROUP[name] for name in parameter.opts if name in _GROUP), "")
 
 
 def command(name: str, *, formerly: Mapping[str, str] | None = None) -> Callable[[Callable[..., Any]], Command]:
-    """The decorator of a command's function."""
+    """Decorates the function of a command.
+
+    Args:
+        name: The command's name.
+        formerly: The present option names by former names.
+    """
     return click.command(name, cls=Command, formerly=formerly)
 
 
 def usage_hint(error: click.UsageError) -> str:
-    """What to look at after a usage error."""
+    """Returns the command whose help explains a usage error."""
     return f"{error.ctx.command_path} --help" if error.ctx is not None else "nnhal --help"
 
 
 def show_error(error: click.ClickException) -> None:
-    """An error of the command line, in the form of all errors."""
+    """Prints an error of the command line as `error:` and `hint:`."""
     text, *question = re.split(r"[;.] [Dd]id you mean ", printable(error.format_message(), keep="\n"), maxsplit=1)
     if isinstance(error, click.NoSuchOption):
         text = f"no such option {error.option_name}"

@@ -1,4 +1,4 @@
-"""What verbs share: options, opening models, output for people and for programs."""
+"""Shared code of the verbs: options, opening models, text and JSON output."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from typing import Any
 import click
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -24,20 +24,20 @@ from nnhal.runtime import discovery
 from nnhal.runtime.cache.wanted import CacheOutcome, Folder, user_folder
 from nnhal.runtime.strategies import KINDS, Rule
 
-WIDE = 160  # columns where the output is no terminal, so that pipes and files get whole lines
+WIDE = 160  # columns for pipes and files
 DAY = 86_400.0  # seconds
 ORDINARY = (
     "there is no entry",
     "the device keeps none",
     "nothing is to be kept",
-)  # reasons why nothing came from a cache
+)  # usual reasons for a cache miss
 
 
 class PlainConsole(Console):
-    """A console that shows no control characters of what it is given: names are data."""
+    """A console that prints no control characters, because names are untrusted data."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print, with all text made printable."""
+        """Prints, after making all text printable."""
         shown = [printable(each, keep="\n") if isinstance(each, str) else each for each in objects]
         super().print(*shown, **options)
 
@@ -113,7 +113,7 @@ extension_option = click.option(
 
 
 def _traced(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
-    """Trace the command from here to its end."""
+    """Traces the command until its end."""
     if path is None:
         return
     from nnhal.runtime.tracing.session import Trace
@@ -139,7 +139,7 @@ trace_option = click.option(
 
 
 def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """MODEL, --shape, --value, --signature and --extension."""
+    """Adds MODEL, --shape, --value, --signature and --extension to a command."""
     return click.argument("model")(shape_option(value_option(signature_option(extension_option(command)))))
 
 
@@ -158,10 +158,10 @@ rule_option = click.option(
 
 
 class Seconds(click.FloatRange):
-    """A duration: a number of seconds that somebody can wait for."""
+    """The type of a duration: seconds, below one day."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """As of `FloatRange`; no infinity, no NaN."""
+        """Parses the value; rejects infinity and NaN too."""
         found: float = super().convert(value, param, ctx)
         if not found < DAY:
             self.fail(f"{value} is not in the range of seconds below {DAY:g}.", param, ctx)
@@ -174,23 +174,31 @@ tune_option = click.option(
 
 
 def strategy_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--strategy, --rule and --tune."""
+    """Adds --strategy, --rule and --tune to a command."""
     return strategy_option(rule_option(tune_option(command)))
 
 
 def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--device, --driver, --option, --fallback, --threads, --isolate, --numerics, and `strategy_options`."""
+    """Adds the options for devices, execution and placement to a command."""
     command = fallback_option(threads_option(isolate_option(numerics_option(strategy_options(command)))))
     return device_option(driver_option(option_option(command)))
 
 
 def cache_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--cache-dir and --no-cache."""
+    """Adds --cache-dir and --no-cache to a command."""
     return cache_dir_option(no_cache_option(command))
 
 
 def cache_folder(cache_dir: str | None, no_cache: bool = False) -> Folder:
-    """Where compilations of a command are kept: where that says, or NNHAL_CACHE_DIR, or the user's own folder."""
+    """Returns the compilation cache of a command.
+
+    Args:
+        cache_dir: The value of --cache-dir.
+        no_cache: Whether --no-cache is given.
+
+    Returns:
+        `cache_dir`, else NNHAL_CACHE_DIR, else the user's folder; False for no cache.
+    """
     if no_cache and cache_dir is not None:
         raise click.UsageError("--no-cache with --cache-dir: must be one of the two")
     if no_cache:
@@ -199,7 +207,7 @@ def cache_folder(cache_dir: str | None, no_cache: bool = False) -> Folder:
 
 
 def cache_lines(outcomes: Sequence[CacheOutcome]) -> Iterator[str]:
-    """What became of the cache, steps with the same outcome in one line."""
+    """Yields a line for each cache outcome, with the devices of the partitions that had it."""
     alike: dict[str, dict[str, None]] = {}
     for outcome in outcomes:
         alike.setdefault(str(outcome), {})[outcome.device] = None
@@ -207,7 +215,7 @@ def cache_lines(outcomes: Sequence[CacheOutcome]) -> Iterator[str]:
 
 
 def resolve(name: str) -> Path:
-    """A model's path: a file, or the name of a model in the zoo, fetched when first used."""
+    """Returns the path of a file or of a model of the zoo, which is downloaded at first use."""
     from nnhal.frontends.source import there
     from nnhal.zoo.by_name import path
 
@@ -215,7 +223,7 @@ def resolve(name: str) -> Path:
 
 
 def contents(name: str) -> Path | bytes:
-    """What other engines can read of a model that is named: its path, or the bytes of a member of a bundle."""
+    """Returns a model as other engines read it: its path, or the bytes of a member of a bundle."""
     from nnhal.frontends.source import opened
 
     path = resolve(name)
@@ -223,43 +231,43 @@ def contents(name: str) -> Path | bytes:
 
 
 def members_of(name: str) -> list[str]:
-    """The members that a name has behind that of a bundle: `bundle.task:member.tflite`."""
+    """Returns the members in a name such as `bundle.task:member.tflite`."""
     from nnhal.frontends.source import split
 
     return split(name)[1]
 
 
 def show(sections: Sequence[Section], *, verbose: bool) -> None:
-    """Print sections, in at most 24 lines unless `verbose`."""
+    """Prints sections, in at most 24 lines unless `verbose`."""
     for line in fitted(sections, 0 if verbose else HEIGHT):
         console.print(line)
 
 
 def is_ordinary(line: str) -> bool:
-    """Whether a line of `cache_lines` says nothing that the user should look at."""
+    """Whether a line of `cache_lines` needs no attention of the user."""
     return line.endswith((": hit", *ORDINARY))
 
 
 def warn(what: str, hint: str = "") -> None:
-    """A warning on stderr, and what to do about it."""
+    """Prints a warning on stderr, and a hint on what to do about it."""
     status.print(f"warning: {what}", soft_wrap=True)
     if hint:
         status.print(f"hint: {hint}", soft_wrap=True)
 
 
 def say(text: str) -> None:
-    """A line of progress, on stderr."""
+    """Prints a line of progress on stderr."""
     status.print(text, style="dim", markup=False)
 
 
 class Writable(click.Path):
-    """A file to write, tried when the command begins: what cannot be written is said before the work, not after it."""
+    """The type of an output file; it rejects a file that cannot be written before the command's work begins."""
 
     def __init__(self) -> None:
         super().__init__(dir_okay=False, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path, if a file can be made or changed there."""
+        """Parses the path; InvalidArgument if no file can be written there."""
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         there = path if path.exists() else path.absolute().parent
         if not os.access(there, os.W_OK | (os.X_OK if there.is_dir() else 0)):
@@ -269,7 +277,7 @@ class Writable(click.Path):
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write a file, and say so."""
+    """Writes a file and reports it; InvalidArgument if it cannot be written."""
     try:
         path.write_bytes(data)
     except OSError as error:
@@ -278,10 +286,16 @@ def write(path: Path, data: bytes) -> None:
 
 
 def open_model(name: str, options: Mapping[str, Any], folder: Folder = False, *, any_shape: bool = False) -> Model:
-    """Load a model by path or zoo name.
+    """Loads a model and prints its notes on stderr.
 
-    options: as of `model_options`. folder: where its import is kept. any_shape: its operations may depend on open
-    dimensions; otherwise ShapeNeeded is raised for such a model.
+    Args:
+        name: The path of a file, or the name of a model of the zoo.
+        options: The values of `model_options`.
+        folder: The cache for the imported model.
+        any_shape: Whether operations may depend on open dimensions.
+
+    Raises:
+        ShapeNeeded: Operations depend on open dimensions, and `any_shape` is False.
     """
     model = api.load(name, **loading(name, options), progress=say, cache_dir=folder)
     if not any_shape:
@@ -292,7 +306,7 @@ def open_model(name: str, options: Mapping[str, Any], folder: Folder = False, *,
 
 
 def loading(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of `load` by the `model_options`. name: of the model; one of the zoo has its usual shapes."""
+    """Returns the arguments of `nnhal.load` for `model_options`; a model of the zoo gets its usual shapes."""
     from nnhal.frontends.source import there
     from nnhal.zoo.by_name import usual_shapes
 
@@ -303,7 +317,7 @@ def loading(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_values(texts: Sequence[str]) -> dict[str, Any] | None:
-    """`sr=16000`, or `scales=1,2.5`: one number, or a row of them; `true` and `false` are booleans."""
+    """Parses `sr=16000` (a number), `scales=1,2.5` (a list), `true` and `false`."""
     found: dict[str, Any] = {}
     for text in texts:
         name, _, listed = text.rpartition("=")
@@ -318,7 +332,7 @@ def parse_values(texts: Sequence[str]) -> dict[str, Any] | None:
 
 
 def _number(text: str) -> float:
-    """A number as it is written, ValueError where it is none."""
+    """Parses an integer, float or boolean; ValueError for any other text."""
     if text in ("true", "false"):
         return text == "true"
     try:
@@ -328,7 +342,7 @@ def _number(text: str) -> float:
 
 
 def parse_shapes(texts: Sequence[str]) -> Mapping[str, Sequence[int]] | Sequence[Sequence[int]] | None:
-    """`1,224,224,3` in order, or `input=1,224,224,3` by name; not both."""
+    """Parses shapes: `1,224,224,3` in order, or `input=1,224,224,3` by name; not both."""
     named: dict[str, list[int]] = {}
     listed: list[list[int]] = []
     for text in texts:
@@ -347,19 +361,32 @@ def parse_shapes(texts: Sequence[str]) -> Mapping[str, Sequence[int]] | Sequence
 
 
 def load_extensions(paths: Sequence[str]) -> None:
-    """Load extensions, before the model that they are for."""
+    """Loads extensions, before the model that needs them."""
     for path in paths:
         discovery.load_extension(path)
 
 
 def load_drivers(paths: Sequence[str], devices: Sequence[str]) -> list[str] | None:
-    """Load drivers under development; the devices to use (a driver's own where none is named), None for all."""
+    """Loads drivers under development.
+
+    Args:
+        paths: The files or packages of the drivers.
+        devices: The devices that the user named.
+
+    Returns:
+        The devices to use: those named, else those of the drivers; None for automatic selection.
+    """
     loaded = [discovery.load_driver(path).name for path in paths]
     return list(devices) or loaded or None
 
 
 def placing(options: Mapping[str, Any], devices: Sequence[str] | None) -> dict[str, Any]:
-    """What `place_options` say to `nnhal.compile`, but for the devices."""
+    """Returns the arguments of `nnhal.compile` for `place_options`, without the devices.
+
+    Args:
+        options: The values of `place_options`.
+        devices: The devices to use, or None for all.
+    """
     return {
         "fallback": options["fallback"],
         "threads": options["threads"],
@@ -372,7 +399,7 @@ def placing(options: Mapping[str, Any], devices: Sequence[str] | None) -> dict[s
 
 
 def _by_hand(texts: Sequence[str], strategy: str | None) -> Any:
-    """What to place by, of `--rule` and `--strategy`."""
+    """Returns the placement for `--rule` and `--strategy`."""
     if texts and strategy:
         raise click.UsageError("--rule with --strategy: must be one of the two")
     rules = []
@@ -389,9 +416,15 @@ Options = dict[str, dict[str, bool | int | float | str]]
 
 
 def parse_options(texts: Sequence[str], devices: Sequence[str] | None, default: str = "") -> Options:
-    """Options by device, of `[DEVICE:]KEY=VALUE`. devices: those that are named.
+    """Parses driver options, `[DEVICE:]KEY=VALUE`.
 
-    What has no DEVICE is for the default, else for the only one.
+    Args:
+        texts: The options.
+        devices: The devices that the user named.
+        default: The device of an option without DEVICE; by default the only named one.
+
+    Returns:
+        The options by device.
     """
     default = default or (devices[0] if devices and len(devices) == 1 else "")
     given: Options = {}
@@ -411,7 +444,7 @@ def parse_options(texts: Sequence[str], devices: Sequence[str] | None, default: 
 
 
 def _typed(text: str) -> bool | int | float | str:
-    """A value as what it looks like: true or false, an integer, a number; else text."""
+    """Parses a boolean, integer or float; any other text stays text."""
     if text in ("true", "false"):
         return text == "true"
     for kind in (int, float):
@@ -423,12 +456,12 @@ def _typed(text: str) -> bool | int | float | str:
 
 
 def emit(document: Any) -> None:
-    """Print JSON; numpy values as numbers and lists, what JSON has no number for (NaN, infinity) as a string."""
+    """Prints a document as JSON, after `plain`."""
     click.echo(json.dumps(plain(document), indent=2))
 
 
 def plain(value: Any) -> Any:
-    """A document of what JSON has: numpy values as numbers and lists, NaN and infinities as text."""
+    """Converts a value for JSON: NumPy values to numbers and lists, NaN and infinities to strings."""
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, np.ndarray):
@@ -443,7 +476,7 @@ def plain(value: Any) -> Any:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
-    """Print a table; columns whose name starts with '>' are aligned to the right."""
+    """Prints a table; columns whose name starts with '>' are aligned to the right."""
     drawn = Table(
         title=Text(title) if title else None, title_justify="left", box=None, pad_edge=False, header_style="bold"
     )
@@ -456,7 +489,15 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = ""
 
 
 def content_of(file: Path, what: str) -> bytes:
-    """An ordinary file, read whole; BadFile where it is none: a pipe or device might never end."""
+    """Reads an ordinary file.
+
+    Args:
+        file: The file.
+        what: Its kind, for messages.
+
+    Raises:
+        BadFile: It cannot be read, or is a pipe, device or folder: a pipe might never end.
+    """
     try:
         if not file.is_file():
             file.stat()
@@ -466,14 +507,22 @@ def content_of(file: Path, what: str) -> bytes:
         raise BadFile(f"{what} {file}: cannot be read: {error.strerror or error}") from None
 
 
+class EstimateColumn(ProgressColumn):
+    """The field `left` of a task: an estimate of the remaining time."""
+
+    def render(self, task: Task) -> Text:
+        """The estimate, if there is one."""
+        return Text(str(task.fields.get("left", "")))
+
+
 def progress(quiet: bool) -> Progress:
-    """A progress bar on stderr, if that is a terminal."""
+    """Returns a progress bar on stderr; it is hidden if `quiet`, or if stderr is not a terminal."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    return Progress(*columns, console=status, disable=quiet or not status.is_terminal, transient=True)
+    return Progress(*columns, EstimateColumn(), console=status, disable=quiet or not status.is_terminal, transient=True)
 
 
 def size(count: int) -> str:
-    """Bytes in the largest unit that gives 10 or more."""
+    """Formats a number of bytes in the largest unit that gives 10 or more."""
     for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
         if count >= 10 << power:
             return f"{count >> power} {unit}"

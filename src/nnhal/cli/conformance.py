@@ -1,4 +1,4 @@
-"""`nnhal conformance`: published test vectors on a device, counted by operation."""
+"""`nnhal conformance`: runs test vectors on a device and counts the results by operation."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
@@ -26,7 +26,7 @@ from nnhal.conformance.vectors import index
 from nnhal.conformance.ways import WAYS
 
 SHOWN = 20
-LINE = 400  # characters of a reason that a line shows
+LINE = 400  # characters of a reason in one line
 
 
 @nnhal_command("conformance", formerly={"--way": "--execution-path", "--share": "--sample"})
@@ -129,14 +129,14 @@ def _run(
 
 
 def _known(what: str, names: Collection[str], known: Collection[str]) -> None:
-    """Whether there are vectors of that; a name that is none may be like one."""
+    """Raises UsageError with similar names if there are no vectors of one of `names`."""
     for name in sorted(set(names) - set(known)):
         like = meant(name, known) or f", must be one of {', '.join(sorted(known))}"
         raise click.UsageError(f"{what} {name!r}: the index has no vector of it{like}")
 
 
 def count(outcomes: Sequence[Outcome]) -> dict[str, Counter[str]]:
-    """Verdicts by primary operation."""
+    """Counts verdicts by primary operation."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for outcome in outcomes:
         counts[outcome.primary][outcome.verdict] += 1

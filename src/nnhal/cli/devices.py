@@ -1,4 +1,4 @@
-"""`nnhal devices`: every device, what it is and states; drivers that do not load, and why."""
+"""`nnhal devices`: lists devices with their declared and measured performance, and drivers that do not load."""
 
 import re
 import time
@@ -27,7 +27,7 @@ from nnhal.runtime.isolation import Confined, confinement, key_of
 from nnhal.runtime.measured.record import KeptFailure, failures, profile
 
 SHOWN = (OperandType.TENSOR_FLOAT32, "float32"), (OperandType.TENSOR_QUANT8_ASYMM_SIGNED, "quant8_signed")
-LISTED, LONG = 8, 1 << 20  # lines of a problem; columns where nothing is shortened
+LISTED, LONG = 8, 1 << 20  # lines of a problem; columns for text that is not shortened
 
 
 @nnhal_command("devices")
@@ -164,7 +164,7 @@ def _rejected(entry: Found) -> Iterator[str]:
 
 
 def _details(entry: Found, report: Confined | None, *, verbose: bool) -> Iterator[str]:
-    """What is known of one device."""
+    """Yields the details of one device."""
     device = entry.device
     if device is None:
         yield from wrapped(f"{entry.name} does not load: {entry.problem}", most=LISTED, indent="  ")
@@ -203,7 +203,7 @@ def _performance(device: Device) -> str:
 
 
 def _failures(device: Device) -> list[tuple[KeptFailure, bool]]:
-    """What the device failed at, and whether that was as it is now, without driver options."""
+    """Returns the device's known failures, and whether each was with the present version and no driver options."""
     here = key_of(device)
     identities = [judgement.identity_of(replace(here, isolation=where), {}) for where in ("none", "process")]
     asked = [identity for identity in identities if identity]
@@ -211,7 +211,7 @@ def _failures(device: Device) -> list[tuple[KeptFailure, bool]]:
 
 
 def _measured(device: Device) -> dict[str, Performance]:
-    """What was measured of a device against the CPU reference, by kind of values."""
+    """Returns the measured performance relative to the CPU reference, by kind of values."""
     known = profile()
     if known is None or device.name not in known.devices or discovery.CPU not in known.devices:
         return {}
@@ -226,7 +226,7 @@ def _failure(failure: KeptFailure, current: bool) -> str:
 
 
 def _kernels(entry: Found, device: Device, *, verbose: bool) -> Iterator[tuple[str, str]]:
-    """Which kernel variants run, where there is a choice, and why no faster ones."""
+    """Yields the kernel variants that run, and why faster ones do not."""
     running: dict[str, list[str]] = defaultdict(list)
     unverified, why = 0, Counter[str]()
     for choice in _choices(device):
@@ -248,7 +248,7 @@ def _kernels(entry: Found, device: Device, *, verbose: bool) -> Iterator[tuple[s
 
 
 def _choices(device: Device) -> list[FormChoice]:
-    """Where it knows several forms, or something was found."""
+    """Returns the operations with several kernel variants, or with a verification result."""
     return [choice for choice in choices_of(device) if len(choice.known) > 1 or choice.found is not None]
 
 

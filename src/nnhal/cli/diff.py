@@ -1,4 +1,4 @@
-"""`nnhal diff`: compares two devices on every intermediate of a model, each operation alone and all of them added up."""
+"""`nnhal diff`: compares two devices on every intermediate of a model, for each operation alone and for the whole model."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -34,12 +34,12 @@ from nnhal.runtime.arguments import Spec, spec_of
 from nnhal.runtime.isolation import at_level
 
 ROWS = 12
-LEANS = 20  # elements that differ, from which on their side tells something
+LEANS = 20  # differing elements from which a common sign of their differences is significant
 NAME, OPERAND = 48, 28  # characters of the name of an output, of an operand
 
 
 class DiffTolerance(NamedTuple):
-    """As of `Difference.within`."""
+    """A tolerance, as in `Difference.within`."""
 
     rtol: float
     lsb: float
@@ -50,16 +50,21 @@ class DiffTolerance(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """What was found of one operand: by its operation alone, and of the whole model where the device takes all of it."""
+    """The difference of one operand: with its operation alone, and in the whole model if the device supports all of it."""
 
     alone: Difference
     whole: Difference | None
 
 
 class Findings(NamedTuple):
-    """What was found of all operands; those whose operation alone is out of tolerance; those where errors add up to that.
+    """The differences of a model.
 
-    outputs: of the whole model. left: operations that the device does not take, and why.
+    Attributes:
+        found: All operands.
+        bad: The operands whose operation alone is out of tolerance.
+        drifted: The operands that are out of tolerance in the whole model.
+        outputs: The outputs of the whole model.
+        left: The operations that the device rejects, with its reasons.
     """
 
     found: Sequence[Pair]
@@ -171,7 +176,7 @@ def command(model: str, device: str, against: str, files: Sequence[str], **optio
 def _drifts(
     graph: Model, one: Device, other: Device, specs: Sequence[Spec], files: Sequence[str], options: Mapping[str, Any]
 ) -> list[Drift]:
-    """Of the outputs of whole models, for as many inputs as are asked for: what no file gives is random anew."""
+    """Compares the outputs of the whole model for `--samples` inputs; inputs without a file are random each time."""
     pairs = []
     for number in range(options["samples"]):
         read = read_inputs(specs, files, options["seed"] + number, InputOptions(), graph.metadata)
@@ -182,7 +187,7 @@ def _drifts(
 
 
 def _device(name: str, graph: Model, options: Mapping[str, Any], isolate: bool) -> tuple[Device, dict[int, str]]:
-    """A device, and the operations that it does not take with its reasons."""
+    """Returns a device, and the operations that it rejects with its reasons."""
     device = at_level(name, own_process=isolate, options=options)
     if wants_exact(options, name) and not can_be_exact(device):
         raise InvalidArgument(f"numerics is 'exact', which device {name} does not declare: must be 'fast'")
@@ -239,7 +244,7 @@ def _print(
 
 
 def _drifted(findings: Findings) -> list[str]:
-    """Where the errors of the whole model begin to be out of tolerance."""
+    """Returns a line that names the first operation out of tolerance in the whole model."""
     if not findings.drifted:
         return []
     drift = findings.drifted[0]
@@ -248,7 +253,7 @@ def _drifted(findings: Findings) -> list[str]:
 
 
 def _operations(findings: Findings) -> Section:
-    """A row for each operand, the worst first."""
+    """Returns a table of operands, the worst first."""
     worst = sorted(findings.found, key=lambda pair: (-pair.alone.worst, -pair.whole.worst if pair.whole else 0))
     rows = [
         [
@@ -266,7 +271,7 @@ def _operations(findings: Findings) -> Section:
 
 
 def _outputs(outputs: Sequence[Drift]) -> Section:
-    """How far the outputs of the whole model are off."""
+    """Returns a table of the outputs of the whole model."""
     rows = [
         [
             cut(each.name[-NAME:], NAME),
@@ -284,7 +289,7 @@ def _outputs(outputs: Sequence[Drift]) -> Section:
 
 
 def _warn(outputs: Sequence[Drift], device: str, against: str) -> None:
-    """Warn where the errors of outputs change what these mean."""
+    """Warns if the top-1 element of an output changes, or if an engine rounds to one side."""
     for each in outputs:
         if each.changed:
             what = f"another element is the greatest in {each.changed} of {each.rows} rows"

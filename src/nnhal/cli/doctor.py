@@ -1,4 +1,4 @@
-"""`nnhal doctor`: what this machine offers, and what is missing for what."""
+"""`nnhal doctor`: checks engines, CPU features and kernel interfaces, and explains what each is needed for."""
 
 import ctypes
 import os
@@ -27,11 +27,11 @@ PACKAGES = {
     "pillow": "pictures as inputs: pip install 'nnhal[pictures]'",
     "prometheus-client": "metrics of services: pip install 'nnhal[metrics]'",
 }
-EXTENSIONS = {  # a C compiler and `pip install --force-reinstall --no-deps`, or a wheel, brings what is missing
+EXTENSIONS = {  # a wheel has them; so has `pip install --force-reinstall --no-deps` with a C compiler
     "nnhal.base._gate": "fast hand-overs between threads (deadlines, callbacks); plain Python stands in",
     "nnhal.base._mapping": "memories without a descriptor for each mapping; plain Python stands in",
     "nnhal.base._owner": "descriptors that close under every interrupt; plain Python stands in",
-    "nnhal.ipc.transport._native": "drivers in processes of their own, services, bursts over queues: "
+    "nnhal.ipc.transport._native": "isolated drivers, services, bursts over queues: "
     "install a C compiler, then nnhal again",
 }
 SYS_LANDLOCK_CREATE_RULESET, LANDLOCK_VERSION_FLAG = 444, 1
@@ -41,7 +41,7 @@ NAME, DETAIL, LONG = 40, 32, 1 << 20  # columns
 
 
 class Finding(Record, frozen=True):
-    """One thing looked for. needed_for: what does not work without it."""
+    """The result of one check; `needed_for` describes what does not work without it."""
 
     what: str
     there: bool
@@ -74,7 +74,7 @@ def command(*, as_json: bool, verbose: bool) -> None:
 
 
 def examine() -> Iterator[Finding]:
-    """Everything looked for, in the order it is shown."""
+    """Yields the result of every check, in the order of the output."""
     yield Finding("Python", sys.version_info >= (3, 11), platform.python_version(), "nnhal needs 3.11")
     yield Finding(
         "kernel", sys.platform == "linux", f"{platform.system()} {platform.release()}", "everything but reading models"

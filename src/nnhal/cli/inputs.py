@@ -1,4 +1,4 @@
-"""Inputs from files: `.npy`, `.npz`, pictures, sounds, raw bytes, or seeded random data, made to fit the model."""
+"""Reads inputs from `.npy`, `.npz`, pictures, sounds and raw bytes, or makes seeded random data."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from nnhal.runtime.arguments import Spec
 
 
 class Given(Record, frozen=True):
-    """An input's array and where it came from: a file, and what was done to it."""
+    """An input's array with its file and the conversion."""
 
     array: Array
     file: str
@@ -27,19 +27,33 @@ class Given(Record, frozen=True):
 
     @property
     def origin(self) -> str:
-        """The whole path of the file, and what was done."""
+        """The whole path of the file, and the conversion."""
         return ", ".join(filter(None, (self.file, self.how)))
 
     @property
     def short(self) -> str:
-        """The same with the name of the file alone."""
+        """The name of the file, and the conversion."""
         return ": ".join(filter(None, (Path(self.file).name, self.how)))
 
 
 def read_inputs(
     specs: Sequence[Spec], files: Sequence[str], seed: int, options: InputOptions, metadata: Metadata | None = None
 ) -> list[Given]:
-    """One array for each input: from `FILE` in order or `NAME=FILE`; what no file gives is seeded random data."""
+    """Reads the inputs of a model.
+
+    Args:
+        specs: The model's inputs.
+        files: `FILE` for the next input, or `NAME=FILE`. Inputs without a file get seeded random data.
+        seed: The seed.
+        options: The conversion of pictures and sounds.
+        metadata: The model's metadata.
+
+    Returns:
+        An array for each input.
+
+    Raises:
+        InvalidRequest: A file cannot be read, or does not fit its input.
+    """
     sources = _assign(specs, files)
     generator = np.random.default_rng(seed)
     given = []
@@ -55,7 +69,12 @@ def read_inputs(
 
 
 def said_of(specs: Sequence["Spec | ShownTensor"], said: Sequence[TensorMetadata]) -> list[TensorMetadata]:
-    """What metadata says of each input or output: by name, else by place where there are as many."""
+    """Returns the metadata of each input or output.
+
+    Args:
+        specs: The inputs or outputs.
+        said: Their metadata, which is matched by name, or by position if the numbers are equal.
+    """
     by_name = {each.name: each for each in said}
     by_place = list(said) if len(said) == len(specs) else [TensorMetadata()] * len(specs)
     if len(by_name) == len(said) and set(by_name) >= {spec.name for spec in specs}:
@@ -64,7 +83,7 @@ def said_of(specs: Sequence["Spec | ShownTensor"], said: Sequence[TensorMetadata
 
 
 def _assign(specs: Sequence[Spec], files: Sequence[str]) -> dict[str, Path | ArrayFile]:
-    """Which source each input has: a path, or an array of an `.npz`."""
+    """Returns the source of each input: a path, or an array of an `.npz`."""
     names = [spec.name for spec in specs]
     sources: dict[str, Path | ArrayFile] = {}
     for text in files:
@@ -85,13 +104,13 @@ def _assign(specs: Sequence[Spec], files: Sequence[str]) -> dict[str, Path | Arr
 
 
 def _named_picture(path: Path) -> Path:
-    """A picture of the zoo by its name."""
+    """Returns the path of a picture of the zoo."""
     from nnhal import zoo
 
     if str(path) not in zoo.pictures():
         names = ", ".join(zoo.pictures())
         raise InvalidRequest(
-            f"input {path}: is no file, must be .npy, .npz, a picture ({names}), .wav, raw bytes, or NAME=FILE"
+            f"input {path}: does not exist, must be .npy, .npz, a picture ({names}), .wav, raw bytes, or NAME=FILE"
         )
     return zoo.path(str(path))
 
@@ -119,7 +138,7 @@ def _read(spec: Spec, path: Path, options: InputOptions, said: TensorMetadata) -
 
 
 def _fit(spec: Spec, file: ArrayFile) -> Array:
-    """An array as the input's type and shape: numbers of more bytes are narrowed, a missing batch dimension is added."""
+    """Converts an array to the input's type and shape: narrows numbers, adds a missing batch dimension."""
     origin, kind, shape = file.origin, file.dtype, file.shape
     wider = kind.itemsize > spec.dtype.itemsize
     alike = kind.kind == spec.dtype.kind or (wider and {kind.kind, spec.dtype.kind} == {"i", "u"})
@@ -137,7 +156,10 @@ def _fit(spec: Spec, file: ArrayFile) -> Array:
 
 
 def random_input(spec: Spec, generator: np.random.Generator) -> Array:
-    """Seeded random data: floats uniform in [-1, 1), quantised types over their range, integers 0 to 9, booleans."""
+    """Returns random data of an input's shape, with 1 for unknown dimensions.
+
+    Floats are uniform in [-1, 1), quantised types over their range, integers 0 to 9.
+    """
     shape = _shape(spec)
     if spec.dtype.kind == "f":
         return generator.uniform(-1, 1, shape).astype(spec.dtype)
@@ -150,5 +172,5 @@ def random_input(spec: Spec, generator: np.random.Generator) -> Array:
 
 
 def _shape(spec: Spec) -> tuple[int, ...]:
-    """The shape with unknown dimensions taken as 1."""
+    """Returns the shape with 1 for unknown dimensions."""
     return tuple(d or 1 for d in spec.shape or ())

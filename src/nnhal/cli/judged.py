@@ -1,4 +1,4 @@
-"""What the verbs that judge a driver share: outcomes as they come, with progress, and how many there are of each verdict."""
+"""Shared code of the verbs that check a driver: collects outcomes with progress, and counts verdicts."""
 
 import time
 from collections import Counter
@@ -16,7 +16,14 @@ from nnhal.conformance.suite import BAD
 
 
 class RunResult(NamedTuple):
-    """What came of a run. interrupted: how many outcomes a Ctrl-C left out; 0 where all came."""
+    """The outcomes of a run.
+
+    Attributes:
+        outcomes: The outcomes.
+        calls: The number of calls of each driver method.
+        device: The device's name.
+        interrupted: The number of outcomes that are missing after Ctrl-C; 0 if the run is complete.
+    """
 
     outcomes: list[Any]
     calls: Counter[str]
@@ -32,24 +39,24 @@ def followed(
     quiet: bool,
     bad: Callable[[Any], object] | None = None,
 ) -> RunResult:
-    """All that came, as one, with the progress on stderr: a bar on a terminal, else a line now and then.
+    """Collects outcomes, with progress on stderr: a bar on a terminal, else a line every 10 seconds.
 
     Args:
-        results: what comes, how many have come, and how many there are.
-        what: what is run.
-        told_of: the same before the device's name.
-        device: the name where nothing names one.
-        quiet: whether no progress is printed.
-        bad: called with each bad outcome as it comes. If it is given, a Ctrl-C ends the run, and what came is returned.
+        results: Outcomes, the number done and the total.
+        what: The unit of the progress, such as "checks".
+        told_of: The text before the device's name, such as "checks of".
+        device: The device's name until a result has it.
+        quiet: Whether no progress is printed.
+        bad: Called with each bad outcome. If it is given, Ctrl-C ends the run, and the outcomes so far are returned.
 
     Raises:
-        KeyboardInterrupt: a Ctrl-C, if `bad` is not given.
+        KeyboardInterrupt: The user pressed Ctrl-C, and `bad` is not given.
     """
     outcomes: list[Any] = []
     calls: Counter[str] = Counter()
-    left = 0
+    lost = 0
     counts: Counter[str] = Counter()
-    lines = ProgressLines(common.status.print)
+    lines, estimate = ProgressLines(common.status.print), TimeLeft()
     with closing(results), _reasons_alone(), common.progress(quiet) as bar:
         task = bar.add_task(what, total=None)
         done, total = 0, 1
@@ -61,22 +68,42 @@ def followed(
                 found = [outcome for outcome in some.outcomes if outcome.verdict in BAD]
                 counts.update(outcome.verdict for outcome in found)
                 told = "".join(f", {number} {verdict}" for verdict, number in counts.items())
-                bar.update(task, completed=done, total=total, description=f"{told_of} {device}{told}")
+                left = estimate.after(done, total)
+                bar.update(task, completed=done, total=total, description=f"{told_of} {device}{told}", left=left)
                 if bad is not None and found:
                     with _aside(bar):
                         for outcome in found:
                             bad(outcome)
                 if not (quiet or common.status.is_terminal):
-                    lines.at(f"{told_of} {device}: {done:,} of {total:,}{told}")
+                    lines.at(f"{told_of} {device}: {done:,} of {total:,}{told}", left)
         except KeyboardInterrupt:
             if bad is None:
                 raise
-            left = max(1, total - done)
-    return RunResult(outcomes, calls, device, left)
+            lost = max(1, total - done)
+    return RunResult(outcomes, calls, device, lost)
+
+
+class TimeLeft:
+    """Estimates the remaining time from the mean time of the cases so far."""
+
+    LEAST = 2.0  # seconds of a run before its mean time means something
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._begin = clock()
+
+    def after(self, done: int, total: int) -> str:
+        """The remaining time when so many are done, such as "about 40 s left"; "" if it cannot be estimated."""
+        spent = self._clock() - self._begin
+        if not done or done >= total or spent < self.LEAST:
+            return ""
+        seconds = spent * (total - done) / done
+        unit, size = next(((unit, size) for unit, size in (("s", 1), ("min", 60)) if seconds < 90 * size), ("h", 3600))
+        return f"about {max(1, round(seconds / size))} {unit} left"
 
 
 class ProgressLines:
-    """Progress where there is no terminal: a line at most every `SECONDS`, the first one after as long."""
+    """Progress without a terminal: a line at most every `SECONDS`."""
 
     SECONDS = 10.0
 
@@ -84,17 +111,17 @@ class ProgressLines:
         self._show, self._clock = show, clock
         self._begin = self._last = clock()
 
-    def at(self, text: str) -> None:
-        """How far it is; shown where the last line is old enough."""
+    def at(self, text: str, left: str = "") -> None:
+        """Shows a text, if the last line is `SECONDS` old. left: the estimate of the remaining time."""
         now = self._clock()
         if now - self._last >= self.SECONDS:
             self._last = now
-            self._show(f"{text}, {now - self._begin:.0f} s")
+            self._show(f"{text}, {now - self._begin:.0f} s{left and f', {left}'}")
 
 
 @contextmanager
 def _aside(bar: Progress) -> Iterator[None]:
-    """What is printed inside does not mix with a bar on the same terminal."""
+    """Hides a bar while other output goes to the same terminal."""
     shown = bar.live.is_started
     if shown:
         bar.stop()
@@ -107,7 +134,7 @@ def _aside(bar: Progress) -> Iterator[None]:
 
 @contextmanager
 def _reasons_alone() -> Iterator[None]:
-    """What a driver says before it crashes is in the reason, and not logged too, unless somebody asked for that."""
+    """Mutes the drivers' log unless the user configured it: the outcome's reason has a driver's last output."""
     log = logger("driver")
     level = log.level
     log.setLevel(level or CRITICAL)
@@ -118,6 +145,6 @@ def _reasons_alone() -> Iterator[None]:
 
 
 def totals(outcomes: Iterable[Any], verdicts: Sequence[str]) -> dict[str, int]:
-    """How many outcomes there are of each verdict."""
+    """Counts the outcomes of each verdict."""
     found = Counter(outcome.verdict for outcome in outcomes)
     return {verdict: found[verdict] for verdict in verdicts}

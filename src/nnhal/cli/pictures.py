@@ -1,4 +1,4 @@
-"""Pictures as a model's input: turned upright, resized, and brought to the values that the model takes."""
+"""Pictures as a model's input: rotates them upright, resizes them, and converts their values."""
 
 import math
 import warnings
@@ -16,7 +16,7 @@ from nnhal.model.metadata import TensorMetadata
 from nnhal.ops.common import encode
 from nnhal.runtime.arguments import Spec
 
-FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "PPM", "TIFF")  # no others, whatever a file is called
+FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "PPM", "TIFF")  # the content decides, not the file's name
 MOST_PIXELS = 1 << 26  # 67 million, 200 MB
 PICTURES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".ppm", ".tif", ".tiff"))
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # by channels
@@ -30,12 +30,18 @@ DEEP = {
 
 
 class InputOptions(Record, frozen=True):
-    """How pictures and sounds become tensors. Pictures are stretched or fitted (with bars) to the size.
+    """The conversion of pictures and sounds into tensors.
 
-    low, high: the real values of black and white; None for what the model's metadata says, else all that a quantised input
-    can hold, else 0 to 1. raw: 0 to 255 as they are stored, from -128 on in an int8 input.
-    mean, std: taken off these values, and what they are divided by then, one or one for each channel.
-    fill: 0 to 255, of the bars. rate: samples a second of sounds that the model takes; None for those of the file.
+    Attributes:
+        low: The real value of black. None for that of the model's metadata, else the least value of a quantised input,
+            else 0.
+        high: The real value of white, in the same way; the last default is 1.
+        fit: Whether to letterbox a picture; it is resized otherwise.
+        raw: Whether to store 0 to 255 unchanged; an int8 input gets -128 to 127.
+        mean: Subtracted from the values: one number, or one for each channel.
+        std: Divides the values after that: one number, or one for each channel.
+        fill: The grey of the bars, 0 to 255.
+        rate: The sample rate of sounds in Hz; None for that of the file.
     """
 
     low: float | None = None
@@ -49,7 +55,7 @@ class InputOptions(Record, frozen=True):
 
 
 class PictureLayout(NamedTuple):
-    """Where a picture lies in an input. first: whether channels are before height and width."""
+    """The dimensions of a picture in an input; `first` is whether channels are before height and width."""
 
     height: int
     width: int
@@ -58,7 +64,14 @@ class PictureLayout(NamedTuple):
 
 
 def layout_of(shape: Sequence[int]) -> PictureLayout | None:
-    """Of [1, height, width, channels] or [1, channels, height, width], also without the 1; None for what takes none."""
+    """Returns the layout of a picture in an input.
+
+    Args:
+        shape: [1, height, width, channels] or [1, channels, height, width], also without the 1.
+
+    Returns:
+        The layout; None if the shape has no place for a picture.
+    """
     sizes = tuple(shape[1:] if len(shape) == 4 and shape[0] == 1 else shape)
     if len(sizes) != 3:
         return None
@@ -73,7 +86,22 @@ def layout_of(shape: Sequence[int]) -> PictureLayout | None:
 def picture(
     spec: Spec, shape: tuple[int, ...], path: Path, options: InputOptions, said: TensorMetadata
 ) -> tuple[Array, str]:
-    """A picture as an input, and a sentence on what was done. Raises InvalidRequest, DeviceUnavailable without Pillow."""
+    """Reads a picture for an input.
+
+    Args:
+        spec: The input.
+        shape: The shape of the array.
+        path: The file.
+        options: The conversion.
+        said: The input's metadata.
+
+    Returns:
+        The array, and a text that describes the conversion.
+
+    Raises:
+        InvalidRequest: The file cannot be read, or the input is not a picture.
+        DeviceUnavailable: Pillow is not installed.
+    """
     try:
         from PIL import Image, ImageOps
     except ImportError:
@@ -84,7 +112,7 @@ def picture(
         raise InvalidRequest(f"input {path}: {spec} takes no picture, {must}")
     try:
         with ordinary(path) as content, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of sizes, which are looked at here, and of metadata, which are not used
+            warnings.simplefilter("ignore")  # about sizes, which are checked here, and about metadata
             with Image.open(content, formats=FORMATS) as file:
                 if math.prod(file.size) > MOST_PIXELS:
                     raise InvalidRequest(f"input {path} has {file.size} pixels, must have at most {MOST_PIXELS}")
@@ -92,8 +120,8 @@ def picture(
                 upright = deep(path, upright, file.format) or upright.convert(MODES[layout.channels])
     except InvalidRequest:
         raise
-    except Exception as error:  # decoders raise whatever they trip over
-        raise InvalidRequest(f"input {path}: is no picture that can be read: {told(error)}") from None
+    except Exception as error:  # decoders raise any exception
+        raise InvalidRequest(f"input {path}: cannot be read as a picture: {told(error)}") from None
     size, target = upright.size, (layout.width, layout.height)
     if options.fit:
         bars = (options.fill,) * layout.channels if upright.mode != "F" else options.fill
@@ -109,14 +137,14 @@ def picture(
 
 
 def deep(path: Path, file: Any, kind: str | None) -> Any:
-    """A picture of one channel and more than 8 bits, its values from 0 to 255; None for another."""
+    """Converts a picture of one channel and more than 8 bits to values from 0 to 255; None for another picture."""
     from PIL import Image
 
     white = 65535.0 if file.mode == "I" and kind == "PNG" else DEEP.get(file.mode)
     if white is None:
         if file.mode == "I":
             raise InvalidRequest(
-                f"input {path} has integers of 32 bits, which say no white, must have 8 or 16, or be .npy"
+                f"input {path} has 32-bit integers, whose white is undefined, must have 8 or 16 bits, or be .npy"
             )
         return None
     values = np.asarray(file, np.float32)
@@ -127,9 +155,19 @@ def deep(path: Path, file: Any, kind: str | None) -> Any:
 
 
 def stored(spec: Spec, pixels: Array, options: InputOptions, said: TensorMetadata) -> tuple[Array, str]:
-    """Pixels from 0 to 255 as the input stores them, and a sentence on that."""
+    """Converts pixels to the values of an input.
+
+    Args:
+        spec: The input.
+        pixels: Values from 0 to 255, [height, width, channels].
+        options: The conversion.
+        said: The input's metadata.
+
+    Returns:
+        The values, and a text that describes the conversion.
+    """
     mean, std = said.mean, said.std
-    plain = spec.dtype == np.uint8 and not any(mean) and set(std) == {1.0}  # how metadata says that pixels are steps
+    plain = spec.dtype == np.uint8 and not any(mean) and set(std) == {1.0}  # by metadata, pixels are stored values
     wanted = options.low is not None or options.mean or options.std
     if options.raw or (not wanted and plain):
         steps = (np.round(pixels) - (128 if spec.dtype == np.int8 else 0)).astype(spec.dtype)
@@ -155,7 +193,7 @@ def stored(spec: Spec, pixels: Array, options: InputOptions, said: TensorMetadat
 
 
 def reach(spec: Spec) -> tuple[float, float]:
-    """Real values of black and white where nobody says any: all that a quantised input can hold, else 0 and 1."""
+    """Returns the default real values of black and white: the range of a quantised 8-bit input, else 0 and 1."""
     if not spec.scale or spec.dtype.itemsize > 1:
         return 0.0, 1.0
     limits = np.iinfo(spec.dtype)

@@ -8,7 +8,13 @@ from nnhal.runtime.placement import Placement
 
 
 def placement_sections(placement: Placement, took: Sequence[float] | None = None, *, verbose: bool) -> list[Section]:
-    """The partitions of a model that ran, and notes. took: seconds of each partition."""
+    """Returns the partitions of a model, and notes.
+
+    Args:
+        placement: The placement.
+        took: Seconds of each partition, if it ran.
+        verbose: Whether to note layouts too.
+    """
     title = f"Placement: {words.counted_partitions(placement)}{words.basis(placement)}"
     notes = list(words.partition_notes(placement, layouts=verbose))
     found = [words.partition_section(placement, took, title=[title])]
@@ -16,12 +22,12 @@ def placement_sections(placement: Placement, took: Sequence[float] | None = None
 
 
 def why_section(placement: Placement, wanted: Sequence[int]) -> list[str]:
-    """Where each of these operations runs, and why not elsewhere."""
+    """Returns lines with the device of each of the `wanted` operations, and the reasons against the others."""
     return [line for n in wanted for line in words.why_lines(placement, placement.choices[n])]
 
 
 def chosen_operations(placement: Placement, text: str) -> list[int]:
-    """The operations that `--why` asks for: `all`, `#30`, or a part of an operation's name; none where nothing fits."""
+    """Returns the operations that match the value of `--why`: `all`, `#30`, or a part of an operation's name."""
     number = text.removeprefix("#")
     if text == "all":
         return [choice.operation for choice in placement.choices]

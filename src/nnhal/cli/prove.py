@@ -1,4 +1,4 @@
-"""`nnhal prove`: which of the ways that a driver knows to compute an operation are right on this processor."""
+"""`nnhal verify`: verifies the kernel variants of a device on this processor."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -56,7 +56,7 @@ def command(
         choices = _chosen(to_prove(device, every=every), operations)
         if missing and not (choices := [choice for choice in choices if choice.found is None]):
             continue
-        ran = followed(run_proofs(subject, choices, jobs), "forms", "forms of", device.name, as_json)
+        ran = followed(run_proofs(subject, choices, jobs), "kernels", "kernels of", device.name, as_json)
         outcomes: list[ProofOutcome] = ran.outcomes
         found = found_by(outcomes, choices)
         if found:
@@ -69,7 +69,7 @@ def command(
     if as_json:
         common.emit(documents)
     elif not devices and not any(to_prove(each, every=every) for each in _every()):
-        common.console.print("no device knows several forms of an operation: there is nothing to prove")
+        common.console.print("no device has several kernel variants of an operation: nothing to verify")
     return ANSWER_NO if lost else 0
 
 
@@ -78,7 +78,7 @@ def _every() -> list[Device]:
 
 
 def _chosen(choices: Sequence[FormChoice], operations: Sequence[str]) -> Sequence[FormChoice]:
-    """Those of these operations, of all where none is named; a UsageError names one that there is none of."""
+    """Returns the choices of `operations`, or all if it is empty; BadParameter for an unknown operation."""
     wanted = {name.upper() for name in operations}
     for name in wanted:
         if name not in OPS:
@@ -87,7 +87,7 @@ def _chosen(choices: Sequence[FormChoice], operations: Sequence[str]) -> Sequenc
 
 
 def _subjects(names: Sequence[str], timeout: float) -> list[tuple[Device, Subject]]:
-    """The devices, and how processes of their own load them."""
+    """Returns the devices, and how a separate process loads each."""
     if not names:
         known = [each for each in _every() if to_prove(each)]
         return [(each, Subject(device=each.name, timeout=timeout)) for each in known]
@@ -112,12 +112,12 @@ def _print(
         if proved.form != ""
     ]
     if rows:
-        common.table(["operation", "type", "form", "why no faster one"], rows, title=device.name)
+        common.table(["operation", "type", "kernel variant", "why no faster one"], rows, title=device.name)
     spent = sum(outcome.nanoseconds for outcome in outcomes) / 1e9
     untried = len(choices) - len(found)
-    told = f"; {untried} not tried: it refuses all calls" if untried else ""
-    told = told if choices else "; it knows one form of each operation: --all-operations verifies those"
-    common.console.print(f"device {device.name}: {len(found)} proved{told}, {spent:.1f} s", markup=False)
+    told = f"; {untried} not tried: it rejects all calls" if untried else ""
+    told = told if choices else "; it has one kernel variant of each operation: --all-operations verifies those"
+    common.console.print(f"device {device.name}: {len(found)} verified{told}, {spent:.1f} s", markup=False)
 
 
 def _document(

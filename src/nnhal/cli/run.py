@@ -1,4 +1,4 @@
-"""`nnhal run`: inputs in, outputs out, and where and how long."""
+"""`nnhal run`: runs a model once; shows inputs, outputs, placement and times."""
 
 import json
 import time
@@ -33,22 +33,22 @@ from nnhal.runtime.discovery import CPU
 from nnhal.runtime.job import Report
 
 TOP = 5
-ORIGIN = 60  # columns of where an input comes from; a longer text takes a second line
+ORIGIN = 60  # columns of an input's source; a longer text gets a second line
 
 
 class Labels(Record, frozen=True):
-    """Names of the places along the last dimension of an output, or of the values in it."""
+    """Labels of the positions along the last dimension of an output, or of its values if `of_values`."""
 
     names: Sequence[str] = ()
     of_values: bool = False
 
     def of(self, place: int, value: Any) -> str | None:
-        """The label of an element."""
+        """Returns the label of an element by position or value; None if it has none."""
         number = int(value) if self.of_values else place % len(self.names) if self.names else 0
         return self.names[number] if 0 <= number < len(self.names) else None
 
     def misfit(self, array: Array) -> str:
-        """What is wrong with them for an output, "" for nothing."""
+        """Returns why the labels do not fit an output; "" if they do."""
         classes, count = next((size for size in reversed(array.shape) if size != 1), 1), len(self.names)
         if not count or self.of_values or count == classes:
             return ""
@@ -60,9 +60,18 @@ class Labels(Record, frozen=True):
 
 
 class RunRecord(Record, frozen=True):
-    """What one run took and gave.
+    """The result of one run.
 
-    title: of the model. spent: nanoseconds by phase. top: how many of the greatest elements to show.
+    Attributes:
+        model: The model's name.
+        title: The model's title line.
+        compiled: The compiled model.
+        given: The inputs.
+        outputs: The outputs.
+        spent: Nanoseconds by phase.
+        report: The runtime's report.
+        labels: The labels of each output.
+        top: The number of greatest elements to show.
     """
 
     model: str
@@ -107,7 +116,7 @@ class RunRecord(Record, frozen=True):
 @click.option(
     "--mean",
     metavar="N[,N,N]",
-    help="Subtract this from a picture's values, which are 0 to 1 or as --range says.",
+    help="Subtract this from a picture's values, which are 0 to 1, or in the range of --range.",
 )
 @click.option("--std", metavar="N[,N,N]", help="Divide by this after --mean.")
 @click.option("--letterbox", "fit", is_flag=True, help="Keep a picture's proportions, with bars.")
@@ -194,7 +203,7 @@ def _input_options(options: dict[str, Any]) -> InputOptions:
 
 
 def _numbers(name: str, text: str | None) -> tuple[float, ...]:
-    """Numbers with commas between them, none for None."""
+    """Parses numbers with commas between them; none for None."""
     try:
         return tuple(map(float, text.split(","))) if text is not None else ()
     except ValueError:
@@ -205,7 +214,7 @@ def _numbers(name: str, text: str | None) -> tuple[float, ...]:
 def _labels(
     path: str | None, specs: Sequence[Spec], outputs: Sequence[Array], metadata: Metadata | None
 ) -> list[Labels]:
-    """Labels of each output: from the file given where there are as many classes, else those that come with the model."""
+    """Returns the labels of each output: from the file `path` if their number fits, else from the model's metadata."""
     said = said_of(specs, metadata.outputs if metadata else ())
     values = [any(file.kind == "value labels" for file in each.files) for each in said]
     if path:
@@ -239,7 +248,7 @@ def _write(path: Path, specs: Sequence[Spec], outputs: Sequence[Array]) -> None:
         elif path.suffix == ".npz":
             with ZipFile(
                 path, "w", allowZip64=True
-            ) as archive:  # np.savez takes names as keywords, of which it has its own
+            ) as archive:  # np.savez has names as keywords, which clash with its parameters
                 for name, array in zip(member_names(names), outputs, strict=True):
                     with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                         np.lib.format.write_array(member, array, allow_pickle=False)
@@ -252,7 +261,11 @@ def _write(path: Path, specs: Sequence[Spec], outputs: Sequence[Array]) -> None:
 
 
 def greatest(spec: Spec, array: Array, top: int, labels: Labels) -> list[dict[str, Any]]:
-    """The `top` greatest elements, of labelled values the first: flat index, value, real value of steps, label."""
+    """Returns the `top` greatest elements of an output, or the first ones if its values have labels.
+
+    Returns:
+        For each element: the flat index, the value, the label, and the real value of a quantised type.
+    """
     flat = array.reshape(-1)
     order = np.arange(top) if labels.of_values else np.argsort(-flat.astype(np.float64), kind="stable")
     found = []
@@ -262,13 +275,13 @@ def greatest(spec: Spec, array: Array, top: int, labels: Labels) -> list[dict[st
     return found
 
 
-def real_of(spec: Spec, steps: float) -> float:
-    """The real value of a quantised output's steps."""
-    return (steps - spec.zero_point) * spec.scale
+def real_of(spec: Spec, stored: float) -> float:
+    """Returns the real value of a quantised output's stored value."""
+    return (stored - spec.zero_point) * spec.scale
 
 
 def summary(spec: Spec, array: Array) -> dict[str, Any]:
-    """An output for people: shape, type, range."""
+    """Returns name, shape, type, minimum, maximum and mean of an output."""
     numbers = array.view(np.uint8) if array.dtype == bool else array
     least, most = (numbers.min().item(), numbers.max().item()) if array.size else (None, None)
     mean = numbers.mean(dtype=np.float64).item() if array.size else None
@@ -336,7 +349,7 @@ def _spec_text(spec: Spec, shape: Shape | None, *, verbose: bool = False) -> str
 
 
 def _output_lines(done: RunRecord, *, verbose: bool) -> tuple[list[str], list[str]]:
-    """The head and the lines of outputs, with the greatest elements below each. Quantised values are real values."""
+    """Returns the head and the lines of outputs, with the greatest elements below each; quantised values are real values."""
     rows, below = [], []
     for spec, array, labels in zip(done.compiled.outputs, done.outputs, done.labels, strict=True):
         facts = summary(spec, array)
@@ -349,7 +362,7 @@ def _output_lines(done: RunRecord, *, verbose: bool) -> tuple[list[str], list[st
 
 
 def _element(spec: Spec, entry: dict[str, Any]) -> str:
-    """One of the greatest elements: its value, its place, its label."""
+    """Formats one of the greatest elements: its value, index and label."""
     value = f"{entry['real']:>12.6g} ({entry['value']})" if spec.scale else f"{entry['value']:>12.6g}"
     return cut(f"    {value}  #{entry['index']} {entry['label'] or ''}".rstrip(), WIDTH)
 

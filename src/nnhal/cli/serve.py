@@ -1,4 +1,4 @@
-"""`nnhal serve`: a driver as a service that several processes share; who holds what of those that run."""
+"""`nnhal serve`: runs a driver as a service that several processes share; shows the quotas of running services."""
 
 import os
 import shlex
@@ -23,7 +23,7 @@ from nnhal.runtime import discovery
 from nnhal.runtime.sources import Source
 from nnhal.serve import FAILED, service_name
 
-_PATIENCE = 2  # seconds for a service that runs to answer
+_PATIENCE = 2  # seconds until a service must answer
 
 
 @nnhal_command("serve")
@@ -74,7 +74,7 @@ def command(
     """
     if driver is None:
         if systemd is not None or level or read or devices or allow or metrics is not None or unconfined:
-            raise click.UsageError("DRIVER is missing, must be named: the options say how it is served")
+            raise click.UsageError("DRIVER is missing, must be given with these options")
         return _show([name] if name else names.running(), as_json=as_json)
     if is_path(driver):
         driver = str(Source(Path(driver)).path)
@@ -105,13 +105,13 @@ def command(
         signal.SIG_BLOCK, {signal.SIGINT}
     )  # a Ctrl-C waits until `nnhal.serve` can end by it
     try:
-        os.execv(sys.executable, words)  # a fresh interpreter: what this one imported must not escape confinement
+        os.execv(sys.executable, words)  # a fresh interpreter: modules that this one imported would escape the sandbox
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _show(services: Sequence[str], *, as_json: bool) -> int:
-    """What their clients hold, and may hold; the exit status."""
+    """Shows the quotas that clients of services use; returns the exit status."""
     found = {service: _usage(service) for service in services}
     if as_json:
         common.emit([{"name": service, **_document(usage)} for service, usage in found.items()])
@@ -119,13 +119,13 @@ def _show(services: Sequence[str], *, as_json: bool) -> int:
         for service, usage in found.items():
             _print(service, usage)
         if not found:
-            names.directory()  # which may be why
+            names.directory()  # raises if the directory is the reason
             common.say("no service is running")
     return FAILED if any(isinstance(usage, NnhalError) for usage in found.values()) else 0
 
 
 def _usage(service: str) -> wire.Usage | NnhalError:
-    """What a service tells of its clients but this one, or why it does not."""
+    """Returns the usage of a service's other clients, or the error if it does not answer."""
     try:
         session = names.connect(service, _PATIENCE)
     except NnhalError as error:
@@ -159,12 +159,12 @@ def _print(service: str, usage: wire.Usage | NnhalError) -> None:
         size = common.size if quota.name in ("addresses", "memory") else str
         limits = [size(quota.most), size(quota.own) if quota.own else ""]
         rows.append([quota.name, *limits, *(size(client.used[n]) for client in usage.clients)])
-    columns = ["quota", ">at most", ">kept for each", *(f">process {client.pid}" for client in usage.clients)]
+    columns = ["quota", ">at most", ">reserved for each", *(f">process {client.pid}" for client in usage.clients)]
     common.table(columns, rows, f"{service}: {len(usage.clients)} clients, at most {usage.most}")
 
 
 def _write_units(directory: Path, name: str, words: Sequence[str]) -> list[Path]:
-    """A socket that systemd listens on, and the service it starts for the first client; the files."""
+    """Writes a socket unit and the service unit that systemd starts for the first client; returns the files."""
     command = shlex.join(words).replace("%", "%%")
     socket = (
         f"[Unit]\nDescription=nnhal driver service {name}\n\n"

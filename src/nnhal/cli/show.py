@@ -1,4 +1,4 @@
-"""`nnhal show`: what a model consists of; as text, DOT or a picture; with --placement where each operation would run."""
+"""`nnhal show`: shows a model as text, DOT or a picture, and with --placement where each operation would run."""
 
 import re
 import time
@@ -29,7 +29,7 @@ from nnhal.model.validate import validate
 from nnhal.runtime import placement_text as words
 from nnhal.runtime.placement import Placement
 
-REASONS = 3  # for the HAL version, before they are counted
+REASONS = 3  # reasons for the HAL version that are shown
 WHERE = re.compile(r"^\w+ #\d+: ")  # the same reason holds at many places
 
 
@@ -39,7 +39,7 @@ class PartType(click.ParamType[PicturePart]):
     name = "part"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> PicturePart:
-        """Parse the value."""
+        """Parses the value."""
         if isinstance(value, PicturePart):
             return value
         if value in ("overview", "all"):
@@ -161,7 +161,7 @@ def _note(choice: Any) -> str:
 
 
 def _asked(placement: Placement, text: str) -> list[int]:
-    """The operations that `--why` is about."""
+    """Returns the operations of `--why`; BadParameter if none matches."""
     found = chosen_operations(placement, text)
     if not found:
         names = {choice.label.split(" #")[0] for choice in placement.choices}
@@ -171,7 +171,7 @@ def _asked(placement: Placement, text: str) -> list[int]:
 
 
 def _placed(name: str, placement: Placement) -> list[Section]:
-    """Where the model would run: the answer, its partitions, the alternatives."""
+    """Returns the sections of a placement: the result, its partitions, the alternatives."""
     from nnhal.runtime.measured import record
 
     known = record.profile() if placement.expected else None
@@ -192,7 +192,7 @@ def _placed(name: str, placement: Placement) -> list[Section]:
 
 
 def _model(name: str, facts: Outline, graph: Model | None) -> list[Section]:
-    """What the model consists of."""
+    """Returns the sections of a model."""
     return [
         fixed(title(name, facts), *_about(facts, graph)),
         _table(["unsupported", "at", "why"], _refused(facts), "kinds of operations"),
@@ -235,7 +235,7 @@ def _weights(facts: Outline) -> list[list[object]]:
 
 
 def _refused(facts: Outline) -> list[list[str]]:
-    """Name, first place and reason of what is refused, alike ones in one row."""
+    """Returns name, first position and reason of unsupported operations; equal ones share a row."""
     places: dict[tuple[str, str], list[str]] = defaultdict(list)
     for n, node in enumerate(facts.nodes):
         if node.refused:
@@ -251,7 +251,7 @@ def _refused(facts: Outline) -> list[list[str]]:
 
 
 def _about(facts: Outline, graph: Model | None) -> Iterator[str]:
-    """What the file says of the model, and which HAL version it needs, and why."""
+    """Yields the HAL version that the model requires with the reasons, and its metadata."""
     lost = sum(bool(node.refused) for node in facts.nodes)
     if facts.level:
         reasons = list(dict.fromkeys(WHERE.sub("", reason) for reason in facts.reasons))
@@ -306,7 +306,7 @@ def _document(facts: Outline, graph: Model | None, placed: bool, placement: Plac
 
 
 def _operands(graph: Model) -> list[dict[str, Any]]:
-    """Every operand of the main subgraph, scalars and omitted ones too."""
+    """Returns every operand of the main subgraph, including scalars and omitted ones."""
     found = []
     for index, (operand, value) in enumerate(
         zip(graph.main.operands, validate(graph).subgraphs[0].values, strict=True)

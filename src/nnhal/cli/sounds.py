@@ -1,4 +1,4 @@
-"""Sounds as a model's input: samples from -1 to 1, one channel, at the rate that the model takes."""
+"""Sounds as a model's input: samples from -1 to 1, one channel, at the model's sample rate."""
 
 import math
 import wave
@@ -18,10 +18,18 @@ MOST_SAMPLES = 1 << 27  # of all channels together, 512 MiB
 
 
 def sound(spec: Spec, path: Path, rate: int | None) -> tuple[Array, str]:
-    """A sound as an input, and a sentence on what was done. Raises InvalidRequest.
+    """Reads a sound for an input; cuts a longer one, and pads a shorter one with silence.
 
-    rate: samples a second that the model takes, None for those of the file. What is longer than the input is cut, what is
-    shorter is followed by silence.
+    Args:
+        spec: The input.
+        path: The file.
+        rate: The model's sample rate in Hz; None for that of the file.
+
+    Returns:
+        The array, and a text that describes the conversion.
+
+    Raises:
+        InvalidRequest: The file cannot be read, or the input is not a sound.
     """
     dims = spec.shape or ()
     long = [n for n, size in enumerate(dims) if size != 1]
@@ -52,7 +60,17 @@ def sound(spec: Spec, path: Path, rate: int | None) -> tuple[Array, str]:
 
 
 def decoded(path: Path) -> tuple[Array, int, int]:
-    """The samples of a file from -1 to 1, its channels mixed; samples a second, and how many channels it has."""
+    """Decodes a `.wav` file.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The samples from -1 to 1 with the channels mixed, the sample rate in Hz, and the number of channels.
+
+    Raises:
+        InvalidRequest: The file cannot be read, or is too long.
+    """
     must = "must be a .wav file of integers of 8, 16, 24 or 32 bits: `ffmpeg -i FILE -c:a pcm_s16le out.wav` makes one"
     try:
         with ordinary(path) as content, wave.open(content, "rb") as file:
@@ -63,11 +81,11 @@ def decoded(path: Path) -> tuple[Array, int, int]:
                 )
             data = np.frombuffer(file.readframes(count), np.uint8)
     except (wave.Error, EOFError) as error:
-        raise InvalidRequest(f"input {path}: is no sound that can be read: {told(error)}; {must}") from None
+        raise InvalidRequest(f"input {path}: cannot be read as a sound: {told(error)}; {must}") from None
     data = data[: data.size // (width * channels) * width * channels].reshape(-1, width)
     if not data.size:
         raise InvalidRequest(f"input {path} has no samples, must have some")
-    if width == 1:  # which alone have no sign
+    if width == 1:  # unsigned, unlike the other widths
         whole = data[:, 0].astype(np.int64) - 128
     else:
         padded = np.zeros((len(data), 4), np.uint8)
@@ -78,16 +96,24 @@ def decoded(path: Path) -> tuple[Array, int, int]:
 
 
 def resampled(samples: Array, rate: int, wanted: int) -> Array:
-    """Samples at another rate, with the frequencies that both have.
+    """Resamples a sound, with the frequencies that both rates have.
 
-    By their spectrum, in blocks that overlap, so that the cost grows with the length alone.
+    It cuts or extends the spectrum of overlapping blocks, so that the cost is linear in the length.
+
+    Args:
+        samples: The samples.
+        rate: Their rate in Hz.
+        wanted: The rate of the result in Hz.
+
+    Raises:
+        InvalidRequest: The rates have too small a common divisor.
     """
     common = math.gcd(rate, wanted)
     up, down = wanted // common, rate // common
     if max(up, down) > 1 << 16:
         raise InvalidRequest(f"--rate {wanted}: {rate} Hz and it have no common divisor that is practical")
     total = -(-len(samples) * up // down)
-    block = down * max(1, (1 << 16) // down)  # samples whose place in the result is a whole number
+    block = down * max(1, (1 << 16) // down)  # samples whose position in the result is an integer
     margin = down * max(1, -(-(1 << 12) // down))
     pieces = []
     for start in range(0, len(samples), block):

@@ -1,4 +1,4 @@
-"""`nnhal trace`: what traces say."""
+"""`nnhal trace`: summarises traces."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`nnhal validate`: the promises of a driver, looked at operation by operation."""
+"""`nnhal validate`: checks the driver contract, operation by operation."""
 
 import time
 from collections import Counter, defaultdict
@@ -20,8 +20,8 @@ from nnhal.conformance.suite import BAD
 from nnhal.conformance.validate.check import CHECKS, VERDICTS, CheckOutcome
 from nnhal.conformance.validate.run import DRAWS, Validation, repeats_check, run_checks
 
-LINE = 400  # characters of a reason that a line shows
-_WORDS = "; its last words:"  # they say where, which the line has
+LINE = 400  # characters of a reason in one line
+_WORDS = "; its last words:"  # the line has the place already
 _SHORT = {"failed": "FAIL", "crashed": "CRASH", "hung": "HANG"}
 
 
@@ -123,7 +123,7 @@ def _list(as_json: bool) -> int:
 def _json(chosen: Validation, ran: RunResult, bad: Sequence[CheckOutcome], spent: int) -> None:
     outcomes: Sequence[CheckOutcome] = ran.outcomes
     operations: dict[str, Counter[str]] = defaultdict(Counter)
-    taken = {o.operation for o in outcomes if o.verdict != "unsupported"}  # whatever else it does not offer
+    taken = {o.operation for o in outcomes if o.verdict != "unsupported"}  # one check of it may still be unsupported
     outcomes = [o for o in outcomes if o.verdict != "unsupported" or o.operation not in taken]
     for outcome in outcomes:
         if outcome.operation and outcome.verdict != "unsupported":
@@ -158,7 +158,7 @@ def _json(chosen: Validation, ran: RunResult, bad: Sequence[CheckOutcome], spent
 
 
 def _print_bad(chosen: Validation, outcome: CheckOutcome) -> None:
-    """The line of a promise that is broken."""
+    """Prints a line for a check that failed."""
     reason = outcome.reason.partition(_WORDS)[0] if outcome.place else outcome.reason
     reason = " ".join((reason if len(reason) <= LINE else f"{reason[:LINE]} ...").split())
     what = _SHORT[outcome.verdict], outcome.check, outcome.operation

@@ -1,4 +1,4 @@
-"""`nnhal vectors` builds test vectors from AOSP's test specifications."""
+"""`nnhal vectors`: builds test vectors from AOSP's test specifications."""
 
 import tempfile
 from collections.abc import Iterator
@@ -68,7 +68,14 @@ def _print(compared: Comparison, other: Path | None) -> None:
 
 
 def followed(specs: Path, folder: Path, jobs: int, quiet: bool) -> BuiltVectors:
-    """Build the vectors, with progress and errors on stderr."""
+    """Builds vectors, with progress and errors on stderr.
+
+    Args:
+        specs: The specifications.
+        folder: The folder of the vectors.
+        jobs: The number of specifications to read at once.
+        quiet: Whether no progress is printed.
+    """
     built = BuiltVectors(0, 0, ())
     lines = ProgressLines(common.status.print)
     with common.progress(quiet) as bar:
@@ -88,6 +95,12 @@ def followed(specs: Path, folder: Path, jobs: int, quiet: bool) -> BuiltVectors:
 
 @contextmanager
 def temporary(specs: Path, jobs: int, quiet: bool) -> Iterator[tuple[Path, BuiltVectors]]:
-    """A folder with the vectors of specifications, which is deleted at the end."""
+    """Builds vectors in a temporary folder, which is deleted at the end.
+
+    Args:
+        specs: The specifications.
+        jobs: The number of specifications to read at once.
+        quiet: Whether no progress is printed.
+    """
     with tempfile.TemporaryDirectory(prefix="nnhal-vectors-") as folder:
         yield Path(folder), followed(specs, Path(folder), jobs, quiet)

@@ -244,16 +244,28 @@ def agreeing(call: Call, number: int, wanted: Array, actual: Array, *, in_a_row:
 
     in_a_row: for products that are added up one after another, which rounds each time.
     """
-    value = call.outputs[number]
-    if call.cell.values == AT_BOUNDS:
+    room = room_of(call, number, wanted, in_a_row=in_a_row)
+    if room is None:
         return np.asarray(actual == wanted)
-    half = any(v is not None and v.type in (F16, OperandType.FLOAT16) for v in call.inputs)
-    atol, rtol = tolerance(value.type, half)
     wide = np.complex128 if wanted.dtype.kind == "c" else np.float64
     a, e = actual.astype(wide), wanted.astype(wide)
-    if not quantised(value.type) and wanted.dtype.kind not in "fc":
-        return np.asarray(actual == wanted)
-    room: Any = atol + rtol * np.where(np.isfinite(e), np.abs(e), 0)
+    with np.errstate(invalid="ignore"):
+        fine = (np.abs(a - e) <= room) | (a == e) | (np.isnan(a) & np.isnan(e)) | (room == np.inf)
+    return np.asarray(fine)
+
+
+def room_of(call: Call, number: int, wanted: Array, *, in_a_row: bool = False) -> Array | None:
+    """Return by how much each element of an output may differ, infinity for any amount; None if it must be equal.
+
+    in_a_row: as of `agreeing`.
+    """
+    value = call.outputs[number]
+    if call.cell.values == AT_BOUNDS or (not quantised(value.type) and wanted.dtype.kind not in "fc"):
+        return None
+    half = any(v is not None and v.type in (F16, OperandType.FLOAT16) for v in call.inputs)
+    atol, rtol = tolerance(value.type, half)
+    e = wanted.astype(np.complex128 if wanted.dtype.kind == "c" else np.float64)
+    room: Array = np.asarray(atol + rtol * np.where(np.isfinite(e), np.abs(e), 0))
     if call.cell.op.sums and value.type in (F32, F16):
         total = kernel_outputs(call, magnitudes=True)[number]
         size = np.abs(np.where(np.isfinite(total), total, 0).astype(np.float64))
@@ -263,11 +275,9 @@ def agreeing(call: Call, number: int, wanted: Array, actual: Array, *, in_a_row:
         if call.cell.op.sums == "products":
             factors = [x for x in tensors_of(call) if isinstance(x, np.ndarray) and x.dtype.kind == "f"]
             if not all(np.isfinite(x).all() for x in factors):
-                return np.ones(a.shape, bool)
+                return np.full(e.shape, np.inf)
             room = np.where(total < np.finfo(wanted.dtype).max, room, np.inf)
-    with np.errstate(invalid="ignore"):
-        fine = (np.abs(a - e) <= room) | (a == e) | (np.isnan(a) & np.isnan(e)) | (room == np.inf)
-    return np.asarray(fine)
+    return room
 
 
 def bounds(call: Call) -> list[float]:

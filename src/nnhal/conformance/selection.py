@@ -17,7 +17,8 @@ class Selection(Subject, frozen=True):
 
     rerun: also the further variants that the index flags. way: one of `WAYS`. share: the share of all vectors that
     runs, chosen by a hash of the id. flag: only vectors with this flag in the index. outputs: keep those of failed
-    vectors. specs: the specifications that the vectors were built from; None for vectors that the user has.
+    vectors. specs: the specifications that the vectors were built from; None for vectors that the user has. names: a
+    regular expression, only vectors and variants whose `name_of` it finds.
     """
 
     path: Path
@@ -29,6 +30,7 @@ class Selection(Subject, frozen=True):
     flag: str = ""
     outputs: bool = False
     specs: Path | None = None
+    names: str = ""
 
     def __post_init__(self) -> None:
         """Raise InvalidArgument for an invalid expression, share, HAL version or time."""
@@ -49,6 +51,11 @@ def in_share(name: str, share: float) -> bool:
     """Whether a name is in a share of all names; always the same ones, and a larger share includes a smaller one."""
     digest = hashlib.sha256(name.encode()).digest()
     return int.from_bytes(digest[:4], "big") < share * 2**32
+
+
+def name_of(id: str, variant: str) -> str:
+    """Return the name of a vector in a variant."""
+    return f"{id} ({variant})" if variant else id
 
 
 class Item(NamedTuple):
@@ -80,4 +87,5 @@ def _items(selection: Selection, id: str, entry: Mapping[str, Any]) -> Iterator[
         return
     if selection.takes(id) and (not selection.flag or selection.flag in flags):
         for variant in variants(flags) if selection.rerun else [""]:
-            yield Item(id, variant, primary)
+            if re.search(selection.names, name_of(id, variant)):
+                yield Item(id, variant, primary)

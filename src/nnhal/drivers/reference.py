@@ -86,7 +86,7 @@ class ReadyOperation(Record, frozen=True):
     last: tuple[int, ...]
 
 
-class Context(Record, frozen=True):
+class SubgraphContext(Record, frozen=True):
     """The services of the interpreter for kernels of control flow and random operations."""
 
     call: Callable[[int, Sequence[Array | None]], list[Array]]
@@ -192,7 +192,7 @@ class Interpreter(Prepared):
         arrays: dict[int, Any] = dict(self.constants[number])
         arrays.update(zip(subgraph.inputs, inputs, strict=True))
         rebind = any(x is None for x in inputs)
-        context = Context(lambda index, xs: self.call(index + 1, xs, control), control)
+        context = SubgraphContext(lambda index, xs: self.call(index + 1, xs, control), control)
         verbose = _log.isEnabledFor(DEBUG)
         profile = control.profile if number == 0 else None
         for place, step in enumerate(self.steps[number]):
@@ -237,7 +237,7 @@ def _rebind(step: ReadyOperation, values: Sequence[Value | None], given: Sequenc
         raise OperationFailed(str(error)) from error
 
 
-def _apply(a: Bound, given: Sequence[Array | None], context: Context, exact: bool = False) -> list[Array]:
+def _apply(a: Bound, given: Sequence[Array | None], context: SubgraphContext, exact: bool = False) -> list[Array]:
     try:
         extra = (context,) if a.op.context else ()
         kernel = a.op.integer if exact and a.op.integer is not None else a.op.kernel

@@ -9,6 +9,7 @@ from nnhal.base.errors import InvalidArgument, InvalidModel, ShapeNeeded, Unsupp
 from nnhal.base.memory import Memory
 from nnhal.frontends.common.fixed import Values
 from nnhal.frontends.source import Source, is_onnx, opened, split
+from nnhal.model.file import is_model, read_model
 
 if TYPE_CHECKING:
     from nnhal.frontends.by_shape import Import
@@ -37,6 +38,13 @@ def load_opened(
     values: Values | None = None,
 ) -> "Model":
     """Return the model of an `opened` file. folder: see `folder_of`. For the others, see `nnhal.load`."""
+    if is_model(memory.bytes()):
+        for name, given in {"signature": signature, "shapes": shapes, "values": values}.items():
+            if given:
+                raise InvalidArgument(
+                    f"{label}: {name} is {shown(given)}, must be left out: nnhal's own format has none"
+                )
+        return read_model(label, memory)
     if is_onnx(memory.bytes()):
         from nnhal.frontends import onnx
 

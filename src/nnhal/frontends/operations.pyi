@@ -1179,7 +1179,7 @@ class Operations:
         norm_output: Operand = ...,
         name: str = "",
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """One step of an LSTM cell. Since 1.0.
+        """One time step of an LSTM cell. Since 1.0.
 
         Shapes:
             input [batch, input_size]
@@ -1492,7 +1492,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> tuple[Tensor, Tensor]:
-        """One step of an LSTM cell on 8-bit tensors. Since 1.2.
+        """One time step of an LSTM cell on 8-bit tensors. Since 1.2.
 
         Shapes:
             input [batch, input_size]
@@ -1556,7 +1556,7 @@ class Operations:
         zero_point: ZeroPoint | None = None,
         name: str = "",
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """One step of an LSTM cell on 8-bit tensors, with optional parts like LSTM. Since 1.3.
+        """One time step of an LSTM cell on 8-bit tensors, with optional parts like LSTM. Since 1.3.
 
         Shapes:
             input [batch, input_size]
@@ -1896,7 +1896,7 @@ class Operations:
         *,
         name: str = "",
     ) -> tuple[Tensor, Tensor]:
-        """One step of a recurrent cell. Since 1.0.
+        """One time step of a recurrent cell. Since 1.0.
 
         Shapes:
             input [batch, input_size]

@@ -454,7 +454,7 @@ class Device(ABC):
     def consider(self, model: Model, hints: Hints) -> Considered:
         """Decide which operations of a model the device supports, with these hints. The default calls `supports`.
 
-        Override it if verdicts depend on the hints, if operations form groups, or if `prepare` can reuse work.
+        Override it if verdicts depend on the hints, if the driver fuses operations, or if `prepare` can reuse work.
 
         Args:
             model: The model.

@@ -1,4 +1,4 @@
-"""What every driver has for nothing: buffers in ordinary memory, and bursts that call `run`."""
+"""Defaults for drivers: buffers in ordinary memory, and bursts that call `run`."""
 
 import contextlib
 import math
@@ -51,7 +51,7 @@ class HostBuffer(Buffer):
         """An array for contents of this shape; OutOfMemory where there is none."""
         try:
             return np.empty(shape, self.dtype)
-        except (MemoryError, ValueError):  # numpy has a limit of its own
+        except (MemoryError, ValueError):  # NumPy limits the size too
             size = math.prod(shape) * self.dtype.itemsize
             raise OutOfMemory(f"buffer: {size} bytes could not be allocated") from None
 
@@ -71,10 +71,10 @@ class HostBuffer(Buffer):
         return contents
 
     def begin(self, control: Control = UNLIMITED, request: Request | None = None) -> "Writing":
-        """An execution or a copy begins to write: the contents are gone, and whoever began before gives none any more.
+        """Begins to write, for an execution or a copy: drops the contents, and ignores writers that began earlier.
 
-        An execution whose `control` was cancelled or whose `request` was abandoned does not begin. That is looked at under
-        the lock, so it never begins after the caller's next one.
+        An execution whose `control` was cancelled or whose `request` was abandoned does not begin. This is checked under
+        the lock, so it never begins after the client's next one.
         """
         with self._lock:
             control.check_wanted()
@@ -82,7 +82,7 @@ class HostBuffer(Buffer):
                 request.require_wanted()
             if self._closed:
                 raise Closed(f"buffer {self.token}: used after close")
-            if self._writing is not None and self._room is not None:  # whoever has it may still write to it
+            if self._writing is not None and self._room is not None:  # the earlier writer may still write to it
                 self._room = self.make(self._room.shape)
             self._contents = None
             self._writing = Writing(self, self._room)
@@ -138,7 +138,7 @@ class HostBuffer(Buffer):
         writing.end(room)
 
     def shape_of_copy(self, dimensions: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of contents that are said to have these dimensions, () for those of the buffer."""
+        """Returns the shape of contents for the dimensions that a client gave; () means the buffer's dimensions."""
         shape = both(self.facts.dimensions, dimensions or None, "the contents")
         if shape is None or (0 in shape and shape != dimensions):
             raise InvalidArgument(f"buffer {self.token}: dimensions {show(shape)} of the contents must all be given")
@@ -158,9 +158,13 @@ class Writing(NamedTuple):
     room: Array | None
 
     def end(self, array: Array | None) -> None:
-        """What was written, None where it failed: nothing comes of it where another has begun since, or it was closed.
+        """Ends the writing. It has no effect if another writer has begun since, or if the buffer was closed.
 
-        InvalidRequest where the shape is not the buffer's.
+        Args:
+            array: The contents, or None if the writer failed.
+
+        Raises:
+            InvalidRequest: The shape is not the buffer's.
         """
         self.buffer.end(self, array)
 
@@ -222,10 +226,10 @@ class Hosted:
 
 
 def run_beside(run: Run) -> Run:
-    """A way to run for requests with buffers of a driver's own class.
+    """Wraps `run` for requests with buffers of a driver's class.
 
-    It begins when no execution that was given up may still write to one of them. Where that does not end, it raises
-    OperationFailed after `QUERY_NS`, or what its own budget says before that.
+    The wrapper waits until no abandoned execution may still write to one of the buffers. If one does not end, it raises
+    OperationFailed after `QUERY_NS`; MissedDeadline or Cancelled come first if the request's budget ends before.
     """
 
     def beside(request: Request, control: Control) -> Timing | None:
@@ -238,7 +242,7 @@ def run_beside(run: Run) -> Run:
 
 @contextlib.contextmanager
 def _using(used: Sequence[Buffer], written: Sequence[Buffer], writer: object, control: Control) -> Iterator[None]:
-    """Use buffers of a driver's own class, when no abandoned writer may still write to one of them.
+    """Uses buffers of a driver's class, when no abandoned writer may still write to one of them.
 
     Args:
         used: All of them.
@@ -254,12 +258,12 @@ def _using(used: Sequence[Buffer], written: Sequence[Buffer], writer: object, co
     while any(_abandoned(*each) for buffer in used for each in list(buffer.writers.items())):
         control.check()
         if time.monotonic_ns() > end:
-            raise OperationFailed("buffer: an execution that was given up does not end, and may still write to it")
+            raise OperationFailed("buffer: an abandoned execution does not end, and may still write to it")
         time.sleep(_LOOK)
     try:
         for buffer in written:
             buffer.writers[writer] = control
-        control.check_wanted()  # after that: whoever comes next either sees this writer or comes after its refusal
+        control.check_wanted()  # now: the next writer either sees this one or comes after its refusal
         yield
     finally:
         for buffer in written:
@@ -351,7 +355,7 @@ class LocalBurst(Burst):
         self._run: Run = prepared.run
         self._turn = Turn()
         self._end: Callable[[], object] | None = None
-        self._closed, self._told = False, True  # there is nothing to tell before it was opened
+        self._closed, self._told = False, True  # the driver gets no end before it got the begin
         prepared.burst_opened()
         self._told = False
 
@@ -370,11 +374,16 @@ class LocalBurst(Burst):
                 self._tell()
 
     def runs_by(self, run: Run, end: Callable[[], object]) -> None:
-        """Execute by a way of the driver's own instead of its `run`, from the first execution on. end: of that way."""
+        """Replaces the driver's `run` for all executions of the burst.
+
+        Args:
+            run: Called in place of `run`.
+            end: Called when the burst ends.
+        """
         self._run, self._end = run, end
 
     def close(self) -> None:
-        """End the burst; the driver is told at once, or when the execution in it has ended."""
+        """Ends the burst. The driver is notified at once, or when the burst's execution has ended."""
         self._closed = True
         self._tell()
 
@@ -392,14 +401,17 @@ class LocalBurst(Burst):
 
 
 class Turn:
-    """What one at a time may have, for as long as it gives it back or exists: an interrupt may come after any call."""
+    """A lock with one holder, free again when the holder returns it or no longer exists.
+
+    An interrupt may come after any call, so a holder may never return it.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._holder: weakref.ref[object] | None = None
 
     def take(self, who: object) -> bool:
-        """Whether it is `who`'s now."""
+        """Takes the lock for `who`; returns whether it was free."""
         with self._lock:
             free = not self.taken
             if free:
@@ -407,9 +419,13 @@ class Turn:
             return free
 
     def take_in_burst(self, request: Request) -> bool:
-        """Whether it is this execution's now. False where it takes a plain call, as one that was given up is still inside.
+        """Takes the lock for an execution in a burst.
 
-        BadState where another is running.
+        Returns:
+            Whether it was free. If not, an abandoned execution still has it, and this one needs a plain call.
+
+        Raises:
+            BadState: Another execution is running.
         """
         if self.take(request):
             return True
@@ -420,13 +436,13 @@ class Turn:
         return False
 
     def give_back(self, who: object) -> None:
-        """Where it is `who`'s."""
+        """Returns the lock if `who` holds it."""
         holder = self._holder
         if holder is not None and holder() is who:
             self._holder = None
 
     @property
     def taken(self) -> bool:
-        """Whether it is anybody's."""
+        """Whether the lock has a holder."""
         holder = self._holder
         return holder is not None and holder() is not None

@@ -63,7 +63,7 @@ def summed(figures: Iterable[int | None]) -> int | None:
 
 
 def plausible(timing: Any, where: str) -> Timing | None:
-    """What a driver measured; None, and a line in the log, where it cannot be true."""
+    """Returns the durations that a driver measured; logs impossible ones and returns None."""
     if timing is None:
         return None
     whole = issubclass(type(timing), tuple) and len(timing) == 2 and all(t is None or type(t) is int for t in timing)
@@ -71,18 +71,21 @@ def plausible(timing: Any, where: str) -> Timing | None:
         device, driver = timing
         if (device or 0) >= 0 and (driver or 0) >= 0 and (device is None or driver is None or device <= driver):
             return Timing(device, driver)
-    _log.warning(
-        "%s: says that it took %s, must be a Timing whose part on the device is the smaller", where, shown(timing)
-    )
+    _log.warning("%s: reports the duration %s, must be a Timing with on_device <= in_driver", where, shown(timing))
     return None
 
 
 class Control(NamedTuple):
-    """How long an execution may take, whether it is still wanted, what is to be measured.
+    """The limits of an execution, and what to measure.
 
-    deadline: a point on the monotonic clock in nanoseconds, None for no limit. loop_timeout: nanoseconds for each WHILE.
-    profile: told of each operation of the main subgraph when it is done, with the monotonic clock before and after, by a
-    driver that can tell; None where nobody asks. asked: when it was asked for, where that was before it came to the device.
+    Attributes:
+        deadline: A time of the monotonic clock in nanoseconds, or None for no limit.
+        loop_timeout: The limit of each WHILE in nanoseconds.
+        measure: Whether the driver shall measure durations.
+        cancelled: Is set when the client cancels the execution.
+        profile: A driver that measures operations calls it after each operation of the main subgraph, with the operation's
+            index and the monotonic clock before and after. None if the client does not profile.
+        asked: The time of the request in nanoseconds, if that was before it reached the device.
     """
 
     deadline: int | None = None
@@ -125,7 +128,13 @@ UNLIMITED = Control()
 
 
 class Argument(NamedTuple):
-    """What one input or output is. shape: None in it for a dimension, None for it where the rank is not known before."""
+    """One input or output of a model.
+
+    Attributes:
+        name: The name for messages.
+        dtype: The NumPy type.
+        shape: The shape, with None for an unknown dimension. None if the rank is unknown.
+    """
 
     name: str
     dtype: np.dtype[Any]
@@ -143,7 +152,7 @@ class Argument(NamedTuple):
         return None if shape is None else math.prod(shape) * self.dtype.itemsize
 
     def specified_by(self, room: Array) -> bool:
-        """Whether an array given as room says the shape: it is of the type, and of dimensions that this may have."""
+        """Whether an output array fixes the shape: it has this argument's type, and dimensions that it may have."""
         return room.dtype == self.dtype and (bool(room.shape) if self.shape is None else agree(room.shape, self.shape))
 
 
@@ -177,13 +186,13 @@ def argument_of(model: Model, index: int, label: str) -> Argument:
 
 
 class Of(Protocol):
-    """What is of one model."""
+    """An object of one model."""
 
     model: Model
 
 
 class Runs(Of, Protocol):
-    """What can execute requests of one model."""
+    """An object that executes requests of one model."""
 
     def run(self, request: "Request", control: Control) -> Timing | None:
         """As `Prepared.run`."""
@@ -195,14 +204,15 @@ _COPYING: Any = "being copied"  # in place of a shape
 
 T = TypeVar("T")
 P = ParamSpec("P")
-Act = Callable[[Any, Control], T]  # what is done in its turn: an execution, or a change of options
+Act = Callable[[Any, Control], T]  # an execution, or a change of options
 _STEP = trace.LAYER["runtime"], trace.PHASE["execution"], "step"
 _RUN = trace.LAYER["driver"], trace.PHASE["execution"]
 
 
 def _stepwise(execute: Any) -> Any:
-    """`Request.execute` where something is traced: a span for it, and one for the driver, whose operations are told apart
-    where it can tell. In a driver's own process the first one is the client's.
+    """Adds a trace span for `Request.execute` and one for the driver, with the driver's operations if it profiles.
+
+    In an isolated driver's process the client writes the first span.
     """
 
     def traced(request: "Request", run: Run, control: Control) -> Timing | None:
@@ -251,7 +261,7 @@ OWNER = "owner"  # attribute of what stands before a way to run: whose it is, he
 
 
 def standing_before(run: Any, before: Callable[P, T]) -> Callable[P, T]:
-    """What is called in the place of a way to run: it is known whose that is."""
+    """Marks a function that wraps a `run` with the owner of that `run`."""
     own = getattr(run, "__self__", None)
     setattr(before, OWNER, getattr(run, OWNER, None) if own is None else weakref.ref(own))
     return before
@@ -269,7 +279,7 @@ def _owner(run: Any) -> Any:
 
 
 def _telling(log: trace.Log, control: Control, owner: Any) -> Control:
-    """The control with a profile that writes a span for each operation, and tells who asked for one as well."""
+    """Returns the control with a profile that writes a span for each operation, and calls the client's profile."""
     asked, model = control.profile, getattr(owner, "model", None)
     operations = () if model is None else model.main.operations
     since = time.monotonic_ns()
@@ -287,13 +297,18 @@ def _telling(log: trace.Log, control: Control, owner: Any) -> Control:
 
 
 class Request:
-    """One execution. For drivers: `inputs`, `write`, `outputs`, and buffers of the driver's own class.
+    """One execution. Drivers use `inputs`, `write`, `outputs`, and buffers of the driver's class.
 
-    input_buffers, output_buffers: arguments that lie in buffers of the driver's own, by index; they have no arrays.
-    given, rooms: for who carries the request elsewhere: the caller's arrays for inputs, and where it wants outputs: an array
-    of the output's type, an array of bytes, or None where it left that open.
-    results, shapes, small: after the end: an array for each output, its shape, and which ones their room was too small for.
-    fell_back: what did inside, where the runtime runs a step itself.
+    Attributes:
+        input_buffers: The inputs in buffers of the driver's class, by index; they have no arrays.
+        output_buffers: The outputs in buffers of the driver's class, by index; they have no arrays.
+        given: The client's input arrays, for code that forwards the request.
+        rooms: The client's output buffers, for code that forwards the request: an array of the output's type, an array of
+            bytes, or None if the client left it open.
+        results: An array for each output, after the end.
+        shapes: The shape of each output, after the end.
+        small: The outputs whose buffer was too small, after the end.
+        fell_back: The reason why a partition fell back to another device; "" if none did.
     """
 
     rooms: Sequence[Array | None] | None = None
@@ -346,9 +361,11 @@ class Request:
         return InPlace(self)
 
     def write(self, index: int, value: Array) -> None:
-        """Give output `index` its value; it is copied. Where its room is too small, only the shape is kept.
+        """Copies the value of output `index`. If the output buffer is too small, only the shape is kept.
 
-        Raises ContractBroken for a value that the output may not have, a second one, and one after the end.
+        Raises:
+            ContractBroken: The value has a wrong type or shape, or is the second one.
+            Closed: The execution has ended.
         """
         try:
             _, dtype, shape = self.signature.outputs[index if index >= 0 else 1 << 30]
@@ -409,9 +426,7 @@ class Request:
 
     def _not_now(self, index: int) -> NnhalError:
         if index in self.output_buffers:
-            return self._broken(
-                index, "is written, must be filled in the buffer where it lies, and said to be `filled`"
-            )
+            return self._broken(index, "is written, must be filled in its buffer and reported with `filled`")
         return self._broken(index, "is written twice, must be once")
 
     def _nowhere(self, index: Any) -> NnhalError:
@@ -430,13 +445,15 @@ class Request:
         return np.asarray(value)
 
     def _fit(self, index: int, room: Array, value: Array) -> None:
-        """Into room of another shape, or of bytes, as far as it is enough."""
+        """Writes into an output buffer of another shape, or of bytes, if it is large enough."""
         if room.nbytes < value.nbytes:
             self.small += (index,)
             return
         if not room.flags.c_contiguous:
             name, shapes = self.signature.outputs[index].name, f"{show(room.shape)}, the output {show(value.shape)}"
-            raise InvalidRequest(f"{name}: its room has gaps and shape {shapes}, must have the same or no gaps")
+            raise InvalidRequest(
+                f"{name}: its output buffer has gaps and shape {shapes}, must have the same or no gaps"
+            )
         into = typed(room, value.dtype, value.shape)
         into[...] = value
         self.results[index] = into
@@ -444,7 +461,7 @@ class Request:
     # ------------------------------------------------------------------------- for who carries the request elsewhere
 
     def filled(self, index: int, shape: tuple[int, ...]) -> None:
-        """Output `index` is where it belongs already: in a buffer of the driver's own, or in shared room."""
+        """Reports that output `index` is in place: in a buffer of the driver's class, or in shared memory."""
         room, (_, dtype, declared) = self.room(index), self.signature.outputs[index]
         if index in self.output_buffers:
             if self._ended:
@@ -452,26 +469,34 @@ class Request:
             self.shapes[index] = shape
             return
         if declared is not None and not agree(shape, declared):
-            raise self._broken(index, f"is said to have shape {show(shape)}, must be {show(declared)}")
+            raise self._broken(index, f"is reported with shape {show(shape)}, must be {show(declared)}")
         if room is None or room.nbytes < math.prod(shape) * dtype.itemsize:
-            raise self._broken(index, f"is said to have shape {show(shape)}, which its memory does not hold")
+            raise self._broken(index, f"is reported with shape {show(shape)}, which its memory does not hold")
         if self._ended:
             raise self._late(index)
         self.results[index], self.shapes[index] = typed(room, dtype, shape), shape
 
     def lacks(self, shapes: Sequence[tuple[int, ...]], enough: Sequence[bool]) -> None:
-        """Nothing was given, as the room of some outputs is not enough; shapes of all as far as known, 0 where not."""
+        """Reports that no output was written because some output buffers are too small.
+
+        Args:
+            shapes: The shape of each output, with 0 for an unknown dimension.
+            enough: For each output, whether its buffer is large enough.
+
+        Raises:
+            ContractBroken: The numbers of outputs differ, all are large enough, or a shape is not the declared one.
+        """
         if not len(shapes) == len(enough) == len(self.shapes) or all(enough):
             raise self._blamed(
                 ContractBroken(
-                    f"{self.signature.where}: says of {list(enough)} that their room is enough, must be false for one and "
-                    f"have {len(self.shapes)}, with a shape for each"
+                    f"{self.signature.where}: sufficient is {list(enough)}, must have {len(self.shapes)} entries, one of "
+                    "them false, and a shape for each"
                 )
             )
         for index, shape in enumerate(shapes):
             declared = self.signature.outputs[index].shape
             if declared is not None and shape and not agree(tuple(d or None for d in shape), declared):
-                raise self._broken(index, f"is said to have shape {show(shape)}, must be {show(declared)}")
+                raise self._broken(index, f"is reported with shape {show(shape)}, must be {show(declared)}")
         self.shapes, self.small = list(shapes), tuple(n for n, fits in enumerate(enough) if not fits)
 
     def room(self, index: int) -> Array | None:
@@ -506,24 +531,26 @@ class Request:
         return self.contain(self.signature.make(self.signature, given, rooms, **buffers))
 
     def contain(self, inner: "Request") -> "Request":
-        """A request by which the same execution is done: once this one is given up, that one writes nothing either."""
+        """Links a request for the same execution: when this one is abandoned, that one writes nothing either."""
         self._contained = inner
         if self._given_up:  # before that one could be seen
             inner.abandon()
         return inner
 
     def adopt(self, inner: "Request") -> None:
-        """What became of a request that this one contains."""
+        """Takes over the results of a request that this one contains."""
         self.results, self.shapes, self.small = inner.results, inner.shapes, inner.small
 
     # ------------------------------------------------------------------------------------------- from begin to end
 
     @trace.instead(_stepwise)
     def execute(self, run: Run, control: Control) -> Timing | None:
-        """Have it executed, and end it. `small` tells of room that was too small.
+        """Executes the request and ends it. Afterwards `small` has the outputs whose buffer was too small.
 
-        Raises what the driver raised where that is one of nnhal's errors, DriverFailed for any other exception,
-        ContractBroken where an output was not given, or was given what it may not have.
+        Raises:
+            NnhalError: The driver raised it.
+            DriverFailed: The driver raised another exception.
+            ContractBroken: An output is missing, or has a wrong type or shape.
         """
         try:
             timing = run(self, control)
@@ -548,17 +575,17 @@ class Request:
         return timing
 
     def _blame(self, error: BaseException, control: Control) -> NnhalError:
-        """What a driver raised, as the execution's error: it names the driver, unless a limit of the caller's was met."""
+        """Returns a driver's exception as the execution's error, which names the driver unless the client set the limit."""
         where = self.signature.where
         if isinstance(error, Cancelled):
             if control.cancelled is not None and control.cancelled.is_set():
                 return error
-            return ContractBroken(f"{where}: says that the execution was cancelled, which nobody did: {told(error)}")
+            return ContractBroken(f"{where}: reports a cancelled execution, but nobody cancelled it: {told(error)}")
         if isinstance(error, MissedDeadline):
             if isinstance(error, LoopTimeout) or (control.deadline or math.inf) <= time.monotonic_ns():
                 return error
             if control.deadline is None:
-                return ContractBroken(f"{where}: says that it missed a deadline, there is none: {told(error)}")
+                return ContractBroken(f"{where}: reports a missed deadline, but there is no deadline: {told(error)}")
         return named(as_error(error, where), where, "run()")
 
     def abandon(self) -> None:
@@ -569,16 +596,16 @@ class Request:
             self._contained.abandon()
 
     def require_wanted(self) -> None:
-        """Closed where it has ended already, as it was given up."""
+        """Raises Closed if the execution was abandoned."""
         if self._ended:
-            raise Closed(f"{self.signature.where}: the execution was given up before it ended")
+            raise Closed(f"{self.signature.where}: the execution was abandoned before it ended")
 
     def reopen(self) -> None:
-        """After an interrupt while outputs were taken over: `execute` may be called again, unless it was given up."""
+        """Allows another `execute` after an interrupt while outputs were taken over, unless it was abandoned."""
         self._fault, self.small = None, ()
         self.results, self.shapes = [None] * self.signature.count, [None] * self.signature.count
         self._ended = False
-        self._ended = self._given_up  # it may be given up at any moment
+        self._ended = self._given_up  # another thread may abandon it at any moment
 
     def _stop(self) -> None:
         self._ended = True
@@ -587,7 +614,7 @@ class Request:
 
     @trace.seam("runtime", "results", "take outputs")
     def _take_own(self) -> None:
-        """What was filled in place, as if it had been written."""
+        """Takes the outputs that the driver filled in place, as if they had been written."""
         own, self._own = self._own or {}, None
         for index, array in own.items():
             if self.shapes[index] is None:
@@ -621,7 +648,7 @@ class Request:
     def _late(self, index: int) -> NnhalError:
         name = self.signature.outputs[index].name
         error = Closed(f"{self.signature.where}: {name} is written after the execution ended, must be before")
-        (_log.debug if self._given_up else _log.warning)("%s", error)  # who was not waited for need not know it yet
+        (_log.debug if self._given_up else _log.warning)("%s", error)  # a driver that was abandoned may not know it yet
         return error
 
     @property
@@ -631,7 +658,7 @@ class Request:
 
     @property
     def sufficient(self) -> list[bool]:
-        """For each output, whether its room was enough."""
+        """For each output, whether its buffer was large enough."""
         return [index not in self.small for index in range(len(self.shapes))]
 
 
@@ -668,14 +695,14 @@ def _overwritten(array: Array) -> bool:
 
 
 class Checked(Request):
-    """A request under `NNHAL_CHECK=1`, which looks at what costs too much to be looked at always.
+    """A request under `NNHAL_CHECK=1`, with checks that are too slow for each execution.
 
-    Inputs are compared before and after. Memory for outputs that a driver fills in place is poisoned whatever its type, and
-    looked at as a whole. What a driver writes to it after the end, where nobody sees it, is told of at the next execution.
+    Inputs are compared before and after. Memory for outputs that a driver fills in place is poisoned for every type, and
+    checked as a whole. If a driver writes to it after the end, the next execution reports it.
     """
 
     def poisons(self, dtype: np.dtype[Any]) -> bool:
-        """Whatever the type."""
+        """Returns True: memory of every type is poisoned."""
         return True
 
     def left_out(self, array: Array) -> bool:

@@ -1,4 +1,4 @@
-"""The utilities that NNAPI has for driver authors: queries on types, capabilities, conversion to a level, checks."""
+"""The utilities that NNAPI has for driver authors: queries on types, capabilities, conversion to a HAL version, checks."""
 
 import math
 import warnings

@@ -1,4 +1,4 @@
-"""LSTM, UNIDIRECTIONAL_SEQUENCE_LSTM: one step, and a sequence, of the cell with all its optional parts.
+"""LSTM, UNIDIRECTIONAL_SEQUENCE_LSTM: one time step, and a sequence, of the cell with all its optional parts.
 
 Optional: the input gate (if omitted: coupled to the forget gate, CIFG), peepholes, projection, layer normalisation,
 clips.
@@ -312,7 +312,7 @@ register(
         sized=sizes(),
         sums="terms",
         leaves_open=unsteady(one_step),
-        doc="One step of an LSTM cell.",
+        doc="One time step of an LSTM cell.",
         example=example((None, [[2]], [[4]], [[2]]), input=[[1]], **half_open(), **PLAIN),
     ),
     Op(

@@ -1,4 +1,4 @@
-"""QUANTIZED_LSTM: a step of an LSTM cell on 8-bit tensors, with all its optional parts, in fixed point.
+"""QUANTIZED_LSTM: a time step of an LSTM cell on 8-bit tensors, with all its optional parts, in fixed point.
 
 Gates and cell state have 16 bits. Before a gate's function its value has three integer bits.
 """
@@ -190,7 +190,7 @@ register(
             Form(
                 arg("input", T, "batch input_size"),
                 *cell_args(weight=Q8SYMM, peephole=Q16S, bias=I32),
-                arg("state", T, "batch output_size", doc="output of the previous step"),
+                arg("state", T, "batch output_size", doc="output of the previous time step"),
                 arg("cell_state", Q16S, "batch units"),
                 *norm_args(types=Q16S),
                 *args("cell_clip projection_clip", FLOAT32, optional=True, drawn=sometimes(among(0, 0.3, 1.5))),
@@ -210,7 +210,7 @@ register(
         (*cell_checks(), cell_is_power_of_two, intermediates_positive, hidden_positive, states_keep_scale),
         sized=sizes() | {name: whole(1, 5) for name in ("units", "input_size")},  # with more, roundings add up
         scaled=SCALES,
-        doc="One step of an LSTM cell on 8-bit tensors, with optional parts like LSTM.",
+        doc="One time step of an LSTM cell on 8-bit tensors, with optional parts like LSTM.",
         example=example(([[10]], [[20]], [[10]]), **HALF_OPEN, scale=2**-9),
     )
 )

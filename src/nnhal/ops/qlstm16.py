@@ -1,4 +1,4 @@
-"""QUANTIZED_16BIT_LSTM: a step of an LSTM cell on 8-bit tensors, with a 16-bit cell state of four integer bits."""
+"""QUANTIZED_16BIT_LSTM: a time step of an LSTM cell on 8-bit tensors, with a 16-bit cell state of four integer bits."""
 
 from typing import Any
 
@@ -96,7 +96,7 @@ register(
                 *group("state_to_input state_to_forget state_to_cell state_to_output", "output_size output_size"),
                 *group("bias_input bias_forget bias_cell bias_output", "output_size", types=I32),
                 arg("cell_state", Q16S, "batch output_size"),
-                arg("state", T, "batch output_size", doc="output of the previous step"),
+                arg("state", T, "batch output_size", doc="output of the previous time step"),
             ),
         ),
         (
@@ -106,7 +106,7 @@ register(
         step,
         (ranges, one_weight_scale, bias_scales),
         scaled=SCALES,
-        doc="One step of an LSTM cell on 8-bit tensors.",
+        doc="One time step of an LSTM cell on 8-bit tensors.",
         example=example(([[8192]], [[192]]), **HALF_OPEN),
     )
 )

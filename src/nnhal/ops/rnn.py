@@ -50,7 +50,7 @@ def cell_args(prefix: str = "", source: str = "input_size") -> tuple[Arg, ...]:
             T,
             f"batch {units}",
             drawn=of_cell(f"{prefix}hidden_state"),
-            doc="output of the previous step",
+            doc="output of the previous time step",
         ),
     )
 
@@ -119,7 +119,7 @@ register(
         (simple_activation,),
         sums="terms",
         leaves_open=unsteady(one_step),
-        doc="One step of a recurrent cell.",
+        doc="One time step of a recurrent cell.",
         example=example(
             ([[13]], [[13]]),
             input=[[1, 2]],

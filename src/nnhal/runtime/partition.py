@@ -1,11 +1,10 @@
-"""Partitioning: a pure function from a model and what devices say to steps, with the reason for every choice.
+"""Partitioning: a pure function from a model and the devices' verdicts to partitions, with the reason for every choice.
 
-Each operation goes to the device with the best performance for it among those whose verdict is good, unless a step of its
-own there would cost more than it saves (`costs`). Performance is what devices state, or what is predicted of what was
-measured on this machine (`Measured`), where what whole assignments took is believed before any prediction. Operations that
-are ready together on one device become one step, so that a model crosses between devices as seldom as that allows
-(`schedule`). What a device takes in a group only, it gets where enough of the group stand in one step. Operations whose
-results nobody reads run nowhere.
+Each operation goes to the device with the best performance among those that support it, unless a separate partition would
+cost more than it saves (`costs`). Performance is declared by the devices, or predicted from measurements on this machine
+(`Measured`). A measured assignment counts before any prediction. Operations that are ready together on one device become
+one partition, which keeps device transfers few (`schedule`). A device that supports an operation only in a group gets it
+if enough of the group are in one partition. Operations whose results nobody reads do not run.
 """
 
 import math
@@ -27,13 +26,14 @@ from nnhal.runtime import costs
 from nnhal.runtime.measured.families import weighing
 from nnhal.runtime.schedule import Claimed, Schedule, StepPlan, Together
 
-# what several steps may be predicted to take of one, to be preferred; seconds for each more
+# several partitions are preferred if their predicted latency is below WORTH times that of one, with BOUNDARY seconds added
+# for each further partition
 WORTH, BOUNDARY = 0.75, 100e-6
-# of what one step is predicted to take that nobody has tried, or took when it was tried once, counts beside what another
-# took: it may be faster
+# share of the predicted latency of an untried partition, or of one tried once, that is compared with measured ones: it may
+# be faster
 TRIED = 0.8
-MOST = 0.5  # of a model's operations, which a step must have to say something of its device
-IMPROVED, ENOUGH = 3, 0.01  # assignments that are improved step by step, and the share of a price that is worth a pass
+MOST = 0.5  # share of a model's operations that a partition must have to correct its device's predictions
+IMPROVED, ENOUGH = 3, 0.01  # assignments that are improved, and the share of a price that is worth another pass
 UNREAD = "does not run: its results are not used"
 # kinds of reasons of a choice
 FASTEST, ONLY, ASKED, NEIGHBOURS, FUSED, BY_HAND, UNUSED = (
@@ -42,10 +42,20 @@ FASTEST, ONLY, ASKED, NEIGHBOURS, FUSED, BY_HAND, UNUSED = (
 
 
 class Offer(Record, frozen=True):
-    """What one device says of one model: a verdict for each operation, its stated performance and its level.
+    """A device's answers for one model.
 
-    device: a label that no other offer has. step: seconds that a step costs there beside its operations. laid: the model as
-    the device was asked about it, where it prefers a layout.
+    Attributes:
+        device: A label that no other offer has.
+        level: The device's HAL version.
+        capabilities: The performance that the device declares.
+        verdicts: A verdict for each operation.
+        extensions: The extensions that the device supports.
+        predicted: By measurement, the seconds of each operation, or another quantity to minimise.
+        excluded: Operations that the device failed to prepare.
+        excluded_why: The reason for that.
+        step: Seconds that a partition costs in addition to its operations.
+        laid: The model in the layout that the device prefers.
+        groups: The operations that the device fuses.
     """
 
     device: str
@@ -61,7 +71,7 @@ class Offer(Record, frozen=True):
     groups: Sequence[OperationGroup] = ()
 
     def barred(self, index: int, extension: str, level: Level | None) -> str:
-        """Why the device gets no operation of that extension and level, whatever it says of it; "" where it may."""
+        """Returns why the device gets no such operation, whatever its verdict; "" if it may get it."""
         if index in self.excluded:
             return self.excluded_why or "is excluded"
         if extension and extension not in self.extensions:
@@ -71,24 +81,36 @@ class Offer(Record, frozen=True):
         return ""
 
     def refusal(self, index: int, operation: Operation, extension: str, level: Level | None) -> str:
-        """Why the device does not take an operation by itself; "" where it does."""
+        """Returns why the device rejects an operation outside a group; "" if it supports it."""
         verdict = self.verdicts[index]
         said = "" if verdict.ok else verdict.reason or f"does not support {operation_name(operation.type)}"
         return self.barred(index, extension, level) or said
 
 
 class Choice(NamedTuple):
-    """Where one operation runs and why, and why not on each other device. device: "" where it does not run."""
+    """The placement of one operation.
+
+    Attributes:
+        operation: The operation's index.
+        type: The operation's type.
+        device: The device; "" if the operation does not run.
+        reason: The reason for the device.
+        others: For each other device, the reason against it.
+        costs: The declared cost on each device that supports the operation outside a group.
+        together: The operations of the fused group, this one included.
+        as_one: The declared cost of the fused group.
+        kind: The kind of the reason: FASTEST and the like.
+    """
 
     operation: int
-    type: int  # the operation's
+    type: int
     device: str
     reason: str
     others: Mapping[str, str]
-    costs: Mapping[str, float]  # stated, by those that take it by itself
-    together: tuple[int, ...] = ()  # those that it runs as one with, itself among them
-    as_one: float = 0.0  # declared for those together
-    kind: str = ""  # of the reason: FASTEST and the like
+    costs: Mapping[str, float]
+    together: tuple[int, ...] = ()
+    as_one: float = 0.0
+    kind: str = ""
 
     @property
     def label(self) -> str:
@@ -97,18 +119,22 @@ class Choice(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """What a step is thought to take, in seconds. known: it took that before, else it is predicted."""
+    """The expected latency of a partition in seconds; `known` if it was measured, else predicted."""
 
     seconds: float
     known: bool
 
 
 class Expectation(NamedTuple):
-    """What an assignment is expected to take.
+    """The expected latency of an assignment.
 
-    seconds: what assignments are compared by: `latency` with the margins for splits and trials. devices: by operation.
-    latency: predicted or measured seconds of one execution. known: whether earlier executions were measured. trial: whether
-    it is preferred so that it gets measured.
+    Attributes:
+        seconds: The quantity to compare: `latency` with the margins for splits and trials.
+        devices: The device of each operation.
+        forecasts: The expected latency of each partition.
+        latency: Predicted or measured seconds of one execution.
+        known: Whether earlier executions were measured.
+        trial: Whether it is preferred so that it gets measured.
     """
 
     seconds: float
@@ -120,10 +146,14 @@ class Expectation(NamedTuple):
 
 
 class Partition(Record, frozen=True):
-    """Steps in execution order, a choice for each operation, and the number of operands that cross between devices.
+    """The partitions of a model.
 
-    forecasts: of each step, where devices were measured. expected: the assignments that were compared then, the chosen
-    one first.
+    Attributes:
+        steps: The partitions in execution order.
+        choices: The placement of each operation.
+        transfers: The number of operands that move between devices.
+        forecasts: The expected latency of each partition, if devices were measured.
+        expected: The assignments that were compared by measurement, the chosen one first.
     """
 
     steps: tuple[StepPlan, ...]
@@ -137,11 +167,14 @@ Steps = tuple[StepPlan, ...]
 
 
 class Measured(Record, frozen=True):
-    """Least time by measurement, or least of what `Offer.predicted` says.
+    """Measurements, for placement by predicted latency (or by the quantity in `Offer.predicted`).
 
-    crossings: seconds of an operand and of each byte of it, from one device to another. learnt: what whole assignments
-    took, of one step or several. tried: assignments of which nothing more is to be found out; None where nothing is tried.
-    cpu: what each operation takes the CPU, for devices that state their time against it; guessed where nobody measured that.
+    Attributes:
+        crossings: For each pair of devices, the seconds of a device transfer and of each byte of it.
+        learnt: Measured seconds of whole assignments, of one partition or several.
+        tried: Assignments that were measured often enough; None if no trial is allowed.
+        cpu: The seconds of each operation on the CPU, for devices that declare performance relative to it. None to estimate
+            them.
     """
 
     crossings: Mapping[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
@@ -150,8 +183,7 @@ class Measured(Record, frozen=True):
     cpu: Sequence[float] | None = None
 
     def is_trial(self, steps: Steps) -> bool:
-        """Whether it is worth something to know what all on this device takes, or to know it better: what it takes elsewhere
-        is known."""
+        """Whether to measure the whole model on this device: another assignment was measured, this one not enough."""
         open = len(steps) == 1 and self.tried is not None and steps not in self.tried
         return open and any(other != steps for other in self.learnt)
 
@@ -162,9 +194,20 @@ def partition(
     preference: Preference = Preference.FAST_SINGLE_ANSWER,
     measured: Measured | None = None,
 ) -> Partition:
-    """Place every operation that is `live`. UnsupportedModel lists all that no device takes, with each device's reason.
+    """Places every operation that is `live`.
 
-    measured: None for what devices state.
+    Args:
+        model: The model.
+        offers: The devices' answers for it.
+        preference: The client's preference.
+        measured: Measurements, or None to place by declared performance.
+
+    Returns:
+        The partitions, with a reason for each choice.
+
+    Raises:
+        UnsupportedModel: Lists the operations that no device supports, with each device's reason.
+        InvalidArgument: Two offers have the same label.
     """
     labels = [offer.device for offer in offers]
     if len(set(labels)) < len(labels):
@@ -197,7 +240,7 @@ def _transposed(offers: Sequence[Offer]) -> bool:
 
 
 def _all_predicted(model: Model, offers: Sequence[Offer], measured: Measured) -> list[Offer]:
-    """The offers, each with predictions: where there are none, the CPU's seconds times what the device states."""
+    """Returns the offers with predictions; an offer without any gets the CPU's seconds times its declared performance."""
     if all(offer.predicted is not None for offer in offers):
         return list(offers)
     cpu = measured.cpu or costs.seconds(model)
@@ -216,14 +259,14 @@ def _all_predicted(model: Model, offers: Sequence[Offer], measured: Measured) ->
 
 
 class _Terms(Record, frozen=True):
-    """What devices are compared by, in words."""
+    """The quantity by which devices are compared, and its texts."""
 
     preference: Preference
     measured: bool
 
     @property
     def power(self) -> bool:
-        """Whether it is power, as stated."""
+        """Whether it is declared power."""
         return self.preference == Preference.LOW_POWER and not self.measured
 
     def declared(self, cost: float) -> str:
@@ -239,7 +282,7 @@ class _Terms(Record, frozen=True):
         return f"{self.said(cost)}, the {'lowest' if self.power else 'fastest'}"
 
     def of(self, offer: Offer, index: int, operation: Operation, type: int, relaxed: bool) -> float:
-        """The cost of an operation on a device that takes it."""
+        """Returns the cost of an operation on a device that supports it."""
         if self.measured and offer.predicted is not None:
             return offer.predicted[index]
         figures = _stated(offer.capabilities, operation, type, relaxed)
@@ -249,7 +292,7 @@ class _Terms(Record, frozen=True):
 
 
 def _noted(choices: Sequence[Choice], offers: Sequence[Offer]) -> Iterator[Choice]:
-    """The choices, with what the chosen device says of an operation that it takes."""
+    """Yields the choices, with the chosen device's remark on the operation if it has one."""
     said = {offer.device: offer.verdicts for offer in offers}
     for choice in choices:
         verdict = said[choice.device][choice.operation] if choice.device else None
@@ -263,11 +306,11 @@ def _refuse(lost: Sequence[Choice], count: int) -> None:
     """UnsupportedModel where there are such operations."""
     if lost:
         listing = "; ".join(f"{c.label}: {', '.join(f'{d}: {why}' for d, why in c.others.items())}" for c in lost)
-        raise UnsupportedModel(f"no device takes {len(lost)} of {count} operations: {listing}")
+        raise UnsupportedModel(f"no device supports {len(lost)} of {count} operations: {listing}")
 
 
 def _claimed(model: Model, offers: Sequence[Offer], preference: Preference) -> Claimed:
-    """What each device runs as one, of operations that it may have; groups of which it may have too few are left out."""
+    """Returns the groups that each device fuses, without operations that it may not get and groups that become too small."""
     found: dict[str, dict[int, Together]] = {}
     if any(offer.groups for offer in offers):
         wanted = set(live(model))
@@ -288,9 +331,13 @@ def _claimed(model: Model, offers: Sequence[Offer], preference: Preference) -> C
 def _search(
     model: Model, offers: Sequence[Offer], choices: Sequence[Choice], schedule: Schedule, *, lower: bool
 ) -> list[str]:
-    """The devices at the lowest price that was found, steps and crossings counted. lower: go on from where it begins.
+    """Searches the assignment with the lowest price, partitions and device transfers included.
 
-    UnsupportedModel where operations that are only taken together never are.
+    Args:
+        lower: Whether to improve the assignments that the search starts from.
+
+    Raises:
+        UnsupportedModel: Operations that devices support only in a group cannot be placed as one.
     """
     seconds, alone = costs.seconds(model), list[Mapping[str, float]]()
     more = {o.device: costs.transposing(o.laid) for o in offers if o.laid is not None}
@@ -318,7 +365,7 @@ def _search(
 
 
 def _costs(choice: Choice) -> dict[str, float]:
-    """What an operation costs on each device that takes it by itself; one that nobody states anything of has one."""
+    """Returns the cost of an operation on each device that supports it outside a group; 1 if no device declares one."""
     known = {device: cost for device, cost in choice.costs.items() if cost < math.inf}
     if not known and (choice.device or choice.reason == UNREAD):
         known = {choice.device: 1.0}
@@ -332,7 +379,7 @@ def _starts(
     schedule: Schedule,
     prices: costs.Prices,
 ) -> list[list[str]]:
-    """Where the search begins: the best device for each operation, and all that any one device takes, on that device."""
+    """Returns the first assignments: the best device for each operation, and for each device as much as it supports."""
     first = [choice.device for choice in choices]
     packed = prices.packed(first) if schedule.claimed else first
     only = not all(alone)  # in groups
@@ -347,9 +394,9 @@ def _starts(
 def expectations(
     model: Model, offers: Sequence[Offer], preference: Preference, measured: Measured
 ) -> list[Expectation]:
-    """The assignments that a search by measurement comes upon, the best first: among them all that each device takes.
+    """Returns the assignments that a search by measurement finds, the best first.
 
-    Raises what `partition` does.
+    For each device they include the assignment that gives it every operation it supports. Raises the errors of `partition`.
     """
     offers = _all_predicted(model, offers, measured)
     claimed = _claimed(model, offers, preference)
@@ -362,12 +409,12 @@ def expectations(
 def _expectations(
     model: Model, offers: Sequence[Offer], choices: Sequence[Choice], schedule: Schedule, measured: Measured
 ) -> list[Expectation]:
-    """What whole steps took when they were measured corrects what is predicted of their devices' operations.
+    """Returns the assignments; measured partitions correct the predictions for the operations of their device.
 
-    An assignment of several steps has to be better by a margin than the best of one, unless it was measured: what engines
-    fuse across operations they cannot fuse across steps, and no sum knows of that. One of one step that was never tried may
-    be worse by a margin than what is known, or the first choice would be the last one too; so may one that one compilation
-    alone measured, beside which something else may have run.
+    An assignment of several partitions must be better by a margin than the best of one, unless it was measured: engines
+    cannot fuse operations across partitions, and no sum of operations shows that. One untried partition may be worse by a
+    margin than a measured one, or the first choice would stay the only one. The same holds if one compilation alone
+    measured it, because other programs may have run at that time.
     """
     predicted = {offer.device: list(offer.predicted or ()) for offer in offers}
     starting = {offer.device: offer.step for offer in offers}
@@ -417,9 +464,9 @@ def _forecast(prices: costs.Prices, learnt: Mapping[Steps, float], step: StepPla
 
 
 def _corrections(prices: costs.Prices, learnt: Mapping[Steps, float], before: Mapping[str, float]) -> dict[str, float]:
-    """What steps took over what is predicted of them, by device: the largest step of each that is most of the model.
+    """Returns the ratio of measured to predicted latency by device, from its largest partition that is most of the model.
 
-    What a few operations took between those of others says nothing of what a device makes of all of them.
+    A small partition between others does not show how a device runs all operations.
     """
     found, largest = dict(before), dict.fromkeys(before, prices.operations * MOST)
     for steps, took in learnt.items():
@@ -434,7 +481,7 @@ def _corrections(prices: costs.Prices, learnt: Mapping[Steps, float], before: Ma
 
 
 def _rate(offer: Offer, type: int) -> float:
-    """Stated time for operands of a type against the CPU's; 1 where none is stated."""
+    """Returns the declared time for operands of a type relative to the CPU; 1 if the device declares none."""
     stated = offer.capabilities.of(type)
     return 1.0 if stated is None else stated.exec_time
 
@@ -448,9 +495,10 @@ def _moved(
     *,
     trial: bool,
 ) -> list[Choice]:
-    """The choices for other devices than the best for each operation by itself, with the reasons.
+    """Returns the choices after the search moved operations from their best device, with the reasons.
 
-    trial: whether all operations are on one device so that it gets measured.
+    Args:
+        trial: Whether all operations are on one device so that it gets measured.
     """
     standing, found = schedule.standing(steps), []
     for choice, device in zip(choices, devices, strict=True):
@@ -485,12 +533,12 @@ def _moved(
 
 
 def _needs(model: Model, index: int) -> tuple[str, Level | None]:
-    """What of an operation decides who may have it: its extension or "", its level where it has one."""
+    """Returns what a device must support for an operation: its extension or "", its HAL version if it has one."""
     return extension_name(model.main.operations[index].type, model.extensions), level_needed(model, index)
 
 
 def _choices(model: Model, offers: Sequence[Offer], terms: _Terms, claimed: Claimed) -> list[Choice]:
-    """A choice for each operation by itself. Those of which all devices say the same share what is made of it."""
+    """Returns a choice for each operation alone. Operations with equal verdicts share the texts."""
     made: dict[tuple[Any, ...], tuple[str, str, Mapping[str, str], Mapping[str, float], str]] = {}
     wanted, choices = set(live(model)), []
     for index, operation in enumerate(model.main.operations):
@@ -519,8 +567,13 @@ def _best(
     terms: _Terms,
     groups: Sequence[Together | None],
 ) -> tuple[str, str, Mapping[str, str], Mapping[str, float], str]:
-    """The device that takes an operation by itself, "" for none; why; why not each of the others; what it costs on those
-    that do; the kind of reason. groups: that it is in.
+    """Returns the best device for an operation outside a group.
+
+    Args:
+        groups: The groups that the operation is in.
+
+    Returns:
+        The device or "", the reason, the reason against each other device, the costs, and the kind of the reason.
     """
     operation = model.main.operations[index]
     refusals = {offer.device: offer.refusal(index, operation, *needs) for offer in offers}
@@ -546,7 +599,7 @@ def _best(
 
 
 def _stated(capabilities: Capabilities, operation: Operation, type: int, relaxed: bool) -> Performance | None:
-    """Stated performance for an operation of that type; None where none is stated."""
+    """Returns the declared performance for an operation of that type; None if the device declares none."""
     if operation.type == OperationType.IF:
         return capabilities.if_performance
     if operation.type == OperationType.WHILE:
@@ -555,7 +608,7 @@ def _stated(capabilities: Capabilities, operation: Operation, type: int, relaxed
 
 
 def _transfers(model: Model, devices: Sequence[str]) -> int:
-    """How many (operand, reading device) pairs cross from the device that wrote the operand."""
+    """Returns the number of (operand, reading device) pairs whose operand another device wrote."""
     writer = {i: n for n, operation in enumerate(model.main.operations) for i in operation.outputs}
     crossing = {
         (i, devices[n])

@@ -128,7 +128,7 @@ class Live:
         )  # without the lock, which a fork may have left held
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the documented JSON form."""
+        """Return the placement as documented JSON."""
         return {"executions": self.executions, "fell_back": self.total, "steps": [as_dict(each) for each in self]}
 
 

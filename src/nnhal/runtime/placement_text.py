@@ -21,19 +21,19 @@ class ShownBranch(Protocol):
 
     @property
     def operation(self) -> int:
-        """That refers to it."""
+        """The operation that refers to it."""
 
     @property
     def name(self) -> str:
-        """What it is to that."""
+        """Its role in that operation."""
 
     @property
     def placement(self) -> "Placed":
-        """Of its operations."""
+        """The placement of its operations."""
 
 
 class Placed(Protocol):
-    """What is printed of a `Placement`."""
+    """The part of a `Placement` that is printed."""
 
     steps: tuple[StepPlan, ...]
     choices: tuple[Choice, ...]
@@ -44,15 +44,15 @@ class Placed(Protocol):
 
     @property
     def layouts(self) -> Iterable[object]:
-        """Of partitions on devices that prefer one."""
+        """The layouts of partitions on devices that prefer one."""
 
     @property
     def live(self) -> Iterable[object]:
-        """What fell back."""
+        """The fallbacks."""
 
     @property
     def inside(self) -> Iterable[ShownBranch]:
-        """Subgraphs that the runtime runs."""
+        """The subgraphs that the runtime runs."""
 
     def devices(self) -> dict[str, int]:
         """Number of operations on each device."""
@@ -89,7 +89,7 @@ def headline(placement: Placed, profile: str = "measured profile") -> str:
 
 
 def basis(placement: Placed) -> str:
-    """What the placement is based on, in brackets; "" where the operations were placed by hand or on the only device."""
+    """Returns the basis of the placement in brackets; "" if only one device was asked."""
     kinds = {choice.kind for choice in placement.choices} - {UNUSED}
     if trial_of(placement) is not None:
         device = placement.steps[0].device
@@ -156,7 +156,7 @@ def partition_section(
 
 
 def _times(placement: Placed, took: Sequence[float] | None) -> tuple[list[tuple[float, str]], str]:
-    """Of each partition its cost and that for people; the head of the column."""
+    """Returns the cost of each partition as number and text, and the head of the column."""
     if took is not None and len(took) == len(placement.steps):
         return [(each, duration(each)) for each in took], "latency"
     if placement.forecasts:
@@ -324,7 +324,7 @@ def alternative_section(placement: Placed) -> Section:
 
 
 def why_lines(placement: Placed, choice: Choice) -> Iterator[str]:
-    """Where one operation runs, and why not on each other device."""
+    """Yields the device of one operation, and the reason against each other device."""
     measured = bool(placement.expected)
 
     def cost(device: str) -> str:

@@ -237,7 +237,9 @@ def _single(
         stated = sum(c.costs.get(offer.device, 1.0) * work[c.operation] for c in alone.choices)
         costs[offer.device] = sum(known) if known else stated + offer.step
     if not costs:
-        raise UnsupportedModel(f"no device takes the whole model, as placement 'single' wants: {'; '.join(refused)}")
+        raise UnsupportedModel(
+            f"no device supports the whole model, which placement 'single' needs: {'; '.join(refused)}"
+        )
     best = min(costs, key=costs.__getitem__)
     return dict.fromkeys(live(model), (best, f"all of the model is placed on {best}"))
 

@@ -17,7 +17,7 @@ _SKIPPED = "experimental"  # operations that NNAPI does not have
 
 
 class BuiltVectors(NamedTuple):
-    """What was written: numbers of specifications and tests, and an error for each specification that was not read."""
+    """The result of a build: numbers of specifications and tests, and an error for each unreadable specification."""
 
     specifications: int
     tests: int

@@ -30,7 +30,7 @@ def compare(folder: Path, other: Path) -> Comparison:
 
 
 def _contents(folder: Path) -> dict[str, Any]:
-    """What each test says, with its data in place of where the data lies."""
+    """Returns each test with its data in place of the data's offset."""
     entries = index(folder)
     return {vector.id: (entries.get(vector.id), _with_data(vector.test, vector.blob)) for vector in read(folder)}
 

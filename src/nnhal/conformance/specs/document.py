@@ -188,7 +188,7 @@ def _flags(test: Mapping[str, Any], operations: set[str]) -> dict[str, bool]:
 
 
 def _is_unspecified(operand: Mapping[str, Any], of_main: bool) -> bool:
-    """Whether execution alone says which shape the operand has."""
+    """Whether the operand's shape is known only after an execution."""
     known = operand["lifetime"] in {"NO_VALUE", "SUBGRAPH", *_CONSTANT} or (
         of_main and operand["lifetime"] == "SUBGRAPH_INPUT"
     )

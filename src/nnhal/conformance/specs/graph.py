@@ -81,7 +81,7 @@ def type_of(kind: Any, dimensions: Any = (), scale: Any = 0, zero: Any = 0, extr
 
 
 def type_of_text(kind: str, shape: str, extra: Any = None) -> SpecType:
-    """A type in the older form, whose shape is text such as "{2, 3}, 0.5f, 127"."""
+    """Parses a type in the older notation, whose shape is text such as "{2, 3}, 0.5f, 127"."""
     dimensions, _, quantisation = shape.strip().removeprefix("{").partition("}")
     numbers = [text.strip().removesuffix("f") for text in quantisation.split(",") if text.strip()]
     try:
@@ -142,7 +142,7 @@ class SpecOperand(Visible):
         return np.array(self.value).reshape(self.type.dimensions)
 
     def ShouldNeverBeInternal(self) -> Self:
-        """Keep it out of the variations that turn inputs into internal operands."""
+        """Excludes it from the variations that convert inputs into internal operands."""
         self.may_be_internal = False
         return self
 
@@ -190,7 +190,7 @@ class OperandMaker:
         self._configuration = configuration
 
     def variable(self, name: str, type: SpecType, kind: OperandKind, value: Any = None) -> SpecOperand:
-        """An operand that is no constant."""
+        """Makes an operand that is not a constant."""
         return SpecOperand(self._names.unique(name), type, kind, value)
 
     def constant(self, name: str, type: SpecType, value: Any, kind: OperandKind = OperandKind.SHORTHAND) -> SpecOperand:

@@ -34,12 +34,15 @@ _CONVERTERS = (
 
 
 class Specification:
-    """What one specification says: models and examples in the order of the file.
-
-    file: the name of the compiled code, which lines of examples are found by. version: that of models which state none.
-    """
+    """The models and examples of one specification, in the order of the file."""
 
     def __init__(self, file: str, version: str | None) -> None:
+        """Begins an empty specification.
+
+        Args:
+            file: The name of the compiled code, to find the lines of examples.
+            version: The version of models that declare none.
+        """
         self._file, self._version = file, version
         self._configuration = SpecConfiguration()
         self._maker = OperandMaker(self._configuration)
@@ -48,7 +51,7 @@ class Specification:
         self.versions: dict[str, str | None] = {}
 
     def names(self) -> dict[str, Any]:
-        """What the names of the language mean."""
+        """Returns the names of the language with their values."""
         return {
             "Input": partial(self._variable, OperandKind.INPUT),
             "Output": partial(self._variable, OperandKind.OUTPUT),
@@ -123,7 +126,7 @@ class _Examples(Visible):
 
 
 def _type(stated: Any, shape: Any, extra: Any) -> SpecType:
-    """A type as it is stated: (type, dimensions, scale, zero point), or in the older form, with the shape as text."""
+    """Parses a type: (type, dimensions, scale, zero point), or in the older notation with the shape as text."""
     if isinstance(stated, str) and isinstance(shape, str):
         return type_of_text(stated, shape, extra)
     if not isinstance(stated, (tuple, list)) or len(stated) < 2:

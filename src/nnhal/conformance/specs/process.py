@@ -1,6 +1,6 @@
-"""Reads specifications in a confined process: one that is hostile, endless or huge costs an error, and nothing else.
+"""Reads specifications in a sandboxed process: a hostile, endless or huge one costs an error, and nothing else.
 
-The process imports what it needs, gives up files, sockets and other processes for good, and then evaluates. A message is
+The process imports its modules, drops all access to files, sockets and other processes, and then evaluates. A message is
 one line of JSON in each direction; the blob of a document follows it.
 """
 
@@ -46,7 +46,7 @@ class SpecReader:
         """The document of the specification at `path`, and its blob.
 
         Raises:
-            InvalidArgument: with file and line, for what is no valid specification, or takes too long or too much.
+            InvalidArgument: The specification is invalid, or exceeds the limit of time or memory; with file and line.
         """
         try:
             text = path.read_text(encoding="utf-8")

@@ -231,7 +231,7 @@ class _Formatter(string.Formatter):
 
 
 class _Modules:
-    """What `import` gives: parts of modules, and random numbers that begin from one seed."""
+    """The modules of `import`: parts of modules, and random numbers with one seed."""
 
     def __init__(self) -> None:
         self._parts = {

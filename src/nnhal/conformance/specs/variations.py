@@ -251,7 +251,7 @@ class ActivationConverter(Variation):
         if op.type.type == "INT32":
             return op.SetValue(code)
         if not op.is_output:
-            raise InvalidArgument(f"{op.name} is no output, must be an output or the activation")
+            raise InvalidArgument(f"{op.name} is not an output, must be an output or the activation")
         value = op.GetValueAsNumpy()
         if low is not None:
             value = np.maximum(value, quantised(low, op.type))
@@ -272,7 +272,7 @@ class ParameterAsInputConverter(Variation):
 
     def TransformOperand(self, op: SpecOperand, arg: Any = None) -> SpecOperand:
         if op.kind not in {OperandKind.PARAMETER, OperandKind.SHORTHAND}:
-            raise InvalidArgument(f"{op.name} is no constant, must be a constant to become an input")
+            raise InvalidArgument(f"{op.name} is not a constant, must be a constant to become an input")
         return op.converted(OperandKind.INPUT)
 
 

@@ -2,31 +2,32 @@
 
 import re
 import shlex
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.names import meant
 from nnhal.base.records import replace
 from nnhal.conformance.parallel import run_vectors
 from nnhal.conformance.pool import Work, run_all
-from nnhal.conformance.selection import Selection, in_share
+from nnhal.conformance.selection import Selection, in_share, name_of
 from nnhal.conformance.subject import Bundle
 from nnhal.conformance.suite import Outcome
 from nnhal.conformance.suites.suite import PREPARING, Case, CaseOutcome, Suite, SuiteRun
 from nnhal.conformance.validate.check import CheckOutcome
 from nnhal.conformance.validate.run import Validation, run_checks
+from nnhal.conformance.vectors import index
 
-# Suites by name, with what they prove. Each but the first three is `suites.NAME` with an object `SUITE`.
+# Suites by name, with what they test. Each but the first three is `suites.NAME` with an object `SUITE`.
 VECTORS, CONTRACT, CACHE = "vectors", "contract", "cache"
 SUITES = {
     "vts": "the driver interface: queries, invalid models and requests, memory, caching, service quality, fences",
     "cts": "the driver behind the runtime: selection, partitions, memory, control flow, threads, deadlines",
-    VECTORS: "published test vectors, or AOSP's specifications",
+    VECTORS: "AOSP's test vectors or specifications",
     CONTRACT: "the driver's contract, operation by operation",
-    CACHE: "what a driver saves and restores",
+    CACHE: "saved and restored compilations",
     "random": "random graphs against the reference",
     "stress": "threads, growth of memory and time, the state of the process",
     "crash": "clients that die while the driver works",
@@ -67,8 +68,13 @@ def run_suite(name: str, run: SuiteRun, jobs: int) -> Generator[Progress, None, 
     else:
         suite = suite_of(name)
         work = _SuiteWork(suite, run)
-        for some, done, total in run_all(work, 1 if suite.serial else jobs):
-            yield Progress(some.outcomes, done, total, some.device)
+        outcomes: list[CaseOutcome] = []
+        try:
+            for some, done, total in run_all(work, 1 if suite.serial else jobs):
+                outcomes += some.outcomes
+                yield Progress(some.outcomes, done, total, some.device)
+        finally:
+            suite.finish(run, outcomes)
 
 
 def repeat_command(run: SuiteRun, outcome: CaseOutcome) -> str:
@@ -79,8 +85,14 @@ def repeat_command(run: SuiteRun, outcome: CaseOutcome) -> str:
     words += run.asked_for()
     options = {"seed": run.seed, "scale": run.scale, "timeout": run.timeout}
     defaults = SuiteRun()
-    words += [w for key, value in options.items() if value != getattr(defaults, key) for w in (f"--{key}", str(value))]
-    paths = {"vectors": run.vectors, "specs": run.specs, "model": run.model, "data": run.data, "labels": run.labels}
+    words += [
+        w
+        for key, value in options.items()
+        if value != getattr(defaults, key)
+        for w in (f"--{key}", str(value).removesuffix(".0"))
+    ]
+    source = {"specs": run.specs} if run.specs else {"vectors": run.vectors}  # vectors of specifications are temporary
+    paths = {**(source if outcome.suite == VECTORS else {}), "model": run.model, "data": run.data, "labels": run.labels}
     words += [word for key, value in paths.items() if value for word in (f"--{key}", value)]
     return shlex.join([*words, "--filter", f"^{re.escape(outcome.name)}$"])
 
@@ -123,25 +135,36 @@ def _vectors(run: SuiteRun, jobs: int) -> Iterator[Progress]:
         timeout=run.timeout,
         options=run.options,
         share=run.sample,
-        pattern=run.pattern,
+        names=run.pattern,
         specs=Path(run.specs) if run.specs else None,
     )
+    entries = index(selection.path)
     for some, done, total in run_vectors(selection, jobs):
-        yield Progress([_of_vector(outcome) for outcome in some.outcomes], done, total, some.device)
+        yield Progress(
+            [_of_vector(outcome, entries[outcome.id]) for outcome in some.outcomes], done, total, some.device
+        )
 
 
-def _of_vector(outcome: Outcome) -> CaseOutcome:
-    name = f"{outcome.id} ({outcome.variant})" if outcome.variant else outcome.id
+def _of_vector(outcome: Outcome, entry: Mapping[str, Any]) -> CaseOutcome:
     return CaseOutcome(
         VECTORS,
-        name,
+        name_of(outcome.id, outcome.variant),
         outcome.verdict,
         outcome.reason,
         outcome.primary,
+        _type_of(entry.get("operandTypes", ()), outcome.variant),
         nanoseconds=outcome.nanoseconds,
         hint=outcome.hint,
         alone=outcome.alone,
     )
+
+
+def _type_of(types: Sequence[str], variant: str) -> str:
+    """Return the type of a vector's data: its first tensors that are no indices or masks, if it has such."""
+    tensors = [each for each in types if each.startswith("TENSOR_")]
+    data = [each for each in tensors if each not in ("TENSOR_INT32", "TENSOR_BOOL8")]
+    found = next(iter(data or tensors), "")
+    return f"{found}_SIGNED" if variant == "signed" and found == "TENSOR_QUANT8_ASYMM" else found
 
 
 def _contract(name: str, run: SuiteRun, jobs: int) -> Iterator[Progress]:
@@ -155,9 +178,11 @@ def _contract(name: str, run: SuiteRun, jobs: int) -> Iterator[Progress]:
         seed=run.seed,
         sample=run.sample,
         only=(CACHE,) if name == CACHE else (),
+        names=run.pattern,
     )
     for some, done, total in run_checks(chosen, jobs):
-        yield Progress([_of_check(name, outcome) for outcome in some.outcomes], done, total, some.device)
+        asked = [each for each in some.outcomes if not each.check or chosen.takes(each.check, each.operation)]
+        yield Progress([_of_check(name, outcome) for outcome in asked], done, total, some.device)
 
 
 def _of_check(suite: str, outcome: CheckOutcome) -> CaseOutcome:

@@ -1,7 +1,7 @@
-"""What a suite is: its cases, and how one of them runs in a process that the driver may end."""
+"""Suites and cases. A case runs in a process that the driver may end."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nnhal.base.errors import InvalidArgument
@@ -54,7 +54,7 @@ class Case(NamedTuple):
 
 
 class CaseOutcome(Record, frozen=True):
-    """What came of a case: one of `VERDICTS`, and why.
+    """The outcome of a case: one of `VERDICTS`, and why.
 
     hint: the likely cause. place: FILE:LINE of the driver, "" if unknown. alone: the verdict alone in a new process, if
     it ended only a process in which others had run. found: measurements and files, by name.
@@ -82,11 +82,11 @@ class CaseFailed(Exception):
 
 
 class NotSupported(Exception):
-    """The device does not take what the case needs: no fault of it."""
+    """The device does not support something that the case needs."""
 
 
 class NotApplicable(Exception):
-    """The case cannot be judged on this device or machine; the text says why."""
+    """The case cannot be judged on this device or machine; the text is the reason."""
 
 
 class Context:
@@ -103,7 +103,7 @@ class Context:
 class Suite(ABC):
     """A suite. Instances are made in the parent and in each process, and hold no state of a case.
 
-    summary: what it proves, in a phrase. serial: whether its cases run one after another, because they measure time.
+    summary: what it tests, in a phrase. serial: whether its cases run one after another, because they measure time.
     bundle: the number of cases that share a process's loop; 1 for long ones.
     """
 
@@ -118,14 +118,17 @@ class Suite(ABC):
 
     @abstractmethod
     def run(self, case: Case, context: Context) -> Mapping[str, Any] | None:
-        """Run a case in a process of its own or with others; return measurements.
+        """Run a case, and return measurements.
 
         Raises:
             CaseFailed: the driver is at fault.
-            NotSupported: the device does not take what the case needs.
+            NotSupported: the device does not support what the case needs.
             NotApplicable: the case cannot be judged here.
         """
 
     def seconds(self, case: Case, run: SuiteRun) -> float:
-        """Return how long one call of the driver, or one step of the case, may take."""
+        """Return how long one call of the driver, or one part of the case, may take."""
         return run.timeout
+
+    def finish(self, run: SuiteRun, outcomes: Sequence[CaseOutcome]) -> None:
+        """Write what the suite reports beyond its outcomes into `run.report`; also after an interrupted run."""

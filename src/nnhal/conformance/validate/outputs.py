@@ -19,7 +19,7 @@ SETTLE = 0.1  # seconds after an execution in which a driver may still write
 # The messages of `hal.request` about a broken rule, by the check of that rule.
 RULES = {
     "output-type": re.compile(r"is given (?!shape)|must be an array of"),
-    "output-shape": re.compile(r"is (given|said to have) shape"),
+    "output-shape": re.compile(r"is (given|reported with) shape"),
     "output-once": re.compile(r"was not written|is written twice|is written, must be one of"),
     "output-filled": re.compile(r"must be filled wholly"),
     "past-end": re.compile(r"was written past its end"),

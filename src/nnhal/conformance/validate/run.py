@@ -1,5 +1,6 @@
 """Runs the checks on a driver, in processes that it may end, each check after those that it needs."""
 
+import re
 import shlex
 from collections import defaultdict
 from collections.abc import Generator, Sequence
@@ -27,12 +28,14 @@ class Validation(Subject, frozen=True):
     """The checks to run. draws: of each cell. sample: the share of the checks of operations, by a hash of both names.
 
     only: CHECK, CHECK/OPERATION, or /OPERATION; empty for all. `cache` selects all whose names begin with `cache-`.
+    names: a regular expression, only checks whose CHECK/OPERATION it finds, or CHECK for the driver as a whole.
     """
 
     only: tuple[str, ...] = ()
     seed: int = 0
     draws: int = DRAWS
     sample: float = 1.0
+    names: str = ""
 
     def __post_init__(self) -> None:
         """Raise InvalidArgument for an unknown check or an impossible number."""
@@ -59,7 +62,9 @@ class Validation(Subject, frozen=True):
     def takes(self, check: str, operation: str) -> bool:
         """Whether a check of an operation is selected, and in the sample."""
         asked = not self.only or any(c in ("", check) and o in ("", operation.upper()) for c, o in self.wanted)
-        return asked and (not operation or self.sample == 1 or in_share(f"{check}/{operation}", self.sample))
+        name = f"{check}/{operation}" if operation else check
+        sampled = not operation or self.sample == 1 or in_share(name, self.sample)
+        return asked and sampled and bool(re.search(self.names, name))
 
     def needs(self, check: str, operation: str) -> set[str]:
         """Return the checks of the operation that run before this one: those that it needs and that are selected."""

@@ -4,7 +4,7 @@ TEXTS = "works on texts or lists of them, for which NNAPI has no type"
 LISTS = "works on sequences, maps or optional values, for which NNAPI has no type"
 DRAWS = "draws random numbers from another generator than NNAPI's only random operation"
 TRAINS = "is for training, which NNAPI does not support"
-COUNTED = "has an output whose size depends on values, which no operation of NNAPI computes"
+COUNTED = "has an output whose size depends on values, which NNAPI does not support"
 SPECTRA = "computes with complex numbers, for which NNAPI has neither type nor operation"
 BITS = "works on the bits of integers, for which NNAPI has no operation"
 

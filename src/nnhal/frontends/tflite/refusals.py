@@ -6,7 +6,7 @@ SIXTEEN = "is of INT16, which NNAPI supports only for states and weights of its 
 TAKE_SIXTEEN = ("LSTM", "SVDF", "UNIDIRECTIONAL_SEQUENCE_LSTM")
 DRAWS = "draws random numbers from LiteRT's generator, which NNAPI's only random operation lacks"
 DELEGATED = "belongs to another engine's delegate, which only that engine can read"
-COUNTED = "has an output whose size depends on values, which no operation of NNAPI computes"
+COUNTED = "has an output whose size depends on values, which NNAPI does not support"
 
 REFUSED = {
     "BITCAST": "reads the bits of a number as another type, which no operation of NNAPI does",

@@ -184,7 +184,7 @@ def decoded(data: bytes, where: str) -> MachineProfile:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadFile(f"{where}: is not a profile: {error}") from None
     if profile.form != FORM:
-        raise BadFile(f"{where}: form = {profile.form}, must be {FORM}: run nnhal calibrate again")
+        raise BadFile(f"{where}: format is {profile.form}, must be {FORM}: run nnhal calibrate again")
     if not 0 <= profile.made <= LATEST:
         raise BadFile(f"{where}: made = {profile.made}, must be seconds since 1970, of at most {LATEST}")
     for name, device in profile.devices.items():

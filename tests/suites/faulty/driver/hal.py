@@ -131,12 +131,12 @@ HAL_EXECUTIONS = {
     "hal-execution-fails": (ExecutionFails, "fails whatever it is asked", "runs", BOTH),
     "hal-contradicts": (
         ExecutionContradicts,
-        "says of an execution that it failed, and that it went well",
+        "reports of one execution both a failure and a success",
         "runs",
         BOTH,
     ),
-    "hal-status-nonsense": (StatusIsNone, "notifies a status that is none", "runs", BOTH),
-    "hal-nothing-written": (NothingWritten, "says that all went well, and has written nothing", "output-filled", BOTH),
+    "hal-status-nonsense": (StatusIsNone, "notifies an undefined status", "runs", BOTH),
+    "hal-nothing-written": (NothingWritten, "reports success without writing anything", "output-filled", BOTH),
     "hal-notified-early": (NotifiedBeforeDone, "notifies before it has written its outputs", "output-filled", BOTH),
     "hal-past-the-end": (PastTheEnd, "writes 16 bytes past its output's memory", "past-end", BOTH),
 }

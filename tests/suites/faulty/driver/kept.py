@@ -59,7 +59,7 @@ class FilesNonsense(Keeping):
         return 33, 0
 
 
-@of_saving("cache-files-change", "keeps another number of files each time it is asked", "cache-files", operation="")
+@of_saving("cache-files-change", "declares another number of cache files on each call", "cache-files", operation="")
 class FilesChange(Keeping):
     def __init__(self) -> None:
         self.asked = count()
@@ -68,7 +68,7 @@ class FilesChange(Keeping):
         return CacheFiles(model=1 + next(self.asked) % 2)
 
 
-@of_saving("cache-save-spoils", "what was saved computes with other constants afterwards", "cache-saved", numbers=True)
+@of_saving("cache-save-spoils", "a saved model computes with other constants afterwards", "cache-saved", numbers=True)
 class SaveSpoils(Keeping):
     class engine(KeptEngine):  # noqa: N801 (as the attribute is called)
         def save(self, files: CacheContent) -> bool:

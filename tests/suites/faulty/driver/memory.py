@@ -83,7 +83,7 @@ class TrimLosesWeights(Trimmable):
         self.constants = {index: np.zeros_like(value) for index, value in self.constants.items()}
 
 
-@fault("trim-loses-itself", "what gave memory back cannot run any more", "trimmed", (VALIDATE,))
+@fault("trim-loses-itself", "a trimmed model cannot run any more", "trimmed", (VALIDATE,))
 class TrimLosesItself(Trimmable):
     def trim(self, *, pressed: bool) -> None:
         if pressed:

@@ -15,7 +15,7 @@ VALUES = "values"
 
 @fault(
     "zero-point",
-    "QUANTIZE's zero point is one too high, which the published tolerance takes",
+    "QUANTIZE's zero point is one too high, within the tolerance of the test vectors",
     "steps",
     (VALIDATE,),
     operation="QUANTIZE",
@@ -27,7 +27,7 @@ class ZeroPoint(Arithmetic):
 
 
 @fault(
-    "rounds-down", "QUANTIZE cuts off instead of rounding, within one step", "steps", (VALIDATE,), operation="QUANTIZE"
+    "rounds-down", "QUANTIZE truncates instead of rounding, within 1 LSB", "steps", (VALIDATE,), operation="QUANTIZE"
 )
 class RoundsDown(Arithmetic):
     def quantise(self, a: Bound, x: Array) -> Array:
@@ -50,9 +50,7 @@ class Requantised(Arithmetic):
         return np.clip(steps, low, high).astype(a.out.dtype)
 
 
-@fault(
-    "one-step-high", "8-bit results are one step too high, within the bounds of their activation", "steps", (VALIDATE,)
-)
+@fault("one-step-high", "8-bit results are 1 LSB too high, within the bounds of their activation", "steps", (VALIDATE,))
 class OneStepHigh(Requantised):
     def rounded(self, steps: Array) -> Array:
         return np.rint(steps) + 1
@@ -64,13 +62,13 @@ class RequantisedDown(Requantised):
         return np.floor(steps)
 
 
-@fault("requantised-to-zero", "8-bit results are cut off instead of rounded", "steps", (VALIDATE,), operation="MUL")
+@fault("requantised-to-zero", "8-bit results are truncated instead of rounded", "steps", (VALIDATE,), operation="MUL")
 class RequantisedToZero(Requantised):
     def rounded(self, steps: Array) -> Array:
         return np.trunc(steps)
 
 
-@fault("wraps-around", "what is out of an 8-bit type's range wraps around", VALUES, operation="CONV_2D")
+@fault("wraps-around", "values outside an 8-bit type's range wrap around", VALUES, operation="CONV_2D")
 class WrapsAround(Arithmetic):
     def stored(self, value: Value, real: Array) -> Array:
         if not value.quantised:
@@ -91,7 +89,7 @@ class PaddingOtherSide(Arithmetic):
         return np.pad(x, ((0, 0), padding(a, "h")[::-1], padding(a, "w")[::-1], (0, 0)))
 
 
-@fault("border-repeated", "the border repeats the picture's edge instead of being zero", VALUES, operation="CONV_2D")
+@fault("border-repeated", "the padding repeats the picture's edge instead of being zero", VALUES, operation="CONV_2D")
 class BorderRepeated(Arithmetic):
     def padded(self, a: Bound, x: Array) -> Array:
         return np.pad(x, ((0, 0), padding(a, "h"), padding(a, "w"), (0, 0)), "edge") if x.size else super().padded(a, x)
@@ -122,7 +120,7 @@ class BiasIgnored(Arithmetic):
         return super().convolve(a, x, weights, np.zeros_like(bias))
 
 
-@fault("half-precision", "float32 is computed as float16, which the device does not say", VALUES, (VALIDATE,))
+@fault("half-precision", "float32 is computed as float16 without a declared relaxation", VALUES, (VALIDATE,))
 class HalfPrecision(Arithmetic):
     def stored(self, value: Value, real: Array) -> Array:
         return super().stored(value, real if value.quantised else real.astype(np.float16))

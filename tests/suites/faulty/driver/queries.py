@@ -35,7 +35,7 @@ class VerdictsOfText(Healthy):
         return ["yes" if verdict.ok else "no" for verdict in super().supports(model)]
 
 
-@fault("verdicts-change", "says yes and no by turns", "verdicts", (VALIDATE,))
+@fault("verdicts-change", "alternates between yes and no", "verdicts", (VALIDATE,))
 class VerdictsChange(Healthy):
     def __init__(self) -> None:
         self.asked = count()
@@ -57,13 +57,13 @@ class SupportsExits(Healthy):
         raise SystemExit(3)
 
 
-@fault("yes-and-no", "says yes and then cannot prepare", "prepares")
+@fault("yes-and-no", "supports an operation and then cannot prepare it", "prepares")
 class YesAndNo(Healthy):
     def prepare(self, model: Model, hints: Hints) -> Prepared:
         raise NotImplementedError("on the list")
 
 
-@fault("yes-to-all", "says yes to every operation, also to those that it has no kernel for", "runs", operation="SUB")
+@fault("yes-to-all", "supports every operation, also those without a kernel", "runs", operation="SUB")
 class YesToAll(Healthy):
     def supports(self, model: Model) -> Any:
         return [YES] * len(model.main.operations)
@@ -96,7 +96,7 @@ class PrepareTheSame(Healthy):
         return self.kept
 
 
-@fault("prepare-blames-options", "prepare says InvalidArgument of hints that nobody gave", "prepares")
+@fault("prepare-blames-options", "prepare raises InvalidArgument for hints that the caller did not give", "prepares")
 class PrepareBlamesOptions(Healthy):
     def prepare(self, model: Model, hints: Hints) -> Prepared:
         from nnhal.base.errors import InvalidArgument
@@ -104,13 +104,13 @@ class PrepareBlamesOptions(Healthy):
         raise InvalidArgument("the options are not to my liking")
 
 
-@fault("capabilities-negative", "states a performance below 0", "capabilities", alone=True, operation="")
+@fault("capabilities-negative", "declares a negative performance", "capabilities", alone=True, operation="")
 class CapabilitiesNegative(Healthy):
     def capabilities(self) -> Any:
         return Capabilities.uniform(-1.0)
 
 
-@fault("capabilities-nan", "states a performance that is no number", "capabilities", alone=True, operation="")
+@fault("capabilities-nan", "declares NaN as performance", "capabilities", alone=True, operation="")
 class CapabilitiesNan(Healthy):
     def capabilities(self) -> Any:
         return Capabilities.uniform(math.nan)
@@ -122,7 +122,7 @@ class CapabilitiesRaise(Healthy):
         return Capabilities.uniform(1 / 0)
 
 
-@fault("capabilities-change", "states another performance each time", "capabilities", (VALIDATE,), operation="")
+@fault("capabilities-change", "declares another performance on each call", "capabilities", (VALIDATE,), operation="")
 class CapabilitiesChange(Healthy):
     def __init__(self) -> None:
         self.asked = count(1)
@@ -131,7 +131,7 @@ class CapabilitiesChange(Healthy):
         return Capabilities.uniform(1.0 / next(self.asked))
 
 
-@fault("status-nonsense", "says 42 where it is asked what it is busy with", "status", (VALIDATE,), operation="")
+@fault("status-nonsense", "reports the status 42", "status", (VALIDATE,), operation="")
 class StatusNonsense(Healthy):
     def status(self) -> Any:
         return 42

@@ -284,27 +284,27 @@ class RunExits(Raising):
     error = SystemExit(3)
 
 
-@fault("status-of-the-caller", "says InvalidRequest of a request that is as it should be", "runs")
+@fault("status-of-the-caller", "raises InvalidRequest for a valid request", "runs")
 class StatusOfTheCaller(Raising):
     error = errors.InvalidRequest("the request is not to my liking")
 
 
-@fault("status-cancelled", "says that it was cancelled, by nobody", "runs")
+@fault("status-cancelled", "reports a cancelled execution that nobody cancelled", "runs")
 class StatusCancelled(Raising):
     error = errors.Cancelled("by nobody")
 
 
-@fault("status-missed-deadline", "says that a deadline passed that nobody set", "runs")
+@fault("status-missed-deadline", "reports a missed deadline without a deadline", "runs")
 class StatusMissedDeadline(Raising):
     error = errors.MissedDeadline("of nobody's")
 
 
-@fault("status-too-small", "says that there is too little room for an output where there is enough", "runs")
+@fault("status-too-small", "reports that a large enough output buffer is too small", "runs")
 class StatusTooSmall(Raising):
     error = errors.OutputInsufficientSize("it is never enough", [(99,)])
 
 
-@fault("status-none", "gives up with an error and says nothing of it", "output-once")
+@fault("status-none", "fails without reporting the error", "output-once")
 class StatusNone(Engine):
     def run(self, request: Request, control: Control) -> Timing | None:
         with contextlib.suppress(RuntimeError):
@@ -312,7 +312,7 @@ class StatusNone(Engine):
         return None
 
 
-@fault("impossible-timing", "says that the device took longer than the driver", "timing", (VALIDATE,))
+@fault("impossible-timing", "reports a longer time on the device than in the driver", "timing", (VALIDATE,))
 class ImpossibleTiming(Engine):
     def run(self, request: Request, control: Control) -> Timing | None:
         super().run(request, control)
@@ -324,7 +324,7 @@ class ImpossibleTiming(Engine):
 
 @fault(
     "notifies-twice",
-    "tells the end of an execution in the background twice",
+    "notifies the end of a background execution twice",
     "callback",
     way="callback",
 )
@@ -339,7 +339,7 @@ class NotifiesTwice(Engine):
 
 @fault(
     "never-notifies",
-    "never tells the end of an execution",
+    "never notifies the end of an execution",
     "callback",
     way="callback",
     survives=False,

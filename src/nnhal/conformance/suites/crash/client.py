@@ -52,7 +52,7 @@ class Orders(Record, frozen=True):
 
 
 class Report(Record, frozen=True):
-    """The results of a client's steps."""
+    """The results of a client's work."""
 
     right: int = 0
     refused: int = 0
@@ -81,7 +81,7 @@ class _Client:
         self.report = Report()
 
     def run(self) -> None:
-        """Work until all threads have made their steps."""
+        """Work until all threads have finished their work."""
         several = [threading.Thread(target=self._work, args=(n,), daemon=True) for n in range(len(self._taken))]
         for thread in several:
             thread.start()

@@ -86,7 +86,7 @@ class Client:
             pass
         if line.startswith("{"):
             report = Report(**json.loads(line))
-            raise CaseFailed(f"a client cannot work: {report.errors[0] if report.errors else 'it made no steps'}")
+            raise CaseFailed(f"a client cannot work: {report.errors[0] if report.errors else 'it did nothing'}")
         if self._process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(1)
@@ -127,7 +127,7 @@ class Client:
     def _problem(self, line: str, seconds: float) -> str:
         if line.startswith("{"):
             report = Report(**json.loads(line))
-            return short(next(iter((*report.errors, *report.wrong)), "it made no steps"))
+            return short(next(iter((*report.errors, *report.wrong)), "it did nothing"))
         if self._process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(1)
@@ -145,7 +145,7 @@ def held(pid: int) -> dict[str, int]:
 
 
 def ended(pid: int, seconds: float) -> bool:
-    """Wait for the end of a process that is no child of this one; return whether it ended. Kill it if it did not."""
+    """Wait for the end of a process that this one did not start; return whether it ended. Kill it if it did not."""
     try:
         watch = os.pidfd_open(pid)
     except ProcessLookupError:

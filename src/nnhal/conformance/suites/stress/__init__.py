@@ -379,7 +379,7 @@ def _once(context: Context, one: Job, way: str, stack: ExitStack) -> Callable[[]
 
 
 def _endurance(context: Context) -> Found:
-    """Execute several models in every way in turn, prepare others meanwhile, and compare each result."""
+    """Execute several models alternately in every way, prepare others meanwhile, and compare each result."""
     device, seed = context.device, context.run.seed
     jobs = []
     for number, kind in enumerate((*KINDS, *KINDS)):

@@ -1,4 +1,4 @@
-"""Whether the latency of executions drifts upwards, beside a computation of the suite's own that does not."""
+"""Whether the latency of executions drifts upwards, beside a computation of the suite that does not."""
 
 import time
 from collections.abc import Callable, Sequence

@@ -273,7 +273,7 @@ def _connected(d: _Drawing, x: Tensor) -> Tensor | None:
 
 
 def _float_only(rule: Rule) -> Rule:
-    """Their quantised outputs have scales of their own, which no other rule could read."""
+    """Their quantised outputs have other scales, which no other rule could read."""
     return lambda d, x: rule(d, x) if d.kind == FLOAT else None
 
 

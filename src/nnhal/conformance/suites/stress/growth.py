@@ -1,4 +1,4 @@
-"""What a process holds, and whether that grows with the executions: a slope, confirmed by longer runs."""
+"""The resources of a process, and whether that grows with the executions: a slope, confirmed by longer runs."""
 
 import gc
 import os
@@ -27,7 +27,7 @@ MEMORY = "resident memory", "address space"
 
 
 class Growth(NamedTuple):
-    """What grew. each: bytes, or a number, per execution."""
+    """The growth of a resource. each: bytes, or a number, per execution."""
 
     what: str
     each: float
@@ -61,7 +61,7 @@ def grows(values: Sequence[float], block: int, *, memory: bool) -> float:
     each = slope(values) / block
     least = LEAK if memory else LEAST_COUNT
     steps = [after - before for before, after in pairwise(values)]
-    # The allocator takes memory in large steps, so that not each block of a leak shows in it.
+    # The allocator takes memory in large blocks, so that not each block of a leak shows in it.
     steady = sum(step >= least * block / 2 for step in steps) >= STEADY * len(steps)
     enough = values[-1] - values[0] >= (LEAST_BYTES if memory else len(steps))
     return each if each >= least and steady and enough else 0.0

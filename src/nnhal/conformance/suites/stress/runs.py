@@ -21,7 +21,7 @@ from nnhal.hal.request import UNLIMITED, Control
 from nnhal.ipc.client.process import ResilientPrepared
 
 SETS = 4  # of inputs for each graph
-DRAWS = 8  # of graphs, to find one whose results tell its inputs apart
+DRAWS = 8  # of graphs, to find one whose results differ by input
 PLAIN = Hints(threads=1)
 OFTEN = 1e-5  # seconds between switches of threads
 WATCH = 0.1  # seconds between looks at the threads' progress
@@ -79,7 +79,7 @@ def job(context: Context, kind: str, seed: Sequence[int], length: int) -> Job:
         wanted = alone(context, graph, inputs)
         if all(difference(wanted[n], wanted[n - 1]) for n in range(SETS)):
             return Job(graph, inputs, wanted)
-    raise NotApplicable(f"none of {DRAWS} graphs of supported operations has results that tell its inputs apart")
+    raise NotApplicable(f"none of {DRAWS} graphs of supported operations has results that differ by input")
 
 
 def any_job(context: Context, seed: int, length: int) -> Job:
@@ -106,7 +106,7 @@ def alone(context: Context, graph: Graph, inputs: Sequence[Sequence[Array]]) -> 
 
 
 class _Beats:
-    """The progress of threads, each of which notes its own steps."""
+    """The progress of threads, each of which notes its rounds."""
 
     def __init__(self, count: int) -> None:
         self.counts, self.alive = [0] * count, [True] * count
@@ -114,17 +114,17 @@ class _Beats:
         self.ending = threading.Event()
 
     def moved(self, before: Sequence[int]) -> bool:
-        """Whether each running thread has made a step since."""
+        """Whether each running thread has finished a round since."""
         return all(now > then or not alive for now, then, alive in zip(self.counts, before, self.alive, strict=True))
 
 
 def at_once(context: Context, stage: str, works: Sequence[Callable[[], Iterator[None]]]) -> None:
     """Run generators in a thread each; raise the first error of one.
 
-    Each yields after a step. A thread that makes none within the time limit hangs, whatever the others do.
+    Each yields after a round. A thread that finishes none within the time limit hangs, whatever the others do.
 
     Args:
-        context: of the case; it receives the stage again whenever all threads have made a step.
+        context: of the case; it receives the stage again whenever all threads have finished a round.
         stage: the driver's call in the threads.
         works: the generators.
     """

@@ -1,4 +1,4 @@
-"""Entries of recurrent operations: ONNX Runtime's LSTM, GRU and RNN if they mean the same, otherwise unrolled steps."""
+"""Entries of recurrent operations: ONNX Runtime's LSTM, GRU and RNN if they mean the same, otherwise unrolled time steps."""
 
 from typing import Any
 

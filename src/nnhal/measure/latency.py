@@ -1,4 +1,4 @@
-"""Latency: how long loading, preparing, the first run and the steady state take; pairs of two runners, interleaved."""
+"""Latency of loading, compilation, the first inference and the steady state; interleaved pairs of two runners."""
 
 import itertools
 import random
@@ -11,16 +11,21 @@ import numpy as np
 from nnhal.base.records import Record
 
 Runner = Callable[[], object]
-LEAST = 10  # calls, however long they take
+LEAST = 10  # minimum number of calls
 BOOTSTRAPS = 2000
 BINS = 24
 BARS = " ▁▂▃▄▅▆▇█"
 
 
 class Latency(Record, frozen=True):
-    """Durations in nanoseconds: of reading the model, of preparing it, of the first run, of each run after the warm-up.
+    """Durations in nanoseconds.
 
-    wall: of all those runs together, several at once or one after the other.
+    Attributes:
+        load: Reading the model.
+        compile: Compiling it.
+        first: The first inference.
+        runs: Each inference after the warm-up.
+        wall: The wall-clock time of all `runs`, in one stream or several.
     """
 
     load: int
@@ -31,16 +36,16 @@ class Latency(Record, frozen=True):
 
     @property
     def throughput(self) -> float:
-        """Runs in a second."""
+        """Inferences per second."""
         return len(self.runs) / (self.wall / 1e9)
 
     def quantile(self, q: float) -> float:
-        """The q-quantile of the steady runs, in nanoseconds."""
+        """Returns the quantile `q` (0 to 1) of the inferences after the warm-up, in nanoseconds."""
         return float(np.quantile(self.runs, q))
 
 
 class Ratio(Record, frozen=True):
-    """Median of paired ratios with its 95 % bootstrap interval."""
+    """The median of paired ratios with its 95 % bootstrap interval."""
 
     median: float
     low: float
@@ -51,16 +56,23 @@ class Ratio(Record, frozen=True):
 
 
 def timed(run: Runner) -> int:
-    """Duration of one call in nanoseconds."""
+    """Returns the duration of one call in nanoseconds."""
     start = time.perf_counter_ns()
     run()
     return time.perf_counter_ns() - start
 
 
 def steady(run: Runner, seconds: float, iterations: int = 0, streams: int = 1) -> tuple[tuple[int, ...], int]:
-    """Durations of calls, and of all together. iterations: so many calls; 0 for as many as `seconds` last, at least 10.
+    """Calls a runner again and again, and measures each call.
 
-    streams: threads that call, each as soon as its call before has come back. What one raises, this raises.
+    Args:
+        run: The runner; an exception that it raises ends the measurement.
+        seconds: How long to measure, with at least 10 calls. Ignored if `iterations` is given.
+        iterations: The number of calls; 0 to measure for `seconds`.
+        streams: The number of threads that call at once.
+
+    Returns:
+        The duration of each call, and the wall-clock time of all, in nanoseconds.
     """
     count = itertools.count()
     start = time.perf_counter_ns()
@@ -85,9 +97,17 @@ def steady(run: Runner, seconds: float, iterations: int = 0, streams: int = 1) -
 
 
 def interleaved(one: Runner, other: Runner, pairs: int, inner: int = 1, seed: int = 0) -> list[tuple[float, float]]:
-    """Durations in nanoseconds of `one` and `other` in turn, the first of each pair drawn by chance.
+    """Measures two runners alternately; chance decides which is first in a pair.
 
-    inner: how many calls make one duration, for calls too short for the clock; durations are of one call.
+    Args:
+        one: The first runner.
+        other: The second runner.
+        pairs: The number of pairs.
+        inner: The number of calls in one measurement, for calls that are too short for the clock.
+        seed: The seed of the order.
+
+    Returns:
+        The duration of one call of each runner in nanoseconds, for each pair.
     """
     order = random.Random(seed)
     result = []
@@ -104,7 +124,7 @@ def interleaved(one: Runner, other: Runner, pairs: int, inner: int = 1, seed: in
 
 
 def ratio(pairs: Sequence[tuple[float, float]], seed: int = 0) -> Ratio:
-    """Median ratio of the first to the second of each pair, with a bootstrap interval of 95 %."""
+    """Returns the median ratio of the first to the second of each pair, with a bootstrap interval drawn by `seed`."""
     ratios = np.array([a / b for a, b in pairs])
     generator = np.random.default_rng(seed)
     medians = np.median(generator.choice(ratios, (BOOTSTRAPS, ratios.size)), axis=1)
@@ -113,7 +133,7 @@ def ratio(pairs: Sequence[tuple[float, float]], seed: int = 0) -> Ratio:
 
 
 def histogram(runs: Sequence[float]) -> str:
-    """A histogram in one line of the terminal, from the least to the 99th percentile."""
+    """Draws a histogram in one line of the terminal, from the minimum to p99."""
     low, high = min(runs), float(np.quantile(runs, 0.99))
     counts, _ = np.histogram(np.clip(runs, low, high), BINS, (low, high if high > low else low + 1))
     peak = int(counts.max())

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from nnhal.bench import latency
-from nnhal.bench.latency import Latency, Ratio, histogram, interleaved, ratio, steady, timed
+from nnhal.measure import latency
+from nnhal.measure.latency import Latency, Ratio, histogram, interleaved, ratio, steady, timed
 
 SECOND = 1_000_000_000
 

@@ -1,4 +1,4 @@
-"""Engines called directly, without nnhal, to compare with: each as its users call it, with its best correct settings."""
+"""Engines called directly, without nnhal, for comparison; each has its fastest settings that give correct results."""
 
 import time
 from abc import ABC, abstractmethod
@@ -17,22 +17,27 @@ from nnhal.frontends.python import Builder
 
 
 class Peer(ABC):
-    """An engine on a model. load_ns, compile_ns: what reading and preparing it took; shapes: of its inputs."""
+    """An engine with a model.
+
+    Attributes:
+        load_ns: The time of reading the model, in nanoseconds.
+        compile_ns: The time of preparing it, in nanoseconds.
+    """
 
     load_ns = compile_ns = 0
 
     @property
     @abstractmethod
     def shapes(self) -> list[list[int]]:
-        """The shapes of the inputs now; -1 for a dimension that is open."""
+        """The shapes of the inputs; -1 for an open dimension."""
 
     @abstractmethod
     def resize(self, shapes: Sequence[Sequence[int]]) -> None:
-        """Give the inputs other shapes."""
+        """Sets the shapes of the inputs."""
 
     @abstractmethod
     def __call__(self, inputs: Sequence[Array]) -> list[Array]:
-        """Set the inputs, run, get the outputs."""
+        """Sets the inputs, runs, and returns the outputs."""
 
 
 @cache
@@ -78,7 +83,7 @@ class LiteRT(Peer):
         self._engine.allocate_tensors()
 
     def reset(self) -> None:
-        """Variable tensors and resource variables as at first."""
+        """Resets variable tensors and resource variables."""
         self._engine.reset_all_variables()
 
     def __call__(self, inputs: Sequence[Array]) -> list[Array]:
@@ -168,7 +173,7 @@ class ONNXRuntimePeer(Peer):
         return self._shapes
 
     def resize(self, shapes: Sequence[Sequence[int]]) -> None:
-        """As of `Peer`: a session takes what its open dimensions allow."""
+        """As of `Peer`: a session accepts what its open dimensions allow."""
         self._shapes, self._bound = [list(shape) for shape in shapes], None
 
     def _run(self, inputs: Sequence[Array]) -> list[Array]:
@@ -186,12 +191,12 @@ class ONNXRuntimePeer(Peer):
             self._bound.bind_output(name, "cpu", 0, y.dtype, y.shape, y.ctypes.data)
         try:
             self._session.run_with_iobinding(self._bound)
-        except RuntimeError:  # its outputs have another rank than the file says, which binding does not allow
+        except RuntimeError:  # binding fails if outputs have another rank than the file declares
             self._bound, self._binds = None, False
         return found
 
     def __call__(self, inputs: Sequence[Array]) -> list[Array]:
-        """As of `Peer`. What the first run gave says how large outputs are: models whose outputs differ are not for this."""
+        """As of `Peer`. Every run must have the output shapes of the first one."""
         if self._bound is None:
             return self._bind(inputs) if self._binds else self._run(inputs)
         for mine, array in zip(self._ins, inputs, strict=True):
@@ -210,7 +215,7 @@ PEERS = tuple(KINDS)
 
 @contextmanager
 def needed(name: str, package: str) -> Iterator[None]:
-    """DeviceUnavailable with what to install where importing an engine fails."""
+    """Raises DeviceUnavailable with the package to install if the import of an engine fails."""
     try:
         yield
     except ImportError:
@@ -218,7 +223,18 @@ def needed(name: str, package: str) -> Iterator[None]:
 
 
 def peer(name: str, source: Path | bytes, threads: int) -> Peer:
-    """A peer engine by name, on a model file or its bytes; BadFile where it does not read such files."""
+    """Opens a model in an engine.
+
+    Args:
+        name: One of `PEERS`.
+        source: The model's file or its bytes.
+        threads: The number of threads.
+
+    Raises:
+        InvalidArgument: The name is unknown.
+        BadFile: The engine cannot read the model.
+        DeviceUnavailable: The engine is not installed.
+    """
     if name not in KINDS:
         raise InvalidArgument(f"peer is {name!r}, must be one of {', '.join(PEERS)}")
     return KINDS[name](source, threads)

@@ -7,8 +7,8 @@ import pytest
 
 import nnhal
 from nnhal.base.errors import BadFile, DeviceUnavailable, InvalidArgument
-from nnhal.bench import peers
-from nnhal.bench.peers import peer
+from nnhal.measure import peers
+from nnhal.measure.peers import peer
 from nnhal.zoo import maker
 
 litert = pytest.importorskip("ai_edge_litert.interpreter")

@@ -1,4 +1,4 @@
-"""Inputs for the `.onnx` models of the zoo: pictures, sounds and numbers like those they were made for."""
+"""Inputs for the `.onnx` models of the zoo: pictures, sounds and numbers of the kind that each model expects."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,17 @@ RATES = {"sr": 16000}  # inputs that are a setting
 
 
 def inputs_of(name: str, specs: Mapping[str, Any], number: int, progress: Progress | None = None) -> dict[str, Array]:
-    """Inputs of a model by name. specs: shape and type of each. number: which of several."""
+    """Makes inputs for a model of the zoo.
+
+    Args:
+        name: The model's name.
+        specs: Each input's shape and type, by name.
+        number: The number of the input set; it seeds the values.
+        progress: Called with texts during a download.
+
+    Returns:
+        The inputs by name.
+    """
     kind, rng = zoo.entry(name).kind, np.random.default_rng((number, len(name)))
     given = {}
     for each, spec in specs.items():
@@ -32,7 +42,16 @@ def inputs_of(name: str, specs: Mapping[str, Any], number: int, progress: Progre
 
 
 def picture(shape: tuple[int, ...], number: int, progress: Progress | None) -> Array:
-    """The zoo's picture from -1 to 1 with lines of text on it, as it is, mirrored, or darker, [batch, channels, h, w]."""
+    """Returns the zoo's picture with lines of text: mirrored or darker by `number`.
+
+    Args:
+        shape: [batch, channels, height, width].
+        number: The number of the input set.
+        progress: Called with texts during a download.
+
+    Returns:
+        float32 from -1 to 1.
+    """
     from PIL import Image, ImageDraw
 
     batch, channels, height, width = shape
@@ -49,7 +68,7 @@ def picture(shape: tuple[int, ...], number: int, progress: Progress | None) -> A
 
 
 def sound(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
-    """Tones with overtones that swell, over a little noise."""
+    """Returns tones with overtones that swell, over a little noise: samples at 16 kHz."""
     size = int(np.prod(shape))
     time = np.arange(size) / 16000
     base = rng.uniform(90, 300)

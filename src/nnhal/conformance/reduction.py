@@ -1,0 +1,299 @@
+"""Shrinks a failing model: to the fewest operations, outputs and inputs, then to the smallest sizes.
+
+Each candidate is a valid model. Operations are removed in halves, quarters and so on (delta debugging); operands that
+removed operations wrote become inputs. Sizes shrink wherever the same size appears, then one dimension at a time.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+
+import numpy as np
+
+from nnhal.base.codes import Lifetime
+from nnhal.base.errors import InvalidModel, NnhalError
+from nnhal.base.operands import Array, ChannelQuant, Unknown, Value
+from nnhal.base.records import Record, replace
+from nnhal.model.builder import ModelBuilder
+from nnhal.model.graph import CONSTANTS, Model, Operand, Subgraph
+from nnhal.model.parts import cut
+from nnhal.model.validate import shape_of, validate
+from nnhal.ops.schema import bind
+
+Axis = tuple[int, int]  # an operand and one of its dimensions
+
+
+class Candidate(Record, frozen=True):
+    """A model, and its inputs if the failure depends on them."""
+
+    model: Model
+    inputs: tuple[Array, ...] | None = None
+
+
+Fails = Callable[[Candidate], bool]
+Values = Callable[[Candidate], Mapping[int, Array]]  # the values of the main subgraph's operands
+
+
+class Reduction:
+    """One reduction.
+
+    Args:
+        fails: Whether a candidate still fails.
+        values: Computes the values of operands that become inputs; None if candidates have no inputs.
+        limit: The most candidates to try; None for any number.
+        seconds: The time after which no further candidate is tried; None for any time.
+        progress: Called after each candidate with the best one and the number of candidates.
+    """
+
+    def __init__(
+        self,
+        fails: Fails,
+        values: Values | None = None,
+        limit: int | None = None,
+        seconds: float | None = None,
+        progress: Callable[[Candidate, int], object] | None = None,
+    ) -> None:
+        self._fails, self._values, self._limit, self._progress = fails, values, limit, progress
+        self._end = None if seconds is None else time.monotonic() + seconds
+        self.tried = 0
+
+    def reduce(self, failing: Candidate) -> Candidate:
+        """Return the smallest failing candidate that was found; `failing` itself if no smaller one fails."""
+        best = failing
+        while not self._spent:
+            before = best
+            best = self._fewer_operations(best)
+            best = self._fewer_outputs(best)
+            best = self._smaller(best)
+            if best is before:
+                break
+        return best
+
+    @property
+    def _spent(self) -> bool:
+        late = self._end is not None and time.monotonic() >= self._end
+        return late or (self._limit is not None and self.tried >= self._limit)
+
+    def _try(self, best: Candidate, made: Candidate | None) -> Candidate | None:
+        """Return a candidate that is valid and fails; None for another one."""
+        if made is None or self._spent:
+            return None
+        try:
+            validate(made.model)
+        except NnhalError:
+            return None
+        self.tried += 1
+        found = made if self._fails(made) else None
+        if self._progress is not None:
+            self._progress(found or best, self.tried)
+        return found
+
+    def _fewer_operations(self, best: Candidate) -> Candidate:
+        size = len(best.model.main.operations)
+        step = max(1, size // 2)
+        while step and not self._spent:
+            start, removed = 0, False
+            while start < len(best.model.main.operations) and not self._spent:
+                count = len(best.model.main.operations)
+                left = [n for n in range(count) if not start <= n < start + step]
+                found = self._try(best, self._only(best, left)) if left else None
+                if found is not None:
+                    best, removed = found, True
+                else:
+                    start += step
+            step = step if removed and step == 1 and len(best.model.main.operations) > 1 else step // 2
+        return best
+
+    def _only(self, best: Candidate, operations: list[int]) -> Candidate | None:
+        """Return the candidate with these operations."""
+        part = cut(best.model, operations)
+        if best.inputs is None or self._values is None:
+            return Candidate(without_unused(part.model), best.inputs)
+        given = dict(zip(best.model.main.inputs, best.inputs, strict=True))
+        missing = [i for i in part.inputs if i not in given]
+        if missing:
+            values = self._values(best)
+            if any(i not in values for i in missing):
+                return None
+            given.update({i: values[i] for i in missing})
+        return Candidate(without_unused(part.model), tuple(given[i] for i in part.inputs))
+
+    def _fewer_outputs(self, best: Candidate) -> Candidate:
+        for operand in reversed(best.model.main.outputs):
+            main = best.model.main
+            if len(main.outputs) == 1 or self._spent:
+                break
+            operands = list(main.operands)
+            operands[operand] = replace(operands[operand], lifetime=Lifetime.TEMPORARY_VARIABLE)
+            outputs = tuple(i for i in main.outputs if i != operand)
+            graph = replace(main, operands=tuple(operands), outputs=outputs)
+            found = self._try(best, Candidate(_fresh(best.model, graph), best.inputs))
+            best = found or best
+        return best
+
+    def _smaller(self, best: Candidate) -> Candidate:
+        for size in sorted({s for _, s in sizes_of(best.model)}, reverse=True):
+            for smaller in _below(size):
+                found = None
+                for inside in (False, True):
+                    axes = {axis: smaller for axis, s in sizes_of(best.model) if s == size}
+                    if axes and found is None:
+                        found = self._try(best, resized(best, axes, {size: smaller} if inside else {}))
+                if found is not None:
+                    best = found
+                    break
+        for axis, _ in list(sizes_of(best.model)):
+            now = dict(sizes_of(best.model)).get(axis, 1)
+            for smaller in _below(now):
+                if self._spent:
+                    break
+                found = self._try(best, resized(best, {axis: smaller}, {}))
+                if found is not None:
+                    best = found
+                    break
+        return best
+
+
+def _below(size: int) -> list[int]:
+    return [n for n in dict.fromkeys((1, 2, size // 4, size // 2, size * 3 // 4, size - 1)) if 0 < n < size]
+
+
+def _fresh(model: Model, graph: Subgraph) -> Model:
+    """Return the model with another main subgraph, without states and names of what is gone."""
+    return Model(graph, model.referenced, model.values, model.pools, model.relaxed, model.extensions, (), model.name)
+
+
+def sizes_of(model: Model) -> list[tuple[Axis, int]]:
+    """Return the dimensions above 1 of inputs and of constant tensors, with their sizes."""
+    found = []
+    for index, operand in enumerate(model.main.operands):
+        if operand.lifetime in CONSTANTS or operand.lifetime == Lifetime.SUBGRAPH_INPUT:
+            found += [((index, axis), size) for axis, size in enumerate(operand.dimensions) if size > 1]
+    return found
+
+
+def resized(best: Candidate, axes: Mapping[Axis, int], inside: Mapping[int, int]) -> Candidate | None:
+    """Return the candidate with other sizes; None if the operations cannot have them.
+
+    axes: the new sizes of dimensions of inputs and constants; elements at the end are cut off. inside: replacements of
+    32-bit integer constants, scalars too, which may hold sizes.
+    """
+    model, main = best.model, best.model.main
+    if model.referenced:
+        return None
+    shapes = [
+        tuple(axes.get((index, axis), size) for axis, size in enumerate(operand.dimensions))
+        for index, operand in enumerate(main.operands)
+    ]
+    written = {i for operation in main.operations for i in operation.outputs}
+    operands = [_resized_operand(model, o, shape, inside) for o, shape in zip(main.operands, shapes, strict=True)]
+    values = [
+        replace(v, shape=None) if v is not None and index in written else v for index, (_, v) in enumerate(operands)
+    ]
+    try:
+        _infer(model, values)
+    except (NnhalError, Unknown, ValueError):
+        return None
+    b = ModelBuilder(model.name)
+    for index, (operand, value) in enumerate(operands):
+        now = values[index]
+        if value is None or now is None:
+            b.no_value(operand.type)
+        elif value.data is not None:
+            b.constant(value.type, value.data, value.scale, value.zero_point, channel=value.channel, name=operand.name)
+        else:
+            dims = tuple(d or 0 for d in now.shape or ())
+            b.operand(value.type, dims, value.scale, value.zero_point, channel=value.channel, name=operand.name)
+    for operation in main.operations:
+        b.operation(operation.type, operation.inputs, operation.outputs, operation.name)
+    made = b.finish(main.inputs, main.outputs, relaxed=model.relaxed, extensions=model.extensions)
+    if best.inputs is None:
+        return Candidate(made)
+    arrays = zip(main.inputs, best.inputs, strict=True)
+    return Candidate(made, tuple(_part(x, shapes[i]) for i, x in arrays))
+
+
+def _part(array: Array, shape: tuple[int, ...]) -> Array:
+    """Return the elements of an array within a shape."""
+    return np.ascontiguousarray(array[tuple(slice(0, size or None) for size in shape)]) if shape else array
+
+
+def _resized_operand(
+    model: Model, operand: Operand, shape: tuple[int, ...], inside: Mapping[int, int]
+) -> tuple[Operand, Value | None]:
+    """Return an operand with its value of another shape; None for an omitted one."""
+    if operand.lifetime == Lifetime.NO_VALUE:
+        return operand, None
+    channel, data = operand.channel, None
+    if channel is not None and channel.axis < len(shape):
+        channel = ChannelQuant(channel.scales[: shape[channel.axis]], channel.axis)
+    if operand.lifetime in CONSTANTS:
+        data = _part(model.constant(operand), shape)
+        for old, new in inside.items() if data.dtype == np.int32 else ():
+            data = np.where(data == old, np.int32(new), data).astype(np.int32)
+    known = shape_of(replace(operand, dimensions=shape))
+    return operand, Value(operand.type, known, operand.scale, operand.zero_point, channel, data)
+
+
+def _infer(model: Model, values: list[Value | None]) -> None:
+    """Set the shapes of all results; raise InvalidModel if an operation cannot have those of its inputs."""
+    bounds = validate(model).subgraphs[0].operations
+    for operation, bound in zip(model.main.operations, bounds, strict=True):
+        if bound is None:
+            raise InvalidModel("an operation has no record")
+        outs = [values[i] for i in operation.outputs]
+        a = bind(bound.op, [values[i] for i in operation.inputs], outs, bound.name)
+        for i, value, shape in zip(operation.outputs, outs, a.shapes, strict=True):
+            values[i] = None if value is None else replace(value, shape=shape)
+
+
+def without_unused(model: Model) -> Model:
+    """Remove operands of the main subgraph that nothing reads or writes, and subgraphs that nothing calls."""
+    main = model.main
+    used = {i for o in main.operations for i in (*o.inputs, *o.outputs)} | {*main.inputs, *main.outputs}
+    left = [i for i in range(len(main.operands)) if i in used]
+    if len(left) == len(main.operands) and (model.referenced == () or _called(model)):
+        return model
+    place = {old: new for new, old in enumerate(left)}
+
+    def there(indices: Collection[int]) -> tuple[int, ...]:
+        return tuple(place[i] for i in indices)
+
+    operations = [replace(o, inputs=there(o.inputs), outputs=there(o.outputs)) for o in main.operations]
+    operands = tuple(main.operands[i] for i in left)
+    graph = Subgraph(operands, tuple(operations), there(main.inputs), there(main.outputs))
+    made = replace(_fresh(model, graph), states=model.states)
+    return made if _called(made) else replace(made, referenced=())
+
+
+def _called(model: Model) -> bool:
+    return any(o.lifetime == Lifetime.SUBGRAPH for o in model.main.operands)
+
+
+def python_of(model: Model, path: str, inputs: str, device: str) -> str:
+    """Return a Python program that runs a model file on a device and on the reference.
+
+    path: the model file. inputs: an .npz file with `input_0` and so on. device: a name, or the path of a driver.
+    """
+    count = len(model.main.inputs)
+    return (
+        f'"""Runs {len(model.main.operations)} operations on {device} and on the reference, and compares."""\n\n'
+        "from pathlib import Path\n\nimport numpy as np\n\nimport nnhal\n\n"
+        "here = Path(__file__).parent\n"
+        f"model = nnhal.load(here / {path!r})\n"
+        f"arrays = np.load(here / {inputs!r})\n"
+        f'inputs = [arrays[f"input_{{n}}"] for n in range({count})]\n\n\n'
+        "def run(device):\n"
+        "    made = nnhal.compile(model, devices=[device])(*inputs)\n"
+        "    return made if isinstance(made, tuple) else (made,)\n\n\n"
+        f'for number, (actual, wanted) in enumerate(zip(run({device!r}), run("reference"))):\n'
+        '    off = np.abs(actual.astype("f8") - wanted.astype("f8")).max(initial=0)\n'
+        '    print(f"output {number}: off by at most {off:g}")\n'
+    )
+
+
+def names_of(model: Model) -> Iterator[str]:
+    """Yield the operations' names, in order."""
+    for bound in validate(model).subgraphs[0].operations:
+        with suppress(AttributeError):
+            yield bound.op.name  # type: ignore[union-attr]

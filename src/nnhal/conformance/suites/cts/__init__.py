@@ -1,0 +1,41 @@
+"""Suite `cts`: the driver behind the runtime, as an application uses it.
+
+Each module has some areas. The expected results are those of the reference, or numpy's.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from nnhal.conformance.suites.cts import (  # noqa: F401 (each registers its areas)
+    caching,
+    extensions,
+    flow,
+    introspection,
+    memories,
+    partitions,
+    running,
+    selection,
+    shapes,
+    threads,
+)
+from nnhal.conformance.suites.cts.area import AREAS, Trial, cases_of
+from nnhal.conformance.suites.suite import Case, Context, Suite, SuiteRun
+
+
+class Cts(Suite):
+    """The suite."""
+
+    name = "cts"
+    summary = "the driver behind the runtime: selection, partitions, memory, control flow, threads, deadlines"
+    bundle = 24
+
+    def cases(self, run: SuiteRun) -> Iterable[Case]:
+        return cases_of(self.name, run.scale)
+
+    def run(self, case: Case, context: Context) -> Mapping[str, Any] | None:
+        trial = Trial(case, context)
+        with trial.held:
+            return AREAS[case.arguments[0]].check(trial)
+
+
+SUITE = Cts()

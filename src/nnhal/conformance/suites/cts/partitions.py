@@ -1,0 +1,270 @@
+"""Graphs of several operations: on the device alone, beside partial devices, and beside devices that fail or lie."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+import nnhal
+from nnhal.base.operands import Array
+from nnhal.conformance.suites.cts.area import ENOUGH, Trial, area, listed
+from nnhal.conformance.suites.cts.graphs import KINDS, Graph, drawn
+from nnhal.conformance.suites.cts.neighbours import HARMLESS, PREPARING, RUNNING, Partial, faulty
+from nnhal.conformance.suites.suite import CaseFailed, NotApplicable, NotSupported
+from nnhal.hal.device import Device
+from nnhal.runtime import discovery
+
+MOST = 24  # operations of a graph
+DRAWS = 12  # graphs until the device supports one
+PROBES = 4  # graphs of one operation until the device supports one
+
+_kinds: "WeakKeyDictionary[Device, list[str]]" = WeakKeyDictionary()
+
+
+def kinds_of(trial: Trial) -> list[str]:
+    """Return the kinds of operations that the device supports, each found with a few graphs of one operation."""
+    if trial.device not in _kinds:
+        found = []
+        for n, kind in enumerate(sorted(KINDS)):
+            rng = np.random.default_rng([trial.run.seed, n])
+            for _ in range(PROBES):
+                graph = drawn(rng, 2, ["QUANTIZE", kind] if kind in ("DEQUANTIZE", "ADD/quant8") else [kind])
+                has = graph is not None and any(node.kind == kind.removesuffix("/int32") for node in graph.nodes)
+                if graph is not None and has and not _refused(trial, graph):
+                    found.append(kind)
+                    break
+        _kinds[trial.device] = found
+    if not _kinds[trial.device]:
+        raise NotSupported("the device supports none of the operations of drawn graphs")
+    return _kinds[trial.device]
+
+
+def _refused(trial: Trial, graph: Graph) -> str:
+    """Return why the device rejects a graph, or "" if it supports it."""
+    try:
+        with trial.at("compile"):
+            nnhal.compile(graph.model(), devices=trial.device, fallback="forbid", cache_dir=False).close()
+    except nnhal.UnsupportedModel as why:
+        trial.idle()
+        return str(why) or "refused"
+    return ""
+
+
+def own_graph(trial: Trial, count: int | None = None, every: float = 0.2) -> tuple[Graph, nnhal.Compiled]:
+    """Return a graph that the device supports whole, compiled; NotSupported if it rejects all drawn ones."""
+    reason = "no graph fits"
+    for n in range(DRAWS):
+        size = count or int(trial.rng.integers(2, MOST))
+        graph = drawn(trial.rng, max(2, size >> n // 3), kinds_of(trial), every)
+        if graph is None:
+            continue
+        try:
+            return graph, trial.compile(graph.model(), fallback="forbid")
+        except nnhal.UnsupportedModel as why:
+            reason = str(why)
+            trial.idle()
+    raise NotSupported(reason)
+
+
+def mixed_graph(trial: Trial) -> Graph:
+    """Return a graph of any operations, those of the device more often."""
+    own = kinds_of(trial)
+    graph = drawn(trial.rng, int(trial.rng.integers(3, MOST)), [*own * (1 + len(KINDS) // len(own)), *KINDS], 0.3)
+    if graph is None:
+        raise NotApplicable("no operation fits the drawn inputs")
+    return graph
+
+
+def check(graph: Graph, inputs: Sequence[Array], actual: Sequence[Array], where: str) -> None:
+    """Raise CaseFailed unless the results of a graph are right."""
+    found = graph.problem(inputs, actual)
+    if found:
+        raise CaseFailed(f"{where}: {found}; graph: {graph}")
+
+
+def forced(trial: Trial, shares: dict[str, float]) -> Callable[[nnhal.Model, Sequence[Any]], list[str]]:
+    """Return a placement that draws a device for each operation, of those that support it. shares: by label."""
+    rng = np.random.default_rng([*trial.seed, 1])
+
+    def place(model: nnhal.Model, offers: Sequence[Any]) -> list[str]:
+        found = []
+        for n in range(len(model.main.operations)):
+            there = [each.device for each in offers if each.verdicts[n].ok and n not in each.excluded]
+            weights = np.array([shares.get(label, 0.0) for label in there])
+            found.append(str(rng.choice(there, p=weights / weights.sum())) if weights.sum() else "")
+        return found
+
+    return place
+
+
+@area("graph/whole", "graph", 60)
+def whole(trial: Trial) -> None:
+    """A graph on the device alone gives what numpy computes, again and again."""
+    graph, compiled = own_graph(trial, every=0.1)
+    first, second = graph.inputs(), graph.other_inputs()
+    for n, inputs in enumerate((first, second, first)):
+        results = trial.execute(partial(compiled, *inputs))
+        check(graph, inputs, results, f"execution {n}")
+    trial.no_fallback(compiled)
+
+
+def _burst(compiled: nnhal.Compiled, inputs: Sequence[Array]) -> Any:
+    with compiled.burst() as run:
+        run(*inputs)
+        return run(*inputs)
+
+
+def _fenced(compiled: nnhal.Compiled, inputs: Sequence[Array]) -> Any:
+    return compiled.execute_fenced(*inputs).result(ENOUGH)
+
+
+def _bound(compiled: nnhal.Compiled, inputs: Sequence[Array]) -> Any:
+    given = [np.zeros_like(x) for x in inputs]
+    run = compiled.bind(*given)
+    run()
+    for mine, x in zip(given, inputs, strict=True):
+        mine[...] = x
+    return run()
+
+
+WAYS: dict[str, Callable[[nnhal.Compiled, Sequence[Array]], Any]] = {
+    "call": lambda compiled, inputs: compiled(*inputs),
+    "burst": _burst,
+    "fenced": _fenced,
+    "submitted": lambda compiled, inputs: compiled.submit(*inputs).result(ENOUGH),
+    "bound": _bound,
+    "deadline": lambda compiled, inputs: compiled.run(*inputs, deadline=ENOUGH)[0],
+    "measured": lambda compiled, inputs: compiled.run(*inputs, measure=True)[0],
+}
+
+
+@area("graph/ways", "graph", 4, kinds=tuple(WAYS))
+def ways(trial: Trial) -> None:
+    """Every way of execution gives the results of a graph."""
+    graph, compiled = own_graph(trial)
+    for inputs in (graph.inputs(), graph.other_inputs()):
+        check(graph, inputs, trial.execute(partial(WAYS[trial.kind], compiled, inputs)), trial.kind)
+    trial.no_fallback(compiled)
+
+
+def _taken(takes: Array, operation: int) -> bool:
+    return bool(takes[operation % len(takes)])
+
+
+@area("partition/forced", "graph", 50)
+def forced_partition(trial: Trial) -> None:
+    """Operations placed at random on the device, two partial devices and the CPU give the results of the graph."""
+    graph = mixed_graph(trial)
+    share = trial.rng.random(2)
+    takes = [trial.rng.random(4 * MOST) < each for each in share]
+    others = [Partial(discovery.cpu(), f"partial-{n}", partial(_taken, mine)) for n, mine in enumerate(takes)]
+    ends = [] if trial.name == discovery.CPU else [discovery.cpu()]
+    shares = {trial.label: 3.0, others[0].name: 1.0, others[1].name: 1.0, discovery.CPU: 1.0}
+    compiled = trial.compile(
+        graph.model(),
+        devices=[trial.device, *others, *ends],
+        fallback="forbid" if ends else "allow",
+        placement=forced(trial, shares),
+    )
+    counts = compiled.placement.devices()
+    if trial.label not in counts:
+        raise NotSupported("the device supports no operation of the graph")
+    names = [name for name in WAYS if name != "fenced"]
+    for inputs in (graph.inputs(), graph.other_inputs()):
+        name = str(trial.rng.choice(names))
+        results = trial.execute(partial(WAYS[name], compiled, inputs))
+        check(graph, inputs, results, f"{name}, {compiled.placement.summary()}")
+    trial.no_fallback(compiled)
+
+
+@area("partition/declared", "graph", 15)
+def declared(trial: Trial) -> None:
+    """The placement by declared performance gives right results beside the CPU; so does one device for all."""
+    graph = mixed_graph(trial)
+    beside = [trial.device] if trial.name == discovery.CPU else [trial.device, discovery.cpu()]
+    strategy: Any = "stated" if trial.number % 2 else None
+    compiled = trial.compile(graph.model(), devices=beside, fallback="allow", placement=strategy)
+    for inputs in (graph.inputs(), graph.other_inputs()):
+        results = trial.execute(partial(compiled, *inputs))
+        check(graph, inputs, results, compiled.placement.summary())
+    trial.no_fallback(compiled)
+
+
+def _beside(trial: Trial, graph: Graph, other: Device, fallback: Any) -> nnhal.Compiled:
+    ends = [] if trial.name == discovery.CPU else [discovery.cpu()]
+    return trial.compile(
+        graph.model(),
+        devices=[trial.device, other, *ends],
+        fallback=fallback,
+        placement=forced(trial, {trial.label: 1.0, other.name: 1.0}),
+    )
+
+
+@area("partition/beside-faulty", "graph", 2, kinds=(*PREPARING, *RUNNING))
+def beside_faulty(trial: Trial) -> None:
+    """Beside a device that fails or lies, results are right by fallback, or end in a named error; never wrong."""
+    own, _ = own_graph(trial)
+    other = faulty(discovery.cpu(), "faulty", trial.kind)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", nnhal.FallbackWarning)
+        compiled = _beside(trial, own, other, "allow")
+        for n, inputs in enumerate((own.inputs(), own.other_inputs(), own.inputs())):
+            results = trial.execute(partial(compiled, *inputs))
+            check(own, inputs, results, f"execution {n} with fallback, {compiled.placement.summary()}")
+        trial.no_fallback(compiled)
+        _named_error_or_right(trial, own, other)
+    alone = trial.compile(own.model(), fallback="forbid")
+    check(own, own.inputs(), trial.execute(lambda: alone(*own.inputs())), "the device alone afterwards")
+
+
+def _named_error_or_right(trial: Trial, graph: Graph, other: Device) -> None:
+    """Without fallback, the execution has right results, or its error names the faulty device."""
+    try:
+        compiled = _beside(trial, graph, other, "forbid")
+        results = trial.execute(lambda: compiled(*graph.inputs()))
+    except nnhal.NnhalError as error:
+        trial.idle()
+        text = str(error)
+        trial.require(
+            "faulty" in text, f"the error does not name the device that failed: {type(error).__name__}: {text}"
+        )
+    else:
+        check(graph, graph.inputs(), results, f"without fallback, {compiled.placement.summary()}")
+
+
+@area("fallback/device-fails", "graph", 2, kinds=(*PREPARING, *RUNNING))
+def device_fails(trial: Trial) -> None:
+    """If the device itself fails in this way, the CPU takes over, and the results are right."""
+    graph, _ = own_graph(trial)
+    own = faulty(trial.device, f"failing-{trial.name}", trial.kind)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", nnhal.FallbackWarning)
+        compiled = trial.compile(graph.model(), devices=own, fallback="allow")
+        for n, inputs in enumerate((graph.inputs(), graph.other_inputs())):
+            results = trial.execute(partial(compiled, *inputs))
+            check(graph, inputs, results, f"execution {n} with fallback")
+    if trial.kind in HARMLESS:
+        return
+    placement = compiled.placement
+    fell = placement.live.total + len(placement.events)
+    trial.require(fell, "the device failed, but the placement reports no fallback")
+
+
+@area("fallback/warning", "once")
+def warning(trial: Trial) -> None:
+    """By default an application that names no fallback gets an error, and with "warn" a FallbackWarning."""
+    graph, _ = own_graph(trial, 3)
+    own = faulty(trial.device, f"failing-{trial.name}", "run-fails")
+    alone = trial.compile(graph.model(), devices=own)
+    error = trial.must_raise(nnhal.OperationFailed, "a failing device", lambda: listed(alone(*graph.inputs())))
+    trial.require(f"failing-{trial.name}" in str(error), f"the error does not name the device: {error}")
+    compiled = trial.compile(graph.model(), devices=own, fallback="warn")
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        results = trial.execute(lambda: compiled(*graph.inputs()))
+    check(graph, graph.inputs(), results, "with fallback")
+    told = [each for each in found if issubclass(each.category, nnhal.FallbackWarning)]
+    trial.require(told, "no FallbackWarning is issued")

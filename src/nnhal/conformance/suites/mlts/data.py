@@ -1,0 +1,176 @@
+"""Labelled data: a user's folder of pictures or arrays, and files of an installed package for the model magika."""
+
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nnhal.base.errors import DeviceUnavailable, InvalidArgument, told
+from nnhal.base.operands import Array, Value
+from nnhal.model.metadata import Metadata, TensorMetadata
+from nnhal.ops.common import encode
+from nnhal.runtime.arguments import Spec
+
+ARRAYS = frozenset((".npy", ".npz"))
+PICTURES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".ppm", ".tif", ".tiff"))
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # by channels
+# Files of numpy by their suffix, and their place among the 214 classes of magika 1.0.3 (its config.min.json)
+MAGIKA = {".py": 143, ".h": 17, ".f90": 55, ".csv": 32, ".npy": 110, ".so": 46, ".ini": 76}
+EACH, LEAST = 6, 64  # files of a suffix; bytes of a file
+BLOCK, PART, PADDING = 4096, 1024, 256  # of magika's features
+
+
+def labelled(folder: Path, labels: str) -> tuple[list[Path], list[str]]:
+    """Return the inputs of a folder, sorted, and the label of each; no labels without a file of them.
+
+    Args:
+        folder: Pictures, .npy files, or .npz files with an array for each input.
+        labels: A file with a line `name label` for each input; the name may lack the suffix.
+
+    Raises:
+        InvalidArgument: a file or folder is missing, a line is malformed, or an input has no label.
+    """
+    if not folder.is_dir():
+        raise InvalidArgument(f"data is {str(folder)!r}, must be a folder")
+    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in ARRAYS | PICTURES)
+    if not files:
+        raise InvalidArgument(f"data {folder} has no inputs, must have pictures, .npy or .npz files")
+    if not labels:
+        return files, []
+    try:
+        lines = Path(labels).read_text("utf-8").splitlines()
+    except (OSError, UnicodeError) as error:
+        raise InvalidArgument(f"labels {labels} cannot be read: {told(error)}") from None
+    by_name = {}
+    for number, line in enumerate(lines, 1):
+        name, _, label = line.strip().partition(" ")
+        if name and not label.strip():
+            raise InvalidArgument(f"labels {labels}:{number} is {line!r}, must be a name, a space and a label")
+        if name:
+            by_name[name] = label.strip()
+    found = [by_name.get(file.name, by_name.get(file.stem, "")) for file in files]
+    missing = [file.name for file, label in zip(files, found, strict=True) if not label]
+    if missing:
+        raise InvalidArgument(f"labels {labels}: {missing[0]} has no label, must have a line (missing: {len(missing)})")
+    unused = set(by_name) - {file.name for file in files} - {file.stem for file in files}
+    if unused:
+        raise InvalidArgument(f"labels {labels}: {min(unused)} is not in {folder}, must be a file there")
+    return files, found
+
+
+def indices(labels: Sequence[str], said: Metadata | None) -> list[int]:
+    """Return labels as places in the scores: numbers as they are, words by the labels in the model's metadata."""
+    outputs = said.outputs if said is not None else ()
+    words = said.labels(outputs[0]) if said is not None and outputs else ()
+    found = []
+    for label in labels:
+        if not label.isdecimal() and label not in words:
+            must = "must be the place of its score" + (" or a label of the model's metadata" if words else "")
+            raise InvalidArgument(f"label is {label!r}, {must}")
+        found.append(words.index(label) if label in words else int(label))
+    return found
+
+
+def shapes_of(file: Path) -> list[tuple[int, ...]]:
+    """Return the shapes of the arrays of a .npy or .npz file, in order."""
+    content = _arrays(file)
+    return [content[name].shape for name in content]
+
+
+def read(file: Path, specs: Sequence[Spec], said: Metadata | None) -> list[Array]:
+    """Return a file as the model's inputs; InvalidArgument if it does not fit."""
+    if file.suffix.lower() in PICTURES:
+        if len(specs) != 1:
+            raise InvalidArgument(f"{file} is a picture and the model has {len(specs)} inputs, must be .npz")
+        inputs = said.inputs if said is not None else ()
+        return [_picture(file, specs[0], inputs[0] if inputs else TensorMetadata())]
+    content = _arrays(file)
+    if len(content) != len(specs):
+        raise InvalidArgument(f"{file} has {len(content)} arrays, must have {len(specs)}")
+    by_name = set(content) == {spec.name for spec in specs}
+    arrays = [content[spec.name] for spec in specs] if by_name else list(content.values())
+    return [_fitted(file, array, spec) for array, spec in zip(arrays, specs, strict=True)]
+
+
+def _arrays(file: Path) -> dict[str, Array]:
+    try:
+        found = np.load(file, allow_pickle=False)
+        return {"": found} if isinstance(found, np.ndarray) else dict(found)
+    except (OSError, ValueError, EOFError, KeyError) as error:
+        raise InvalidArgument(f"{file} cannot be read: {told(error)}") from None
+
+
+def _fitted(file: Path, array: Array, spec: Spec) -> Array:
+    shape = spec.shape
+    if shape is not None and (1, *array.shape) == tuple(shape):
+        array = array[None]
+    if shape is not None and array.shape != tuple(shape):
+        raise InvalidArgument(f"{file} has shape {list(array.shape)}, must be {list(shape)}")
+    fitted = array.astype(spec.dtype)
+    if array.dtype.kind != spec.dtype.kind and not np.array_equal(fitted, array):
+        raise InvalidArgument(f"{file} has {array.dtype}, must be {spec.dtype}")
+    return fitted
+
+
+def _picture(file: Path, spec: Spec, said: TensorMetadata) -> Array:
+    """Return a picture resized and scaled as `nnhal run` does: by metadata, or over the input's range, or from 0 to 1."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise DeviceUnavailable("pictures need Pillow: pip install 'nnhal[pictures]'") from None
+    shape = tuple(size or 1 for size in spec.shape or ())
+    sizes = shape[1:] if len(shape) == 4 and shape[0] == 1 else shape
+    first = len(sizes) == 3 and sizes[0] in MODES and sizes[2] not in MODES
+    if len(sizes) != 3 or (sizes[2] not in MODES and not first):
+        must = "must be [1, height, width, channels] or [1, channels, height, width]"
+        raise InvalidArgument(f"{file} is a picture and the input has shape {list(shape)}, {must}")
+    height, width, channels = (*sizes[1:], sizes[0]) if first else sizes
+    try:
+        with Image.open(file) as opened:
+            resized = opened.convert(MODES[channels]).resize((width, height), Image.Resampling.BICUBIC)
+    except (OSError, ValueError, Image.DecompressionBombError) as error:
+        raise InvalidArgument(f"{file} cannot be read as a picture: {told(error)}") from None
+    pixels: Array = np.asarray(resized, np.float32).reshape(height, width, channels)
+    real: Array
+    if len(said.mean) in (1, channels) and len(said.std) in (1, channels):
+        real = (pixels - np.array(said.mean, np.float32)) / np.array(said.std, np.float32)
+    else:
+        low, high = _range(spec)
+        real = pixels / np.float32(255) * (high - low) + low
+    real = real.transpose(2, 0, 1) if first else real
+    return np.ascontiguousarray(encode(value_of(spec), real.astype(np.float32)).astype(spec.dtype)).reshape(shape)
+
+
+def _range(spec: Spec) -> tuple[float, float]:
+    if not spec.scale or spec.dtype.itemsize > 1:
+        return 0.0, 1.0
+    limits = np.iinfo(spec.dtype)
+    return (limits.min - spec.zero_point) * spec.scale, (limits.max - spec.zero_point) * spec.scale
+
+
+def value_of(spec: Spec) -> Value:
+    """Return the value that an input or output holds."""
+    return Value(spec.type, tuple(spec.shape or ()), spec.scale, spec.zero_point)
+
+
+def magika() -> tuple[list[list[Array]], list[int], str]:
+    """Return features and classes of files that numpy installs: the suffix of a file is its class."""
+    root = Path(np.__file__).parent
+    inputs, labels = [], []
+    for suffix, label in MAGIKA.items():
+        files = (file for file in sorted(root.rglob(f"*{suffix}")) if file.stat().st_size >= LEAST)
+        for file in islice(files, EACH):
+            inputs.append([_features(file.read_bytes())])
+            labels.append(label)
+    return inputs, labels, f"{len(inputs)} files that numpy {np.__version__} installs, labelled by their suffix"
+
+
+def _features(content: bytes) -> Any:
+    """Return the bytes at both ends in the layout of magika's input."""
+    begin, end = content[:BLOCK].lstrip()[:PART], content[-BLOCK:].rstrip()[-PART:]
+    features = np.full((1, 2 * PART), PADDING, np.int32)
+    features[0, : len(begin)] = np.frombuffer(begin, np.uint8)
+    features[0, 2 * PART - len(end) :] = np.frombuffer(end, np.uint8)
+    return features

@@ -1,0 +1,218 @@
+"""Random graphs on a device, compared with the reference: `single/OPERATION/TYPE/N` and `graph/SIZE/N`.
+
+`drawing` draws graphs from the records of the operations that the device supports. `nnhal.conformance.evaluation`
+evaluates them and bounds how much a correct device may differ. `trials` has the ways in which each graph runs: as a
+whole with several inputs one after another, with unaligned memory, from four threads at once, and with half of its
+operations on the CPU. Drawn graphs have repeated operands, broadcasting on each side, values with several readers,
+widths around those of vectors and tiles, states and control flow.
+
+A failing graph is reduced to the fewest operations and smallest sizes. With `SuiteRun.report`, the graph is there as
+`random/NAME/model.nnhal` before it runs, so that it also remains of a crash; a failure adds the reduced model, its
+inputs, a picture, its text and a Python program.
+"""
+
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nnhal.base.codes import type_name
+from nnhal.base.errors import DeadObject, InvalidArgument, NnhalError
+from nnhal.base.operands import Array
+from nnhal.base.records import replace
+from nnhal.conformance.control import CONTROL
+from nnhal.conformance.evaluation import Evaluation
+from nnhal.conformance.reduction import Candidate, Reduction, names_of, python_of
+from nnhal.conformance.suites.random.drawing import TYPES, Drawing, Graph, ordinary
+from nnhal.conformance.suites.random.trials import WAYS, Subjects, failure, refusal, rolled
+from nnhal.conformance.suites.suite import PREPARING, Case, CaseFailed, Context, NotSupported, Suite, SuiteRun
+from nnhal.model.draw import svg
+from nnhal.model.file import write_model
+from nnhal.model.graph import Model
+from nnhal.model.outline import outline
+from nnhal.model.text import text
+
+DRAWS = 2  # graphs of each operation and type
+GRAPHS = {2: 10, 3: 10, 5: 10, 8: 8, 13: 6, 21: 5, 34: 4, 55: 3, 100: 2, 200: 1}  # numbers of graphs by operations
+FLOW = 0.04  # the share of control flow
+MOST_SINGLE = 300  # tries for a single operation
+MOST_CANDIDATES, MOST_SECONDS = 300, 20.0  # of a reduction
+REFUSALS = 12  # refused draws of a single operation after which the device counts as not supporting it
+HINTS = {
+    "threads": "executions share memory",
+    "unaligned": "memory of the caller must not be aligned",
+    "partitioned": "another partition's results, or the driver's parts of a model",
+}
+
+
+class Random(Suite):
+    """The suite."""
+
+    name = "random"
+    summary = "random graphs against the reference"
+    bundle = 8
+
+    def cases(self, run: SuiteRun) -> Iterator[Case]:
+        draws = max(1, round(DRAWS * run.scale))
+        cells = dict.fromkeys((cell.op.name, cell.kind) for cell in ordinary())
+        for size, count in GRAPHS.items():
+            for number in range(max(1, round(count * run.scale))):
+                yield Case(self.name, f"graph/{size}/{number}", arguments=(size, number))
+        for name, kind in [*cells, *((name, kind) for name in CONTROL for kind in TYPES)]:
+            label = type_name(kind).removeprefix("TENSOR_")
+            for number in range(draws):
+                yield Case(self.name, f"single/{name}/{label}/{number}", name, label, (name, int(kind), number))
+
+    def run(self, case: Case, context: Context) -> Mapping[str, Any] | None:
+        context.at("supports")
+        rng = np.random.default_rng([context.run.seed, *np.frombuffer(case.name.encode(), np.uint8)])
+        refusals: list[str] = []
+
+        def takes(model: Model) -> bool:
+            context.at("supports")
+            reason = refusal(context.device, model)
+            context.at(PREPARING)
+            refusals.extend([reason] if reason else [])
+            return not reason
+
+        drawing = Drawing(rng, takes, case.name, "long_sums" in context.device.relaxations)
+        if case.operation:
+            _draw_single(drawing, case, refusals)
+        else:
+            _draw_graph(drawing, case.arguments[0], refusals)
+        graph = drawing.finish(bool(rng.random() < 0.3), not case.operation)
+        return _Judged(case, context, graph, rng).run()
+
+
+SUITE = Random()
+
+
+def _draw_single(drawing: Drawing, case: Case, refusals: Sequence[str]) -> None:
+    name, kind, number = case.arguments
+    if name in CONTROL:
+        drawing.first_inputs([kind])
+        made = drawing.try_flow(name)
+    else:
+        cells = [cell for cell in ordinary() if (cell.op.name, cell.kind) == (name, kind)]
+        made = False
+        for turn in range(MOST_SINGLE):
+            cell = cells[(number + turn) % len(cells)]
+            made = drawing.try_single(cell, soft=turn >= MOST_SINGLE // 2, wide=number % 2 == 1)
+            if made or len(refusals) >= REFUSALS:
+                break
+    if not made:
+        if refusals:
+            raise NotSupported(refusals[0])
+        raise InvalidArgument(f"{case.name}: none of {MOST_SINGLE} calls was valid, must be one")
+
+
+def _draw_graph(drawing: Drawing, size: int, refusals: list[str]) -> None:
+    drawing.first_inputs(TYPES)
+    while drawing.count < size:
+        flow = drawing.rng.random() < FLOW and drawing.try_flow(str(drawing.rng.choice(CONTROL)))
+        if not flow and not drawing.grow():
+            drawing.first_inputs(TYPES)  # others may have more readers
+            if len(drawing.inputs) > size + 20:
+                break
+    if drawing.count < size:
+        raise NotSupported(
+            f"only {drawing.count} of {size} operations could be drawn; refused: {refusals[0] if refusals else 'none'}"
+        )
+
+
+class _Judged:
+    """One graph on the device, in all ways."""
+
+    def __init__(self, case: Case, context: Context, graph: Graph, rng: np.random.Generator) -> None:
+        self._case, self._context, self._graph = case, context, graph
+        self._seed = int(rng.integers(1 << 30))
+        self._sets = [graph.inputs, graph.others(rng)]
+        name = re.sub(r"[^\w.-]+", "-", case.name)
+        self._folder = Path(context.run.report, "random", name) if context.run.report else None
+
+    def run(self) -> Mapping[str, Any]:
+        self._keep()
+        ways = list(WAYS)
+        if self._case.operation:  # a single operation has no parts, and few intermediates
+            ways = ["whole", "unaligned"]
+        for way in ways:
+            problem, kind = self._fails(way, self._graph.model, self._sets)
+            if problem:
+                self._report(way, problem, kind)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        return {"operations": len(self._graph.model.main.operations), "ways": ways}
+
+    def _fails(self, way: str, model: Model, sets: Sequence[Sequence[Array]]) -> tuple[str, str]:
+        at = self._context.at
+        try:
+            return failure(way, Subjects(self._context.device, model, sets, at, self._seed))
+        finally:
+            at(PREPARING)
+
+    def _report(self, way: str, problem: str, kind: str) -> None:
+        """Reduce the failing graph, keep it, and raise CaseFailed."""
+        if kind == DeadObject.__name__:
+            raise DeadObject(problem)
+        best, found = self._reduced(way, kind), {}
+        names = " ".join(names_of(best.model))
+        if self._folder is not None:
+            found = {"files": str(self._folder)}
+            self._keep(best)
+        count = len(best.model.main.operations)
+        what = f"{kind}: {problem}" if kind else problem
+        reason = f"{what}; still fails with {count} operation{'s' * (count != 1)}: {names[:200]} {_shapes(best.model)}"
+        raise CaseFailed(reason, HINTS.get(way, ""), {"operations": count, "way": way, **found})
+
+    def _reduced(self, way: str, kind: str) -> Candidate:
+        def fails(candidate: Candidate) -> bool:
+            assert candidate.inputs is not None
+            try:
+                sets = [candidate.inputs, rolled(candidate.model, candidate.inputs)]
+                problem, other = self._fails(way, candidate.model, sets)
+            except (NotSupported, NnhalError):
+                return False
+            return bool(problem) and other == kind
+
+        def values(candidate: Candidate) -> Mapping[int, Array]:
+            run = Evaluation(candidate.model)
+            run.graph(0, candidate.inputs or ())
+            return run.values
+
+        first = Candidate(self._graph.model, tuple(self._sets[0]))
+        stateless = replace(first, model=replace(first.model, states=()))
+        if first.model.states and fails(stateless):
+            first = stateless
+        return Reduction(fails, values, MOST_CANDIDATES, MOST_SECONDS).reduce(first)
+
+    def _keep(self, best: Candidate | None = None) -> None:
+        """Write the graph as it was drawn, or the reduced one with all that repeats its failure."""
+        if self._folder is None:
+            return
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            if best is None:
+                write_model(self._graph.model, self._folder / "model.nnhal")
+                return
+            write_model(best.model, self._folder / "reduced.nnhal")
+            arrays = {f"input_{n}": x for n, x in enumerate(best.inputs or ())}
+            np.savez(self._folder / "inputs.npz", **arrays)  # type: ignore[arg-type]
+            run = self._context.run
+            (self._folder / "repro.py").write_text(
+                python_of(best.model, "reduced.nnhal", "inputs.npz", run.named), encoding="utf-8"
+            )
+            (self._folder / "model.txt").write_text(text(best.model), encoding="utf-8")
+            (self._folder / "model.svg").write_text(svg(outline(best.model)), encoding="utf-8")
+        except OSError as error:
+            raise InvalidArgument(f"report {self._folder}: {error.strerror}, must be a writable folder") from None
+
+
+def _shapes(model: Model) -> str:
+    operands = model.main.operands
+    return "on " + ", ".join(
+        f"{type_name(operands[i].type).removeprefix('TENSOR_')}{list(operands[i].dimensions)}"
+        for i in model.main.inputs
+    )

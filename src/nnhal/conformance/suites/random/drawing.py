@@ -1,0 +1,521 @@
+"""Draws graphs: each operation from its record, on values that the graph has already, with all results at hand.
+
+A drawn operation is kept if the record accepts it, the device supports it, and an error would show in its results: they
+are finite, not all at the ends of their type, and the errors that a correct device may make so far (`evaluation`) stay
+small next to their spread. An operation with discontinuous results (comparisons, indices, FLOOR, casts) is drawn only on
+exact values: a correct device might choose another value.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from nnhal.base.codes import EXTENSION_SHIFT
+from nnhal.base.errors import InvalidModel, NnhalError
+from nnhal.base.operands import Array, Unknown, Value, dtype_of, fixed, quantised
+from nnhal.base.records import Record, replace
+from nnhal.conformance.control import CONTROL, Counting, if_call, while_call
+from nnhal.conformance.differential import again, arrays_of, operands_of
+from nnhal.conformance.draw import Call, Cell, Drawn, cells
+from nnhal.conformance.evaluation import RUNS, STEPS, Evaluation, applied, deviations, moved, rooms_of
+from nnhal.conformance.reduction import without_unused
+from nnhal.model.builder import ModelBuilder
+from nnhal.model.graph import Model, State
+from nnhal.model.validate import validate
+from nnhal.ops import OPS
+from nnhal.ops.common import broadcast_shape
+from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8S, T, bind, output_at
+
+TYPES = (F32, Q8S, Q8, F16, I32)  # of the first inputs of graphs
+WEIGHTS = (0.4, 0.2, 0.15, 0.1, 0.15)
+# Around the widths of vectors and tiles, with and without a remainder.
+WIDE = (7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 66, 67, 72, 96, 100, 127, 129)
+CHANNELS = "depth", "depth_in", "input_size"  # names of dimensions that kernels divide into vectors
+MOST = 8192  # elements of a tensor
+MOST_OUTPUTS = 6  # of an operation in a graph
+GREATEST = 1e3  # magnitude of floats
+LARGEST = 2**20  # of integers
+UNCERTAIN = 0.02  # the most that errors may be, as a share of the spread of a result
+FREQUENT = frozenset(("ADD", "CONCATENATION", "LOGISTIC", "MUL", "RELU", "RESHAPE", "SOFTMAX", "SUB", "TANH"))
+TRIES = 60  # for an operation
+NARROW = 0.05  # of the range of a quantised type: the least share that results spread over
+
+Takes = Callable[[Model], bool]
+Runs = list[Array]  # the exact result, then those with errors
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """A value of the graph: its facts with the exact data, its operand, and its results with errors."""
+
+    value: Value
+    operand: int
+    runs: tuple[Array, ...]
+
+    @property
+    def exact(self) -> bool:
+        """Whether a correct device can have only this result."""
+        return all(x is self.runs[0] for x in self.runs)
+
+
+class Fitted(Drawn):
+    """A call whose first tensor is a value of the graph, and others where one fits."""
+
+    def __init__(self, cell: Cell, rng: np.random.Generator, pool: Sequence[Node], seeded: Node | None, wide: bool):
+        super().__init__(cell, rng)
+        self._pool, self._first_node, self._may_be_wide = pool, seeded, wide
+        self.nodes: dict[int, Node] = {}
+        self.widest = False
+        if seeded is not None:
+            self._seed(seeded)
+
+    def _seed(self, node: Node) -> None:
+        """Make one of the arguments of type `T` the value: the first one, or sometimes another."""
+        fitting = [a for a in self.form if a.spec is T and a.many is None and (a.drawn is None or a is self.form[0])]
+        if not fitting:
+            return  # variadic ones find it in `tensor`
+        argument = fitting[0] if len(fitting) == 1 or self.rng.random() < 0.6 else self.pick(*fitting)
+        shape = node.value.known
+        if argument.dims is not None:
+            names = list(argument.dims)
+            if argument.layout and self["nchw"]:
+                names.insert(1, names.pop())
+            if len(names) != len(shape):
+                raise InvalidModel("another rank")
+            for name, size in zip(names, shape, strict=True):
+                wanted = int(name) if name.isdigit() else size if name == "_" else self._sizes.setdefault(name, size)
+                if wanted != size:
+                    raise InvalidModel("another size")
+        else:
+            self._all_of(argument, shape)
+        self._values[argument.name] = node.value
+        self._types[argument.name] = node.value.type
+        self.nodes[id(node.value)] = node
+
+    def _all_of(self, argument: Any, shape: tuple[int, ...]) -> None:
+        """Let the other arguments have this shape; a broadcasting operation may have a larger one of higher rank."""
+        least, most = argument.rank or (1, 6)
+        if not least <= len(shape) <= most:
+            raise InvalidModel("another rank")
+        more = 0
+        if self.record.infer is broadcast_shape and len(shape) < min(4, most) and self.rng.random() < 0.3:
+            more = 1
+        self._once["rank of all"] = len(shape) + more
+        for axis, size in enumerate(shape, more):
+            if size == 1 and self.record.infer is broadcast_shape and self.rng.random() < 0.5:
+                continue
+            if axis < 4:
+                self._sizes[f"axis {axis}"] = size
+            else:
+                self._once[f"axis {axis}"] = size
+
+    def size(self, name: str) -> int:
+        last = f"axis {int(self._once.get('rank of all', 0)) - 1}"
+        if self.widest and not self._wide and name in (last, *CHANNELS) and name not in self._sizes:
+            self._wide = True
+            self._sizes[name] = int(self.pick(*WIDE))
+        return super().size(name)
+
+    def _size(self) -> int:
+        if self._may_be_wide and not self._wide and self.rng.random() < 0.3:
+            self._wide = True
+            return int(self.pick(*WIDE))
+        return int(self.whole(1, 6))
+
+    def _shape(self, argument: Any) -> tuple[int, ...]:
+        shape = super()._shape(argument)
+        if self.record.infer is broadcast_shape and self.rng.random() < 0.5:
+            whole = tuple(self._once.get(f"axis {n}") or self._sizes.get(f"axis {n}", 0) for n in range(9))
+            return tuple(n for n in whole if n) or shape
+        return shape
+
+    def tensor(self, kind: int, shape: Sequence[int], quant: tuple[float, int] | None = None) -> Value:
+        shape = tuple(int(n) for n in shape)
+        if np.prod(shape, dtype=np.int64) > MOST:
+            raise InvalidModel("too large")
+        if self.rng.random() < 0.6:
+            fitting = [n for n in self._pool if n.value.type == kind and n.value.shape == shape]
+            if quant is not None:
+                fitting = [n for n in fitting if (n.value.scale, n.value.zero_point) == quant]
+            if self._first_node in fitting and self.rng.random() < 0.4:
+                fitting = [self._first_node]  # a repeated operand
+            if fitting:
+                node = self.pick(*fitting)
+                self.nodes[id(node.value)] = node
+                value: Value = node.value
+                return value
+        value = super().tensor(kind, shape, quant)
+        if value.dtype.kind == "f":
+            return replace(value, data=floats(self.rng, shape).astype(value.dtype))
+        return value
+
+
+def floats(rng: np.random.Generator, shape: Sequence[int]) -> Array:
+    """Draw numbers of about 1, all different, so that one in the wrong place shows."""
+    return np.asarray(rng.normal(size=shape) + rng.uniform(-0.5, 0.5))
+
+
+def fresh(rng: np.random.Generator, value: Value) -> Array:
+    """Draw other elements for an input of the graph."""
+    if value.dtype.kind == "f":
+        return floats(rng, value.known).astype(value.dtype)
+    if value.type == B8:
+        return rng.integers(0, 2, value.known).astype(value.dtype)
+    if value.dtype.itemsize < 4:
+        limits = np.iinfo(value.dtype)
+        return rng.integers(limits.min, limits.max, value.known, np.int64, endpoint=True).astype(value.dtype)
+    return rng.integers(-99, 100, value.known).astype(value.dtype)
+
+
+class Drawing:
+    """A graph under construction."""
+
+    def __init__(self, rng: np.random.Generator, takes: Takes, name: str, in_a_row: bool) -> None:
+        self.rng, self._takes, self._in_a_row = rng, takes, in_a_row
+        self.b = ModelBuilder(name)
+        self.inputs: list[Node] = []
+        self.pool: list[Node] = []  # values that operations may read
+        self.made: list[Node] = []  # all results, by operations
+        self.free: set[int] = set()  # operands of inputs that may have any elements
+        self.read: dict[int, int] = {}
+        self.count = 0
+
+    def add_input(self, value: Value, free: bool) -> Node:
+        """Add an input of the graph."""
+        dims = () if value.shape == () else value.known
+        index = self.b.operand(value.type, dims, value.scale, value.zero_point, channel=value.channel)
+        node = Node(value, index, (value.array,) * (RUNS + 1))
+        self.inputs.append(node)
+        if free:
+            self.free.add(index)
+        return node
+
+    def first_inputs(self, kinds: Sequence[int]) -> None:
+        """Add one or two inputs of types that the device supports."""
+        for _ in range(int(self.rng.integers(1, 3))):
+            weights = np.array([WEIGHTS[TYPES.index(k)] for k in kinds])
+            kind = kinds[int(self.rng.choice(len(kinds), p=weights / weights.sum()))]
+            rank = int(self.rng.choice([1, 2, 3, 4, 4]))
+            shape = [int(n) for n in self.rng.integers(1, 6, rank)]
+            if rank == 4:
+                shape[1:3] = [int(n) for n in self.rng.integers(3, 8, 2)]
+                shape[0] = int(self.rng.choice([1, 1, 2]))
+            if self.rng.random() < 0.4:
+                shape[-1] = int(self.rng.choice(WIDE))
+            scale, zero = quantisation(self.rng, kind)
+            value = Value(kind, tuple(shape), scale, zero)
+            self.pool.append(self.add_input(replace(value, data=fresh(self.rng, value)), True))
+
+    def grow(self) -> bool:
+        """Add one operation; return False if none of many tries was kept."""
+        for _ in range(TRIES):
+            node = self._seed()
+            cell = self._cell(node.value.type)
+            if self.try_cell(cell, node):
+                return True
+        return False
+
+    def _seed(self) -> Node:
+        """Choose a value: mostly a late one, often one that has a reader already."""
+        starts = [n for n in self.pool if by_type(n.value.type)]
+        late = starts[-5:] if self.rng.random() < 0.6 else starts
+        again_ = [n for n in late if self.read.get(n.operand)]
+        chosen = again_ if again_ and self.rng.random() < 0.3 else late
+        weights = np.array([0.2 if n.value.type in (I32, B8) else 1.0 for n in chosen])
+        return chosen[int(self.rng.choice(len(chosen), p=weights / weights.sum()))]
+
+    def _cell(self, kind: int) -> Cell:
+        """Choose an operation on values of a type: mostly one that computes."""
+        choices = by_type(kind)
+        weights = np.array([4.0 if cell.op.sums or cell.op.name in FREQUENT else 1.0 for cell in choices])
+        return choices[int(self.rng.choice(len(choices), p=weights / weights.sum()))]
+
+    def try_single(self, cell: Cell, *, soft: bool, wide: bool) -> bool:
+        """Make a graph of one operation. Its first tensor is an input, that others may be, too. wide: in one dimension."""
+        try:
+            fitted = Fitted(cell, self.rng, [], None, True)
+            fitted.widest = wide
+            call = fitted.call()
+        except (InvalidModel, Unknown):
+            return False
+        first = call.inputs[0]
+        usual = first is not None and call.arguments[0].spec is T and call.arguments[0].drawn is None
+        if first is None or not usual or not first.array.size:
+            return self.try_cell(cell, None, soft=soft)
+        node = self.add_input(first, True)
+        self.pool.append(node)
+        if self.try_cell(cell, node, soft=soft):
+            return True
+        self.inputs.remove(node)
+        self.pool.remove(node)
+        return False
+
+    def try_cell(self, cell: Cell, seeded: Node | None, *, soft: bool = False) -> bool:
+        """Draw one call; add it if it suits. soft: results may hide errors, such as all at an end of their type."""
+        try:
+            fitted = Fitted(cell, self.rng, self.pool, seeded, True)
+            call = scaled(fitted.call())
+        except (InvalidModel, Unknown):
+            return False
+        if (len(call.outputs) > MOST_OUTPUTS or any(v.shape is None for v in call.outputs)) and not soft:
+            return False
+        places = [n for n in range(len(call.inputs)) if id(call.inputs[n]) in fitted.nodes]
+        others = [n for n in call.given if soft or self.rng.random() < 0.3]
+        call = replace(call, given=tuple(sorted({*places, *others})))
+        return self.add(call, fitted.nodes, soft=soft)
+
+    def try_flow(self, name: str) -> bool:
+        """Add an IF or WHILE around a drawn operation on a value of the graph."""
+        for _ in range(TRIES):
+            node = self._seed()
+            cell = self._cell(node.value.type)
+            try:
+                inner = Fitted(cell, self.rng, [node], node, False)
+                call = scaled(inner.call())
+            except (InvalidModel, Unknown):
+                continue
+            places = [n for n in range(len(call.inputs)) if call.inputs[n] is node.value]
+            call = replace(call, given=tuple(sorted({*call.given, *places})))
+            known = all(fixed(v.shape) and v.type != B8 for v in call.outputs)
+            scalars = any(a.scalar for p, a in enumerate(call.arguments) if p in call.given)
+            channels = any(v is not None and v.channel for p, v in enumerate(call.inputs) if p in call.given)
+            if not places or not known or scalars or channels or cell.op.random or call.cell.op.leaves_open:
+                continue
+            if self.add(self._around(name, call), {id(node.value): node}):
+                return True
+        return False
+
+    def _around(self, name: str, call: Call) -> Call:
+        if name == "IF":
+            other = again(call, self.rng)
+            return if_call(call, other, bool(self.rng.random() < 0.5), given=bool(self.rng.random() < 0.5))
+        start = [replace(v, data=fresh(self.rng, v)) for v in call.outputs]
+        rounds = int(self.rng.choice([1, 2, 3]))
+        return while_call(call, Counting(I32, "LESS", "ADD"), rounds, start, given=False)
+
+    def add(self, call: Call, nodes: dict[int, Node], *, soft: bool = False) -> bool:
+        """Add a call if the device supports it and its results suit."""
+        given = [nodes.get(id(v)) for v in call.inputs]
+        runs = self._results(call, given)
+        if runs is None or not (
+            all(suits(v, r) for v, r in zip(call.outputs, zip(*runs, strict=True), strict=True)) or soft
+        ):
+            return False
+        inexact = any(n is not None and not n.exact for n in given)
+        whole = [v for v in call.outputs if not quantised(v.type) and v.dtype.kind not in "fc"]
+        if inexact and (whole or call.cell.op.name in STEPS):
+            return False
+        if not self._takes(alone(call)):
+            return False
+        self._append(call, given, runs)
+        return True
+
+    def _results(self, call: Call, given: Sequence[Node | None]) -> list[list[Array]] | None:
+        """Return the results of each run, None if the reference fails."""
+        try:
+            if call.cell.op.name in CONTROL:
+                return self._flow_results(call, given)
+            a, exact = applied(call.bound, call.inputs)
+            rooms = rooms_of(a, call.inputs, exact, in_a_row=self._in_a_row)
+            found = [exact]
+            quiet = not any(np.any(np.isfinite(room) & (np.asarray(room) > 0)) for room in rooms)
+            for run in range(1, RUNS + 1):
+                if quiet and all(n is None or n.exact for n in given):
+                    found.append(exact)
+                    continue
+                known = [
+                    v if n is None or v is None else replace(v, data=n.runs[run])
+                    for v, n in zip(call.inputs, given, strict=True)
+                ]
+                results = applied(call.bound, known)[1]
+                found.append([moved(x, room, self.rng) for x, room in zip(results, rooms, strict=True)])
+            return found
+        except (NnhalError, Unknown):
+            return None
+
+    def _flow_results(self, call: Call, given: Sequence[Node | None]) -> list[list[Array]]:
+        model = alone(call)
+        places = call.given
+        exact = Evaluation(model, in_a_row=self._in_a_row)
+        found = [exact.graph(0, arrays_of(call))]
+        for run in range(1, RUNS + 1):
+            arrays = []
+            for place in places:
+                value, node = call.inputs[place], given[place]
+                assert value is not None
+                arrays.append(value.array if node is None else node.runs[run])
+            found.append(Evaluation(model, self.rng, exact.rooms).graph(0, arrays))
+        return found
+
+    def _append(self, call: Call, given: Sequence[Node | None], runs: list[list[Array]]) -> None:
+        b, arguments = self.b, call.arguments
+        control = call.cell.op.name in CONTROL
+        indices, fresh_inputs, outputs = operands_of(call, b)
+        late = dict(zip(call.given, fresh_inputs, strict=True))
+        for place, node in enumerate(given):
+            value = call.inputs[place]
+            if node is not None:
+                indices[place] = node.operand
+                self.read[node.operand] = self.read.get(node.operand, 0) + 1
+            elif value is not None and place in late:
+                free = not control and arguments[place].drawn is None and not arguments[place].scalar
+                new = self.add_input(value, free)
+                indices[place] = new.operand
+                self.read[new.operand] = 1
+                if free and value.array.size:
+                    self.pool.append(new)
+        b.operation(call.cell.op.code, indices, outputs)
+        self.count += 1
+        for number, value in enumerate(call.outputs):
+            found = [run[number] for run in runs]
+            same = all(np.array_equal(x, found[0], equal_nan=x.dtype.kind == "f") for x in found)
+            node = Node(
+                replace(value, shape=found[0].shape, data=found[0]),
+                outputs[number],
+                tuple([found[0]] * len(found) if same else found),
+            )
+            self.made.append(node)
+            undefined = not control and output_at(call.cell.op, number).undefined
+            readable = fixed(value.shape) is not None and found[0].size and not undefined
+            if readable and not call.cell.op.random and call.cell.op.leaves_open is None:
+                self.pool.append(node)
+
+    def finish(self, whole: bool, states: bool) -> "Graph":
+        """Return the graph. whole: all results are outputs; else those that nothing reads, and a few others."""
+        outputs = [n for n in self.made if whole or not self.read.get(n.operand) or self.rng.random() < 0.1]
+        used = [n for n in self.inputs if self.read.get(n.operand)]
+        carried = self._states(used, outputs) if states else []
+        ends = [n.operand for n in used], [n.operand for n in outputs]
+        model = without_unused(self.b.finish(*ends, states=carried))
+        validate(model)
+        free = tuple(n.operand in self.free for n in used)
+        return Graph(model, tuple(n.value for n in used), free)
+
+    def _states(self, used: Sequence[Node], outputs: Sequence[Node]) -> list[State]:
+        """Carry one result, that a correct device has exactly, to an input like it, from call to call."""
+        for place, node in enumerate(used):
+            v = node.value
+            for number, other in enumerate(outputs):
+                o = other.value
+                same = (v.type, v.shape, v.scale, v.zero_point) == (o.type, o.shape, o.scale, o.zero_point)
+                if same and other.exact and node.operand in self.free and len(used) > 1 and len(outputs) > 1:
+                    return [State(place, number, v.array)]
+        return []
+
+
+class Graph(Record, frozen=True):
+    """A drawn model, with values for its inputs. free: which inputs may have any elements."""
+
+    model: Model
+    values: tuple[Value, ...]
+    free: tuple[bool, ...]
+
+    @property
+    def inputs(self) -> list[Array]:
+        """The values that the graph was drawn with."""
+        return [v.array for v in self.values]
+
+    def others(self, rng: np.random.Generator) -> list[Array]:
+        """Draw other values."""
+        return [fresh(rng, v) if free else v.array for v, free in zip(self.values, self.free, strict=True)]
+
+
+def alone(call: Call) -> Model:
+    """Make a model of one call whose given values are inputs."""
+    b = ModelBuilder(call.cell.op.name)
+    indices, inputs, outputs = operands_of(call, b)
+    b.operation(call.cell.op.code, indices, outputs)
+    return b.finish(inputs, outputs)
+
+
+@cache
+def by_type(kind: int) -> list[Cell]:
+    """Return the cells that read a first tensor of a type, each operation once for each of its signatures."""
+    return [cell for cell in ordinary() if cell.kind == kind and not cell.op.random]
+
+
+@cache
+def ordinary() -> list[Cell]:
+    """Return all cells of ordinary values."""
+    return [
+        cell
+        for name in OPS
+        if not OPS[name].code >> EXTENSION_SHIFT
+        for cell in cells((name,))
+        if cell.values == "ordinary"
+    ]
+
+
+def quantisation(rng: np.random.Generator, kind: int) -> tuple[float, int]:
+    """Draw a scale and zero point."""
+    if not quantised(kind):
+        return 0.0, 0
+    limits = np.iinfo(dtype_of(kind))
+    return float(np.float32(2.0 ** rng.uniform(-6, -2))), int(rng.integers(limits.min, limits.max, endpoint=True))
+
+
+def scaled(call: Call) -> Call:
+    """Return a call with a scale of quantised results that spreads them over their type, where the record leaves it."""
+    record = call.cell.op
+    for number, value in enumerate(call.outputs):
+        output = output_at(record, number)
+        ruled = output.quant is not None or output.name in record.scaled
+        if not quantised(value.type) or ruled or record.context:
+            continue
+        for _ in range(8):
+            factor = _factor(call, number)
+            if factor == 1:
+                break
+            outputs = list(call.outputs)
+            outputs[number] = replace(outputs[number], scale=float(np.float32(outputs[number].scale * factor)))
+            bound = bind(record, call.inputs, outputs)
+            call = replace(call, outputs=tuple(outputs), bound=bound)
+    return call
+
+
+def _factor(call: Call, number: int) -> float:
+    try:
+        results = applied(call.bound, call.inputs)[1]
+    except NnhalError as error:
+        raise InvalidModel(str(error)) from None
+    x = results[number].astype(np.int64)
+    if not x.size:
+        return 1.0
+    limits = np.iinfo(results[number].dtype)
+    width = limits.max - limits.min
+    at_end = float(np.mean((x == limits.min) | (x == limits.max)))
+    spread = int(x.max() - x.min())
+    if at_end > 0.1 and spread:
+        return 2.0
+    if x.size > 1 and 0 < spread < width / 6:
+        return max(spread * 2 / width, 1 / 16)
+    return 1.0
+
+
+def suits(value: Value, runs: Sequence[Array]) -> bool:
+    """Whether an error would show in a result, and the errors of correct devices are small."""
+    x = runs[0]
+    if not x.size:
+        return False
+    if x.dtype.kind == "?":
+        return True
+    if x.dtype.kind in "iu" and not quantised(value.type):
+        return bool(np.abs(x.astype(np.int64)).max() < LARGEST)
+    real = x.astype(np.float64)
+    if not np.isfinite(real).all():
+        return False
+    uncertain = 0.0 if all(r is x for r in runs) else float(np.max(deviations(x, runs[1:])))
+    spread = float(real.max() - real.min())
+    if quantised(value.type):
+        limits = np.iinfo(x.dtype)
+        at_end = float(np.mean((x == limits.min) | (x == limits.max)))
+        if x.size >= 4 and (at_end > 0.5 or spread < NARROW * (limits.max - limits.min)):
+            return False
+        return uncertain <= max(2.0, spread / 16)
+    size = float(np.abs(real).max())
+    if size > GREATEST or size < 1e-3 or (x.size >= 4 and spread < 1e-3 * size):
+        return False
+    return uncertain <= UNCERTAIN * (spread if x.size > 1 else size) / (1 if value.type == F32 else 0.25)

@@ -1,0 +1,217 @@
+"""The ways in which a drawn graph runs on a device, and their comparison with the reference."""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nnhal import api
+from nnhal.base.errors import NnhalError
+from nnhal.base.operands import Array, dtype_of, fixed
+from nnhal.conformance.evaluation import Evaluated, evaluate
+from nnhal.conformance.suites.suite import PREPARING, CaseFailed, NotSupported
+from nnhal.hal.claims import considered_by
+from nnhal.hal.device import Device, Hints, Prepared, prepared_by
+from nnhal.hal.host import run_resolved
+from nnhal.hal.request import UNLIMITED
+from nnhal.model.graph import Model
+from nnhal.model.validate import validate
+from nnhal.runtime import discovery
+from nnhal.runtime.partition import Offer
+
+THREADS = 4
+REPEATS = 8  # executions of each thread
+SWITCH = 1e-5  # seconds between switches of Python threads: more often than usual
+VECTOR = 64  # bytes to which caller memory is not aligned
+
+Sets = Sequence[Sequence[Array]]
+At = Callable[[str], None]
+
+
+class Subjects(NamedTuple):
+    """The needs of a way: the device, the model, sets of inputs, and where to announce calls of the driver."""
+
+    device: Device
+    model: Model
+    sets: Sets
+    at: At
+    seed: int = 0
+
+    def wanted(self) -> list[Evaluated]:
+        """Evaluate the model on each set of inputs."""
+        self.at(PREPARING)
+        in_a_row = "long_sums" in self.device.relaxations
+        return [evaluate(self.model, inputs, self.seed, in_a_row=in_a_row) for inputs in self.sets]
+
+
+Way = Callable[[Subjects], str]
+
+
+def refusal(device: Device, model: Model) -> str:
+    """Return why a device does not support a whole model; "" if it does."""
+    claims = considered_by(device, model, Hints())
+    refused = [*claims.refused().values()]
+    claims.let_go()
+    return refused[0] or "refused without a reason" if refused else ""
+
+
+@contextmanager
+def prepared(s: Subjects) -> Iterator[Prepared]:
+    """Prepare the model as a whole; NotSupported if the device refuses a part of it."""
+    s.at("supports")
+    with ExitStack() as held:
+        claims = considered_by(s.device, s.model, Hints())
+        held.callback(claims.let_go)
+        refused = [*claims.refused().values()]
+        if refused:
+            raise NotSupported(refused[0])
+        s.at("prepare")
+        made = held.enter_context(closing(prepared_by(s.device, s.model, claims.hints(Hints()))))
+        s.at("run")
+        yield made
+        s.at("close")
+
+
+def run(made: Prepared, inputs: Sequence[Array], rooms: Sequence[Array | None] | None = None) -> list[Array | None]:
+    """Execute once."""
+    request = made.request(inputs, rooms)
+    request.execute(partial(run_resolved, made), UNLIMITED)
+    return request.results
+
+
+def whole(s: Subjects) -> str:
+    """Run the sets of inputs one after another, then the first one again."""
+    wanted = s.wanted()
+    with prepared(s) as made:
+        for turn, number in enumerate([*range(len(s.sets)), 0]):
+            problem = wanted[number].differences(run(made, s.sets[number]))
+            if problem:
+                return problem + (f" (execution {turn + 1})" if turn else "")
+    return ""
+
+
+def unaligned(s: Subjects) -> str:
+    """Run with inputs and outputs at addresses that no vector is aligned to."""
+    wanted = s.wanted()[0]
+    with prepared(s) as made:
+        rooms = []
+        for n, index in enumerate(s.model.main.outputs):
+            known = fixed(validate(s.model).subgraphs[0].values[index].shape)  # type: ignore[union-attr]
+            rooms.append(
+                None if known is None or not wanted.outputs[n].size else shifted(np.zeros_like(wanted.outputs[n]))
+            )
+        results = run(made, [shifted(x) for x in s.sets[0]], rooms)
+        problem = wanted.differences(results)
+        return problem and f"with unaligned memory: {problem}"
+
+
+def shifted(array: Array) -> Array:
+    """Return a copy whose address is aligned to its elements, and not to a vector."""
+    if not array.size or not array.ndim:
+        return array
+    room = np.zeros(array.nbytes + 2 * VECTOR, np.uint8)
+    start = -room.ctypes.data % VECTOR + array.itemsize
+    copy = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+def threads(s: Subjects) -> str:
+    """Run one prepared model from several threads at once, each with other inputs than its neighbour."""
+    wanted = s.wanted()
+    with prepared(s) as made:
+        begin, problems = threading.Barrier(THREADS), list[Any]()
+
+        def work(number: int) -> None:
+            which = number % len(s.sets)
+            begin.wait()
+            try:
+                for _ in range(REPEATS):
+                    problem = wanted[which].differences(run(made, s.sets[which]))
+                    if problem or problems:
+                        problems.extend([problem] if problem else [])
+                        return
+            except Exception as error:  # reported by the thread that waits
+                problems.append(error)
+
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH)
+        try:
+            workers = [threading.Thread(target=work, args=(n,), daemon=True) for n in range(THREADS)]
+            for each in workers:
+                each.start()
+            for each in workers:
+                each.join()
+        finally:
+            sys.setswitchinterval(before)
+        for found in problems:
+            if isinstance(found, Exception):
+                raise found
+        return f"under {THREADS} threads: {problems[0]}" if problems else ""
+
+
+def partitioned(s: Subjects) -> str:
+    """Run through the runtime with about half of the operations on the CPU; carry states from call to call."""
+    wanted, rng = s.wanted()[0], np.random.default_rng([s.seed, 7])
+    halves = rng.integers(0, 2, 4096)
+
+    def decide(model: Model, offers: Sequence[Offer]) -> list[str]:
+        labels = []
+        for n in range(len(model.main.operations)):
+            here = offers[0].verdicts[n].ok
+            labels.append(offers[0 if here and halves[n % len(halves)] else -1].device)
+        return labels
+
+    s.at("prepare")
+    compiled = api.compile(
+        s.model, devices=[s.device, discovery.cpu()], placement=decide, fallback="forbid", cache_dir=False
+    )
+    with compiled, closing(compiled.stream()) as call:
+        s.at("run")
+        inputs = dict(enumerate(s.sets[0]))
+        states = {state.input: state for state in s.model.states}
+        results = _called(call, [x for n, x in inputs.items() if n not in states])
+        hidden = {state.output for state in s.model.states}
+        shown = [n for n in range(len(s.model.main.outputs)) if n not in hidden]
+        problem = next(filter(None, (wanted.difference(n, x) for n, x in zip(shown, results, strict=True))), "")
+        if problem or not states:
+            return problem and f"partitioned: {problem}"
+        for state in states.values():
+            inputs[state.input] = wanted.outputs[state.output]
+        s.at(PREPARING)
+        again = evaluate(s.model, [*inputs.values()], s.seed, in_a_row="long_sums" in s.device.relaxations)
+        s.at("run")
+        results = _called(call, [x for n, x in inputs.items() if n not in states])
+        problem = next(filter(None, (again.difference(n, x) for n, x in zip(shown, results, strict=True))), "")
+        return problem and f"partitioned, the second call with its state: {problem}"
+
+
+def _called(call: Any, inputs: Sequence[Array]) -> list[Array]:
+    made = call(*inputs)
+    return list(made) if isinstance(made, tuple) else [made]
+
+
+WAYS: Mapping[str, Way] = {"whole": whole, "unaligned": unaligned, "threads": threads, "partitioned": partitioned}
+
+
+def rolled(model: Model, inputs: Sequence[Array]) -> list[Array]:
+    """Return other inputs: real numbers at other places. Integers stay, which may be positions."""
+    operands = [model.main.operands[i] for i in model.main.inputs]
+    return [
+        np.roll(x, 1).astype(x.dtype) if dtype_of(o.type).itemsize < 4 or x.dtype.kind == "f" else x
+        for o, x in zip(operands, inputs, strict=True)
+    ]
+
+
+def failure(way: str, s: Subjects) -> tuple[str, str]:
+    """Run one way; return its problem, and the class of error that it ended in, two empty texts if it agrees."""
+    try:
+        return WAYS[way](s), ""
+    except (NotSupported, CaseFailed):
+        raise
+    except NnhalError as error:
+        return str(error), type(error).__name__

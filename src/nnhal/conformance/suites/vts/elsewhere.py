@@ -1,0 +1,158 @@
+"""Tasks in a fresh process that loads the driver again: answers after a restart, and restored models.
+
+The process gets one task over a socket, with the descriptors that it needs, and answers once.
+"""
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from nnhal.base.errors import DeadObject, NnhalError, told
+from nnhal.base.operands import Array
+from nnhal.base.records import replace
+from nnhal.conformance.differential import Outputs, model_of
+from nnhal.conformance.draw import cells, draw
+from nnhal.conformance.subject import ANY
+from nnhal.conformance.suites.suite import SuiteRun
+from nnhal.conformance.suites.vts.state import State, state_of_this_process
+from nnhal.conformance.validate.trial import PLAIN, Unmet
+from nnhal.hal.cache.files import Cache
+from nnhal.hal.claims import verdicts_by
+from nnhal.hal.device import Device, cache_files_by, capabilities_by, identity_of, layout_of, restored_by
+from nnhal.hal.lowering import refusals
+from nnhal.hal.request import UNLIMITED, Request, Signature
+from nnhal.ipc.client.output import DriverProcess
+from nnhal.model.graph import Model
+from nnhal.model.layouts import laid_out
+from nnhal.model.parts import outline
+from nnhal.runtime import discovery, isolation
+
+SECONDS = 45.0  # for the process to load the driver, and for the task; less than the suite allows itself
+_PDEATHSIG = 1
+_MAIN = "from nnhal.conformance.suites.vts.elsewhere import main; main()"
+
+Saved = tuple[Model, bytes, tuple[int, ...], tuple[int, ...], list[Array]]  # token, model files, data files, inputs
+
+
+def elsewhere(run: SuiteRun, task: str, *arguments: Any, fds: Sequence[int] = ()) -> Any:
+    """Return the answer of a task of `TASKS` in a fresh process, which has these descriptors under the same numbers.
+
+    Raises:
+        Unmet: The task does not end in time.
+        DeadObject: The process ends before it answers.
+        NnhalError: The driver's error there, as OperationFailed.
+    """
+    ours, theirs = socket.socketpair()
+    connection = Connection(ours.detach())
+    command = [sys.executable, "-P", "-c", _MAIN, str(theirs.fileno()), str(os.getpid())]
+    with theirs:
+        process = DriverProcess(run.named, command, (theirs.fileno(), *fds))
+    try:
+        connection.send((run, task, arguments))
+        if not connection.poll(max(SECONDS, run.timeout)):
+            raise Unmet(f"{task} in a fresh process has not ended within {max(SECONDS, run.timeout):g} s")
+        try:
+            problem, answer = connection.recv()
+        except (EOFError, ConnectionResetError):
+            raise DeadObject(f"the fresh process: {process.fate() or 'closed its connection'}") from None
+    finally:
+        connection.close()
+        process.kill()
+        process.wait()
+    if problem:
+        raise Unmet(f"in a fresh process: {problem}")
+    return answer
+
+
+def device_of(run: SuiteRun) -> Device:
+    """Load the drivers of a run, and return the device under test."""
+    loaded = [discovery.load_driver(driver).name for driver in run.drivers]
+    name = run.device or (loaded[0] if loaded else discovery.CPU)
+    options = {**run.options.get(ANY, {}), **run.options.get(name, {})}
+    return isolation.at_level(name, run.level, own_process=run.isolate, options=options)
+
+
+# ---------------------------------------------------------------------------------------------------------------- tasks
+
+
+def answers(device: Device) -> dict[str, Any]:
+    """Return the answers to all queries that may not change over a restart."""
+    return {
+        "identity": tuple(identity_of(device)),
+        "capabilities": capabilities_by(device),
+        "number_of_cache_files": tuple(cache_files_by(device)),
+    }
+
+
+def verdicts(device: Device, seed: int, ask: Callable[[], object] = lambda: None) -> dict[str, bool | str]:
+    """Return the verdict of one drawn call of each operation, signature and type. ask: is called before each."""
+    found: dict[str, bool | str] = {}
+    for cell in cells():
+        if cell.values == "ordinary":
+            model = model_of(draw(cell, np.random.default_rng(seed)))
+            ask()
+            try:
+                ok = not any(refusals(model, device.level)) and all(v.ok for v in verdicts_by(device, model))
+            except NnhalError as error:
+                found[str(cell)] = type(error).__name__
+            else:
+                found[str(cell)] = ok
+    return found
+
+
+def restored(device: Device, saved: Sequence[Saved]) -> list[Outputs | str]:
+    """Restore models and run each once; return the results, or the error."""
+    found: list[Outputs | str] = []
+    for model, token, model_files, data_files, arrays in saved:
+        seen = outline(laid_out(model, layout_of(device)).model)
+        try:
+            prepared = restored_by(device, seen, replace(PLAIN, cache=Cache(token, model_files, data_files)))
+            request = Request(Signature.of(prepared.model), arrays)
+            request.execute(prepared.run, UNLIMITED)
+        except NnhalError as error:
+            found.append(f"{type(error).__name__}: {error}")
+            continue
+        found.append([None if each is None else np.array(each) for each in request.results])
+        prepared.close()
+    return found
+
+
+def loading(device: Device) -> State:
+    """Return the state of the process after it has loaded the device."""
+    capabilities_by(device)
+    return state_of_this_process()
+
+
+TASKS: dict[str, Callable[..., Any]] = {
+    "answers": answers,
+    "verdicts": verdicts,
+    "restored": restored,
+    "loading": loading,
+}
+
+
+def main() -> None:
+    """Run the process."""
+    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(sys.argv[2]):  # the parent had ended before
+        os._exit(1)
+    connection = Connection(int(sys.argv[1]))
+    run, task, arguments = connection.recv()
+    try:
+        before = state_of_this_process()
+        answer = TASKS[task](device_of(run), *arguments)
+        problem = ""
+        if task == "loading":
+            answer = before, answer
+    except Exception as error:
+        problem, answer = told(error), None
+    connection.send((problem, answer))
+    sys.stdout.flush()
+    os._exit(0)  # no one waits for the driver's remaining work

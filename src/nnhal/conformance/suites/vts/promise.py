@@ -1,0 +1,195 @@
+"""The promises that vts looks at: their names, rules, and the functions that look whether a driver keeps them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from nnhal.base.errors import NnhalError
+from nnhal.base.levels import Level
+from nnhal.base.operands import Array
+from nnhal.base.records import Record
+from nnhal.conformance.differential import Outputs, arrays_of
+from nnhal.conformance.draw import Call
+from nnhal.conformance.suites.suite import SuiteRun
+from nnhal.conformance.validate.place import place_in
+from nnhal.conformance.validate.trial import Drawing, NotAsked, NotTaken, Trial, Unmet, copies
+from nnhal.hal.device import Device, Prepared
+from nnhal.hal.request import Request, Signature
+from nnhal.model.graph import Model
+from nnhal.ops import OPS
+
+DRIVER, CHOSEN, OPERATION = "driver", "chosen operations", "operation"
+# Operations that most drivers have, to look at what does not depend on the operation.
+COMMON = (
+    *("ADD", "MUL", "RELU", "CONV_2D", "FULLY_CONNECTED", "SOFTMAX", "LOGISTIC", "MAX_POOL_2D"),
+    *("CONCATENATION", "TRANSPOSE", "RESHAPE", "DEQUANTIZE", "QUANTIZE"),
+)
+FEW = 2  # operations that a promise of chosen operations is looked at with
+
+
+class Probe(Trial):
+    """One operation of the device under test, for a promise.
+
+    run: the suite's run. draw: returns the drawn calls of an operation. found: lists of operations by name, which later
+    probes of the same device need not find again.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        run: SuiteRun,
+        operation: str,
+        draw: Callable[[str], Drawing],
+        at: Callable[[str], None],
+        found: dict[str, list[str]],
+    ) -> None:
+        super().__init__(device, draw(operation), at, isolated=run.isolate)
+        self.suite_run, self._draw, self._called, self.lists = run, draw, at, found
+
+    def of(self, operation: str) -> "Probe":
+        """Return the probe of another operation."""
+        return Probe(self.device, self.suite_run, operation, self._draw, self._called, self.lists)
+
+    def count(self, number: int) -> int:
+        """Return a number of repetitions, with the run's scale."""
+        return max(1, round(number * self.suite_run.scale))
+
+    def go_on(self) -> None:
+        """Announce the driver's current call again: it has the whole time limit from now on."""
+        self._called(self.stage)
+
+    def closed(self) -> tuple[Call, Model]:
+        """Return a sample with at least one input and one output element, and repeatable results.
+
+        Raises:
+            NotAsked: There is none.
+        """
+        self.fixed()
+        for call, model in self.samples():
+            arrays = arrays_of(call)
+            if arrays and all(x.size for x in arrays) and self.device_gives(model):
+                return call, model
+        raise NotAsked("no supported call has an input and outputs of known shapes")
+
+    def with_rooms(self, prepared: Prepared, call: Call) -> Request:
+        """Make a request for one execution of a call, with memory for each output of known shape."""
+        outputs = self.signature_of(prepared).outputs
+        rooms: list[Array | None] = [None if a.fixed is None else np.empty(a.fixed, a.dtype) for a in outputs]
+        return self.request(prepared, copies(arrays_of(call)), rooms)
+
+    def device_gives(self, model: Model) -> bool:
+        """Whether all output shapes are known before the execution."""
+        return Signature.of(model).closed
+
+    def since(self, level: Level, what: str) -> None:
+        """Raise NotAsked if the device's HAL version lacks a feature."""
+        if self.device.level < level:
+            raise NotAsked(f"{what} exist since HAL {level}, the device has HAL {self.device.level}")
+
+    def right(self, call: Call, wanted: Outputs, prepared: Prepared, when: str) -> None:
+        """Raise Unmet if an execution fails, or gives other results than wanted."""
+        try:
+            results = self.run(prepared, copies(arrays_of(call)))
+        except NnhalError as error:
+            raise Unmet(
+                f"{when}: {named(error)}, must give its result", place_in(error.stack) or self.place()
+            ) from error
+        self.same(call, wanted, results, when)
+
+    def refused(
+        self, what: str, allowed: type[NnhalError] | tuple[type[NnhalError], ...], act: Callable[[], Any]
+    ) -> None:
+        """Raise Unmet unless a call of the driver raises one of the allowed errors."""
+        names = " or ".join(each.__name__ for each in (allowed if isinstance(allowed, tuple) else (allowed,)))
+        try:
+            act()
+        except allowed:
+            return
+        except NnhalError as error:
+            raise Unmet(f"{what}: {named(error)}, must be {names}", place_in(error.stack)) from error
+        raise Unmet(f"{what} is accepted, must be {names}")
+
+
+Look = Callable[[Probe], int]
+
+
+class Promise(Record, frozen=True):
+    """A rule of the driver interface, in one sentence, and the function that looks at it.
+
+    look: returns how often it saw the rule kept. per: `DRIVER` (once), `CHOSEN` (with a few operations, in one case),
+    or `OPERATION` (a case for each). isolated: True or False if it needs the driver isolated or in this process.
+    operations: those that it looks at, empty for all. unseen: why nothing was seen.
+    """
+
+    name: str
+    rule: str
+    look: Look
+    per: str
+    isolated: bool | None
+    operations: tuple[str, ...]
+    unseen: str
+
+
+PROMISES: dict[str, Promise] = {}
+
+
+def promise(
+    name: str,
+    rule: str,
+    per: str = CHOSEN,
+    *,
+    isolated: bool | None = None,
+    operations: Sequence[str] = (),
+    unseen: str = "no supported call shows it",
+) -> Callable[[Look], Look]:
+    """Add a promise to the table."""
+
+    def add(look: Look) -> Look:
+        assert name not in PROMISES, name
+        PROMISES[name] = Promise(name, rule, look, per, isolated, tuple(operations), unseen)
+        return look
+
+    return add
+
+
+def chosen(probe: Probe) -> Iterator[Probe]:
+    """Yield probes of a few operations that the driver supports; NotTaken if there are none."""
+    if CHOSEN not in probe.lists:
+        probe.lists[CHOSEN] = list(islice(_shown(probe), FEW))
+    if not probe.lists[CHOSEN]:
+        raise NotTaken("no supported call has an input and outputs of known shapes")
+    for operation in probe.lists[CHOSEN]:
+        each = probe.of(operation)
+        with ending(each):
+            yield each
+
+
+def _shown(probe: Probe) -> Iterator[str]:
+    """Yield the operations with a call that promises can be looked at with."""
+    for operation in dict.fromkeys((*COMMON, *OPS)):
+        each = probe.of(operation)
+        with ending(each), suppress(NotAsked):
+            each.closed()
+            yield operation
+
+
+@contextmanager
+def ending(probe: Probe) -> Iterator[None]:
+    """End a probe with the context."""
+    try:
+        yield
+    finally:
+        probe.end()
+
+
+def named(error: BaseException) -> str:
+    """Return an error with its class."""
+    return f"{type(error).__name__}: {error}"
+
+
+def changed(arrays: Sequence[Array], place: int, array: Array | None) -> list[Array | None]:
+    """Return the arrays with another one in one place."""
+    return [*arrays[:place], array, *arrays[place + 1 :]]

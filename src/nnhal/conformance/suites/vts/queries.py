@@ -1,0 +1,72 @@
+"""Queries: the same answers in all calls and threads, and after a restart."""
+
+import threading
+from typing import Any
+
+from nnhal.base.errors import NnhalError
+from nnhal.conformance.suites.vts.elsewhere import answers, elsewhere, verdicts
+from nnhal.conformance.suites.vts.promise import DRIVER, Probe, named, promise
+from nnhal.conformance.validate.table import of_the_driver
+from nnhal.conformance.validate.trial import Unmet
+from nnhal.hal.device import cache_files_by, capabilities_by, status_by
+
+THREADS, EACH = 4, 10
+
+
+for _check in of_the_driver():
+    promise(f"queries/{_check.name}", _check.promise, DRIVER)(_check.look)
+
+
+@promise("queries/threads", "Queries of several threads at once have the same answers as those of one.", DRIVER)
+def threads(probe: Probe) -> int:
+    def ask() -> Any:
+        found = capabilities_by(probe.device), cache_files_by(probe.device)
+        status_by(probe.device)
+        return found
+
+    wrong: list[str] = []
+    with probe.asking("capabilities"):
+        first = ask()
+        begin = threading.Barrier(THREADS)
+
+        def work() -> None:
+            begin.wait()
+            for _ in range(EACH):
+                try:
+                    found = ask()
+                except NnhalError as error:
+                    wrong.append(named(error))
+                    return
+                if found != first:
+                    wrong.append(f"{found!s:.100}, and {first!s:.100} to one thread")
+
+        workers = [threading.Thread(target=work, name="nnhal-vts") for _ in range(THREADS)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    if wrong:
+        raise Unmet(f"a query of {THREADS} threads gives {wrong[0]}")
+    return THREADS * EACH
+
+
+@promise("queries/restart", "After a restart, all queries have the same answers.", DRIVER)
+def restart(probe: Probe) -> int:
+    with probe.asking("capabilities"):
+        here = answers(probe.device)
+    there = elsewhere(probe.suite_run, "answers")
+    for what, answer in here.items():
+        if there[what] != answer:
+            raise Unmet(f"{what} is {answer!s:.150} here and {there[what]!s:.150} after a restart, must be the same")
+    return len(here)
+
+
+@promise("queries/verdicts-restart", "After a restart, supports() has the same answers.", DRIVER)
+def verdicts_restart(probe: Probe) -> int:
+    with probe.asking("supports"):
+        here = verdicts(probe.device, probe.suite_run.seed, probe.go_on)
+    there = elsewhere(probe.suite_run, "verdicts", probe.suite_run.seed)
+    for cell, answer in here.items():
+        if there[cell] != answer:
+            raise Unmet(f"supports() of {cell} is {answer} here and {there[cell]} after a restart, must be the same")
+    return len(here)

@@ -1,0 +1,21 @@
+"""A driver's process for one case alone, without the restarts of `Resilient`."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from nnhal.conformance.suites.vts.promise import Probe
+from nnhal.ipc.client.device import RemoteDevice
+from nnhal.ipc.client.process import start
+from nnhal.runtime import discovery
+
+
+@contextmanager
+def opened(probe: Probe) -> Iterator[RemoteDevice]:
+    """Start the driver under test in a new process; it ends with the context."""
+    name, run = probe.device.name, probe.suite_run
+    with probe.asking("start"):
+        session = start(discovery.origin_of(name), level=run.level)
+    try:
+        yield RemoteDevice(session)
+    finally:
+        session.close()

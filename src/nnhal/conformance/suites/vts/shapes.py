@@ -1,0 +1,101 @@
+"""Output shapes: buffers that are too small or too large, and outputs whose shapes are known only at the end."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from nnhal.base.errors import NnhalError
+from nnhal.base.levels import V1_2
+from nnhal.base.operands import Array
+from nnhal.conformance.differential import Outputs, arrays_of
+from nnhal.conformance.draw import Call
+from nnhal.conformance.suites.vts.promise import OPERATION, Probe, changed, named, promise
+from nnhal.conformance.validate.place import place_in
+from nnhal.conformance.validate.trial import NotAsked, Unmet, copies
+from nnhal.hal.device import Prepared
+from nnhal.hal.request import UNLIMITED, Request
+from nnhal.model.graph import Model
+
+FILL = 0x5A
+
+
+def _executed(probe: Probe, prepared: Prepared, call: Call, rooms: Sequence[Array | None], what: str) -> Request:
+    request = probe.request(prepared, copies(arrays_of(call)), rooms)
+    try:
+        with probe.asking("run"):
+            request.execute(prepared.run, UNLIMITED)
+    except NnhalError as error:
+        raise Unmet(
+            f"{what}: {named(error)}, must report the shapes", place_in(error.stack) or probe.place()
+        ) from error
+    return request
+
+
+def _bytes(size: int) -> Array:
+    return np.full(size, FILL, np.uint8)
+
+
+@promise(
+    "shapes/small",
+    "An output buffer that is too small is reported with the true shapes, is not overrun, and harms no later execution.",
+    OPERATION,
+    unseen="no output has elements",
+)
+def small(probe: Probe) -> int:
+    call, model = probe.closed()
+    return _small(probe, call, model, probe.alone(model, arrays_of(call)))
+
+
+@promise(
+    "shapes/unknown",
+    "Outputs of unknown shape have the shape of the definition, also where their buffer is too small.",
+    OPERATION,
+    unseen="no output has elements",
+)
+def unknown(probe: Probe) -> int:
+    probe.fixed()
+    probe.since(V1_2, "outputs of unknown shape")
+    for call, model in probe.taken():
+        if call.open:
+            try:
+                wanted = probe.wanted(model, arrays_of(call))
+            except NnhalError:
+                continue
+            if any(w is not None and w.size for w in wanted):
+                prepared = probe.prepare(model)
+                probe.right(call, wanted, prepared, "with outputs of unknown shape")
+                return 1 + _small(probe, call, model, wanted)
+    raise NotAsked("no supported call has outputs of unknown shape")
+
+
+def _small(probe: Probe, call: Call, model: Model, wanted: Outputs) -> int:
+    prepared = probe.prepare(model)
+    sizes = [0 if w is None else w.nbytes for w in wanted]
+    whole: list[Array] = [_bytes(size) for size in sizes]
+    seen = 0
+    for place, size in enumerate(sizes):
+        for less in sorted({size - 1, size // 2, 0} - {size} if size else ()):
+            if less < 0:
+                continue
+            behind = _bytes(size + 64)
+            what = f"output {place} with a buffer of {less} of {size} bytes"
+            request = _executed(probe, prepared, call, changed(whole, place, behind[:less]), what)
+            if place not in request.small:
+                raise Unmet(f"{what} is reported as sufficient, must be OUTPUT_INSUFFICIENT_SIZE", probe.place())
+            others = [n for n in request.small if n != place]
+            if others:
+                raise Unmet(f"{what}: output {others[0]} is reported as insufficient too, must be output {place} alone")
+            for n, (shape, w) in enumerate(zip(request.shapes, wanted, strict=True)):
+                partly = shape is None or 0 in shape or shape == () != w.shape if w is not None else True
+                if w is not None and not partly and tuple(shape) != w.shape:
+                    raise Unmet(f"{what}: the shape of output {n} is {list(shape)}, must be {list(w.shape)}")
+            if request.shapes[place] is None or tuple(request.shapes[place]) != wanted[place].shape:  # type: ignore[union-attr]
+                raise Unmet(f"{what}: its shape is {request.shapes[place]}, must be {list(wanted[place].shape)}")  # type: ignore[union-attr]
+            if (behind[less:] != FILL).any():
+                raise Unmet(f"{what}: is written past its end", probe.place())
+            seen += 1
+        if size:
+            request = _executed(probe, prepared, call, changed(whole, place, _bytes(size + 64)), "a larger buffer")
+            probe.same(call, wanted, request.results, f"output {place} with a buffer of {size + 64} of {size} bytes")
+    probe.right(call, wanted, prepared, "after buffers that were too small")
+    return seen

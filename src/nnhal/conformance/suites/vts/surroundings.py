@@ -1,0 +1,63 @@
+"""The process around a driver: it is as before after loading, preparing, executing and closing."""
+
+from contextlib import suppress
+
+from nnhal.base.errors import NnhalError
+from nnhal.conformance.differential import arrays_of
+from nnhal.conformance.suites.vts.elsewhere import elsewhere
+from nnhal.conformance.suites.vts.promise import DRIVER, OPERATION, Probe, promise
+from nnhal.conformance.suites.vts.state import ENVIRONMENT, State, difference, state_of_process, state_of_this_process
+from nnhal.conformance.validate.trial import NotAsked, Unmet, copies
+from nnhal.conformance.worker import process_of
+
+
+def _state(probe: Probe) -> State:
+    """Return the state of the driver's process, and of this thread if that is this process."""
+    process = process_of(probe.device)
+    try:
+        return state_of_this_process() if process is None else state_of_process(process.pid)
+    except OSError as error:
+        raise NotAsked(f"the state of the process cannot be read: {error.strerror}") from None
+
+
+@promise(
+    "process/loading",
+    "Loading a driver leaves the process as it was, except for environment variables.",
+    DRIVER,
+    isolated=False,
+)
+def loading(probe: Probe) -> int:
+    before, after = elsewhere(probe.suite_run, "loading")
+    changed = difference({name: before[name] for name in before if name != ENVIRONMENT}, after)
+    if changed:
+        raise Unmet(f"after the driver was loaded, {changed}, must be as before")
+    return len(before)
+
+
+@promise(
+    "process",
+    "Preparing, executing and closing leave the process as it was: arithmetic, signals, folder, masks and limits.",
+    OPERATION,
+)
+def process(probe: Probe) -> int:
+    seen = 0
+    for call, model in probe.samples():
+        before = _state(probe)
+
+        def look(what: str, before: State = before) -> None:
+            changed = difference(before, _state(probe))
+            if changed:
+                raise Unmet(f"after {what}(), {changed}, must be as before", probe.place(what))
+
+        probe.verdict(model)
+        look("supports")
+        prepared = probe.prepare(model)
+        look("prepare")
+        for _ in range(2):
+            with suppress(NnhalError):  # the contract's checks report that
+                probe.run(prepared, copies(arrays_of(call)))
+            look("run")
+        probe.close(prepared)
+        look("close")
+        seen += 1
+    return seen

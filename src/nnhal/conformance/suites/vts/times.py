@@ -1,0 +1,120 @@
+"""Measured times, held against the suite's own clock: a wrong unit, an impossible duration, profiles outside the call."""
+
+import time
+from collections.abc import Callable
+
+from nnhal.base.errors import NnhalError
+from nnhal.base.levels import V1_2
+from nnhal.conformance.differential import arrays_of
+from nnhal.conformance.suites.vts.promise import OPERATION, Probe, promise
+from nnhal.conformance.validate.trial import Unmet, copies
+from nnhal.hal.device import Prepared
+from nnhal.hal.request import Control, Request, Timing
+
+ROUNDS = 8
+# A time in microseconds is a thousandth of one in nanoseconds, and the calls around a driver take less than 200 times
+# as long as the driver's part.
+LEAST = 200
+
+
+class _Measured:
+    """Executions with the suite's clock around the driver's `run`, or around the call of another process."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self._run = prepared.run
+        self.spent: list[int] = []
+        self.given: list[Timing | None] = []
+
+    def run(self, request: Request, control: Control) -> Timing | None:
+        """Execute, and note both times."""
+        begin = time.monotonic_ns()
+        timing = self._run(request, control)
+        self.spent.append(time.monotonic_ns() - begin)
+        self.given.append(timing)
+        return timing
+
+
+@promise(
+    "times",
+    "Times are nanoseconds: no longer than the call took by the suite's clock, and no less than a two hundredth of it.",
+    OPERATION,
+    unseen="run() returns no times",
+)
+def times(probe: Probe) -> int:
+    probe.since(V1_2, "measured times")
+    seen = 0
+    for call, model in probe.samples():
+        prepared = probe.prepare(model)
+        measured = _Measured(prepared)
+        for _ in range(ROUNDS):
+            request = probe.request(prepared, copies(arrays_of(call)))
+            try:
+                with probe.asking("run"):
+                    request.execute(measured.run, Control(measure=True))
+            except NnhalError:
+                break
+        seen += _judged(probe, measured)
+    return seen
+
+
+def _noting(noted: list[tuple[int, int, int]]) -> Callable[[int, int, int], None]:
+    return lambda operation, begin, end: noted.append((operation, begin, end))
+
+
+def _judged(probe: Probe, measured: _Measured) -> int:
+    """Raise Unmet for impossible times; return the number of possible ones."""
+    seen = 0
+    driver_of, spent_of = 0, 0
+    for spent, timing in zip(measured.spent, measured.given, strict=True):
+        if timing is None or not (isinstance(timing, tuple) and len(timing) == len(Timing._fields)):
+            continue
+        for name, value in zip(("on the device", "in the driver"), timing, strict=True):
+            if value is None:
+                continue
+            if type(value) is not int or value < 0:
+                raise Unmet(f"the time {name} is {value!r:.50}, must be nanoseconds as an int", probe.place())
+            if value > spent:
+                raise Unmet(f"the time {name} is {value} ns of a call of {spent} ns", probe.place())
+            seen += 1
+        if timing[1] is not None:
+            driver_of, spent_of = driver_of + timing[1], spent_of + spent
+    if spent_of and driver_of * LEAST < spent_of:
+        text = f"the times in the driver are {driver_of} ns for calls of {spent_of} ns"
+        raise Unmet(f"{text}; they may be in microseconds", probe.place())
+    return seen
+
+
+@promise(
+    "times/profile",
+    "Times of operations lie within the execution, in order, and belong to operations of the model.",
+    OPERATION,
+    isolated=False,
+    unseen="the prepared model reports no times of operations",
+)
+def profile(probe: Probe) -> int:
+    seen = 0
+    for call, model in probe.samples():
+        prepared = probe.prepare(model)
+        if prepared.profiles is not True:
+            continue
+        noted: list[tuple[int, int, int]] = []
+        request = probe.request(prepared, copies(arrays_of(call)))
+        begin = time.monotonic_ns()
+        try:
+            with probe.asking("run"):
+                request.execute(prepared.run, Control(profile=_noting(noted)))
+        except NnhalError:
+            continue
+        end = time.monotonic_ns()
+        for operation, since, until in noted:
+            if not 0 <= operation < len(prepared.model.main.operations):
+                raise Unmet(
+                    f"times of operation {operation} are reported, which the model does not have", probe.place()
+                )
+            if not begin <= since <= until <= end:
+                span = f"{since - begin} to {until - begin} ns"
+                raise Unmet(
+                    f"operation {operation} took from {span} of an execution of {end - begin} ns", probe.place()
+                )
+        seen += len(noted)
+    return seen

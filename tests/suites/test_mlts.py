@@ -1,0 +1,285 @@
+"""The suite mlts: a tiny model passes on the reference; drivers that compute inaccurately fail where they should."""
+
+import csv
+import logging
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nnhal.base.codes import OperandType
+from nnhal.base.errors import InvalidArgument
+from nnhal.base.operands import Array
+from nnhal.conformance.suites.mlts import Mlts, accuracy, data, loadgen, report, timing, workload
+from nnhal.conformance.suites.run import run_suite
+from nnhal.conformance.suites.suite import CaseOutcome, SuiteRun
+from nnhal.runtime.arguments import Spec
+from nnhal.zoo import maker
+
+DRIVER = """
+import numpy as np
+from nnhal.drivers.reference import Interpreter, Reference
+from nnhal.hal.cache.files import CacheFiles
+
+KEPT = []
+
+class Inaccurate(Interpreter):
+    restored, runs = False, 0
+
+    def call(self, number, inputs, control):
+        results = super().call(number, inputs, control)
+        self.runs += 1
+        return [self.wrong(x) for x in results] if number == 0 else results
+
+    def wrong(self, x):
+        return {wrong}
+
+    def save(self, files):
+        files.model[0]["mlts"] = b"mlts"
+        return True
+
+class Planted(Reference):
+    name = "planted"
+
+    def prepare(self, model, hints):
+        prepared = Inaccurate(model)
+        KEPT.append(model)
+        return prepared
+
+    def number_of_cache_files(self):
+        return CacheFiles(model=1)
+
+    def restore(self, files, token, hints):
+        prepared = Inaccurate(KEPT[-1])
+        prepared.restored = True
+        return prepared
+
+device = Planted
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A classifier of ten classes over 8x8 pictures, as a file."""
+    path = tmp_path_factory.mktemp("model") / "tiny.tflite"
+    with maker.opened("tiny_conv") as file:
+        path.write_bytes(file.read())
+    return path
+
+
+@pytest.fixture(scope="module")
+def samples(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A folder of inputs, and labels of which LiteRT's interpreter gets all but the first."""
+    from nnhal.measure.peers import LiteRT
+
+    folder, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(1)
+    engine, lines = LiteRT(model, 1), []
+    for number in range(12):
+        x = rng.uniform(-1, 1, (8, 8, 3)).astype(np.float32)
+        np.save(folder / f"{number:02}.npy", x)
+        best = int(engine([x[None]])[0].argmax())
+        lines.append(f"{number:02} {(best + 1) % 10 if number == 0 else best}")
+    labels = tmp_path_factory.mktemp("labels") / "labels.txt"
+    labels.write_text("\n".join(lines))
+    return folder, labels
+
+
+def outcomes(run: SuiteRun) -> dict[str, CaseOutcome]:
+    return {each.name: each for progress in run_suite("mlts", run, 2) for each in progress.outcomes}
+
+
+def planted(folder: Path, wrong: str) -> tuple[str, ...]:
+    path = folder / "planted.py"
+    path.write_text(DRIVER.replace("{wrong}", wrong))
+    return (str(path),)
+
+
+def test_a_labelled_model_passes_on_the_reference_and_is_reported(
+    model: Path, samples: tuple[Path, Path], tmp_path: Path
+) -> None:
+    folder, labels = samples
+    run = SuiteRun(model=str(model), data=str(folder), labels=str(labels), report=str(tmp_path), scale=0.05)
+    found = outcomes(run)
+    assert {name: (each.verdict, each.reason) for name, each in found.items() if each.verdict != "passed"} == {}
+    assert list(found) == [f"tiny/{part}" for part in ("accuracy", "compile", "latency", "loadgen")]
+    measured = found["tiny/accuracy"].found
+    for side in ("device", "engine"):
+        assert measured[side]["top1"] == 11 / 12 and measured[side]["changed"] == 0
+    times = found["tiny/latency"].found["device"]
+    assert 0 < times["p50_ms"] <= times["p90_ms"] <= times["p99_ms"] <= times["p99.9_ms"]
+    assert found["tiny/loadgen"].found["device"]["SingleStream"]["answered"] >= 1
+    with (tmp_path / report.CSV).open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["engine"] for row in rows] == ["reference", "reference (CPU)", "litert called directly"]
+    assert [row["top-1"] for row in rows] == ["0.916667"] * 3
+    page = (tmp_path / report.HTML).read_text()
+    HTMLParser().feed(page)
+    assert page.count("<svg") == 1
+    assert not re.findall(r'(?:src|href)="(?!#)', page.replace("xlink:href", "href"))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "part", "said"),
+    [
+        (
+            "np.roll(x, 1, -1)",
+            "accuracy",
+            "8.3% of 12 inputs, the reference's is 91.7%, must be at most 1 input below",
+        ),
+        ("x + np.float32(2e-3) * x.max()", "accuracy", "greatest error is 0.002 of the output's greatest magnitude"),
+        ("x * np.float32(np.nan)", "accuracy", "top-1 accuracy"),
+        ("x[:, ::-1] if self.restored else x", "compile", "restored from the cache"),
+        ("x * np.float32(0.9) if self.runs > 5 else x", "latency", "executions: greatest error is 0.1"),
+        ("x * np.float32(0.9) if self.runs > 20 else x", "loadgen", "in LoadGen's scenarios: greatest error is 0.1"),
+    ],
+    ids=["other-class", "small-error", "nan", "restored", "after-runs", "in-scenarios"],
+)
+def test_a_driver_that_computes_inaccurately_fails(
+    wrong: str, part: str, said: str, model: Path, samples: tuple[Path, Path], tmp_path: Path
+) -> None:
+    folder, labels = samples
+    found = outcomes(
+        SuiteRun(
+            drivers=planted(tmp_path, wrong),
+            model=str(model),
+            data=str(folder),
+            labels=str(labels),
+            scale=0.02,
+            pattern=f"/{part}$",
+        )
+    )
+    (outcome,) = found.values()
+    assert outcome.verdict == "failed", outcome
+    assert said in outcome.reason
+    assert outcome.found["data"].startswith("12 files")
+
+
+def test_a_planted_driver_without_a_fault_passes(model: Path, tmp_path: Path) -> None:
+    run = SuiteRun(drivers=planted(tmp_path, "x"), model=str(model), scale=0.02, pattern="accuracy|compile|latency")
+    found = outcomes(run)
+    assert [each.verdict for each in found.values()] == ["passed"] * 3, found
+    assert found["tiny/compile"].found["device"]["restore_ms"] is not None
+
+
+def test_a_model_that_the_device_rejects_is_unsupported(model: Path) -> None:
+    found = outcomes(SuiteRun(device="sample-minimal", model=str(model), scale=0.02))
+    assert {each.verdict for each in found.values()} == {"unsupported"}
+    assert all("sample-minimal" in each.reason for each in found.values())
+
+
+def test_a_model_that_is_not_on_the_machine_is_skipped_with_the_command_that_fetches_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("NNHAL_MODELS", str(tmp_path))
+    (outcome,) = outcomes(SuiteRun(pattern="^magika/accuracy$")).values()
+    assert outcome.verdict == "skipped" and "`nnhal models magika`" in outcome.reason
+
+
+def spec_of(type: OperandType, dtype: object, scale: float = 0.0) -> Spec:
+    return Spec("y", type, (1, 4), np.dtype(dtype), scale, 0)  # type: ignore[call-overload]
+
+
+FLOATS = spec_of(OperandType.TENSOR_FLOAT32, np.float32)
+STEPS = spec_of(OperandType.TENSOR_QUANT8_ASYMM, np.uint8, 0.5)
+
+
+def measured(spec: Spec, found: Sequence[Sequence[float]], expected: Sequence[Sequence[float]]) -> accuracy.Accuracy:
+    def outputs(rows: Sequence[Sequence[float]]) -> list[list[Array]]:
+        return [[np.array([row], spec.dtype)] for row in rows]
+
+    return accuracy.measure([spec], outputs(found), outputs(expected), (), False)
+
+
+def test_errors_of_quantised_outputs_are_in_steps_and_in_real_values() -> None:
+    off = measured(STEPS, [[10, 20, 30, 44]], [[10, 20, 30, 40]])
+    assert (off.lsb, off.lsb_rms, off.greatest, off.mse) == (4.0, 2.0, 2.0, 1.0)
+    assert off.relative is None and (off.top1, off.changed) == (1.0, 0)
+
+
+def test_a_class_among_equal_scores_of_the_reference_has_not_changed() -> None:
+    off = measured(STEPS, [[9, 8, 0, 0], [0, 0, 7, 0]], [[9, 9, 0, 0], [0, 9, 0, 0]])
+    assert (off.changed, off.top1, off.top5) == (1, 0.5, 1.0)
+    assert measured(STEPS, [[8, 9, 0, 0]], [[9, 9, 0, 0]]).changed == 0
+
+
+def test_a_nan_and_another_shape_are_beyond_every_bound() -> None:
+    for found in ([np.nan, 0, 0, 1], [0, 0, 1]):
+        off = measured(FLOATS, [found], [[0, 0, 0, 1]])
+        assert off.greatest == np.inf
+        assert list(accuracy.problems(off, off, False))
+
+
+def test_percentiles_are_those_of_the_calls() -> None:
+    found = timing.summary(5_000_000, [n * 1_000_000 for n in range(1, 1002)])
+    assert [found[f"p{q}_ms"] for q in ("50", "90", "99", "99.9")] == pytest.approx([501, 901, 991, 1000])
+    assert (found["first_ms"], found["min_ms"], sum(found["counts"])) == (5.0, 1.0, 991)
+
+
+def test_figures_of_loadgen_are_read_from_its_summary() -> None:
+    text = "Scenario : SingleStream\n90.0th percentile latency (ns) : 1234\nResult is : INVALID\n  Min queries : yes\n"
+    assert loadgen.figures(text) == {"single_stream_p90_ns": 1234.0, "result": "INVALID"}
+
+
+def test_without_matplotlib_the_csv_is_written_and_a_warning_says_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    (tmp_path / report.HTML).write_text("of an earlier run")
+    times = timing.summary(1, [1, 2, 3])
+    case = CaseOutcome("mlts", "m/latency", "passed", found={"model": "m", "part": "latency", "device": times})
+    with caplog.at_level(logging.WARNING, "nnhal"):
+        Mlts().finish(SuiteRun(report=str(tmp_path)), [case])
+    assert [file.name for file in tmp_path.iterdir()] == [report.CSV]
+    assert "pip install 'nnhal[plots]'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"data": "d"}, "must come with --model"),
+        ({"model": "M", "labels": "l"}, "must come with --data"),
+        ({"model": "no_such_model"}, "must be a .tflite or .onnx file"),
+        ({"model": "M", "data": "no/such/folder"}, "must be a folder"),
+    ],
+)
+def test_arguments_that_do_not_go_together_are_rejected(given: dict[str, str], said: str, model: Path) -> None:
+    run = SuiteRun(**{key: str(model) if value == "M" else value for key, value in given.items()})  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match=said):
+        workload.names(run)
+
+
+def test_each_input_needs_a_label_and_each_label_an_input(samples: tuple[Path, Path], tmp_path: Path) -> None:
+    folder, labels = samples
+    assert data.labelled(folder, str(labels))[1][1:] == [
+        line.split()[1] for line in labels.read_text().splitlines()[1:]
+    ]
+    fewer = tmp_path / "fewer.txt"
+    fewer.write_text("00.npy 1\n")
+    with pytest.raises(InvalidArgument, match=r"01\.npy has no label.*missing: 11"):
+        data.labelled(folder, str(fewer))
+    more = tmp_path / "more.txt"
+    more.write_text(labels.read_text() + "\nother 1\n")
+    with pytest.raises(InvalidArgument, match="other is not in"):
+        data.labelled(folder, str(more))
+    other = tmp_path / "copy"
+    shutil.copytree(folder, other)
+    (other / "note.txt").write_text("no input")
+    assert len(data.labelled(other, "")[0]) == 12
+
+
+def test_a_picture_fills_the_range_of_the_input(tmp_path: Path) -> None:
+    from PIL import Image
+
+    Image.new("RGB", (5, 3), (255, 0, 128)).save(tmp_path / "x.png")
+    spec = Spec("x", OperandType.TENSOR_FLOAT32, (1, 2, 2, 3), np.dtype(np.float32), 0.0, 0)
+    (array,) = data.read(tmp_path / "x.png", [spec], None)
+    assert array.shape == (1, 2, 2, 3)
+    np.testing.assert_allclose(array[0, 0, 0], [1, 0, 128 / 255], atol=1e-6)
+    whole = Spec("x", OperandType.TENSOR_QUANT8_ASYMM_SIGNED, (1, 3, 2, 2), np.dtype(np.int8), 0.5, 3)
+    (stored,) = data.read(tmp_path / "x.png", [whole], None)
+    assert stored[0, :, 0, 0].tolist() == [127, -128, 0]

@@ -1,0 +1,143 @@
+"""The suite `random`: the reference passes a sample, faults of running graphs are caught and reduced."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.base.codes import OperationType
+from nnhal.conformance.evaluation import evaluate
+from nnhal.conformance.reduction import Candidate, Reduction, names_of, sizes_of
+from nnhal.conformance.subject import ANY
+from nnhal.conformance.suites.run import run_suite
+from nnhal.conformance.suites.suite import CaseOutcome, SuiteRun
+from nnhal.model.builder import ModelBuilder
+from nnhal.model.graph import Model
+from nnhal.ops.schema import F32, INT32
+
+DRIVER = str(Path(__file__).parent / "planted" / "driver.py")
+# Cases that have what the fault needs, and part of the reason; the whole suite has more.
+CASES = {
+    "shared-arena": ("graph/8/0", "under 4 threads"),
+    "first-reader": ("graph/8/0", "differs in"),
+    "repeated-operand": ("single/ADD/FLOAT32/.", "ADD on FLOAT32"),
+    "wide": ("single/(TANH|ADD)/FLOAT32/.", "1 operation"),
+    "broadcast": ("single/(ADD|MUL|SUB)/FLOAT32/.", "1 operation"),
+    "unaligned": ("single/TANH/FLOAT32/.", "with unaligned memory"),
+}
+
+
+def outcomes(pattern: str, fault: str | None = None, **how: object) -> Sequence[CaseOutcome]:
+    """Run the cases whose whole names fit. fault: of the planted driver; None for the reference."""
+    options = {ANY: {"fault": fault}} if fault else {}
+    drivers = (DRIVER,) if fault is not None else ()
+    run = SuiteRun(drivers=drivers, options=options, pattern=f"^({pattern})$", timeout=60.0, **how)  # type: ignore[arg-type]
+    return [outcome for some in run_suite("random", run, 1) for outcome in some.outcomes]
+
+
+def test_the_reference_passes_a_sample() -> None:
+    found = outcomes("graph/(2|5|13)/0|single/(CONV_2D|ADD|LSTM|IF|WHILE|RANDOM_MULTINOMIAL)/FLOAT32/0")
+    assert len(found) == 9 and {o.verdict: o.reason for o in found} == {"passed": ""}
+
+
+@pytest.mark.parametrize("fault", CASES)
+def test_a_fault_of_running_graphs_is_caught(fault: str) -> None:
+    pattern, reason = CASES[fault]
+    failed = [o.reason for o in outcomes(pattern, fault, scale=3.0) if o.verdict == "failed"]
+    assert any(reason in each for each in failed), failed
+
+
+def test_the_planted_driver_without_a_fault_passes_the_same_cases() -> None:
+    found = outcomes("|".join(dict.fromkeys(pattern for pattern, _ in CASES.values())), "", scale=3.0)
+    assert len(found) > 20 and {o.verdict: o.reason for o in found} == {"passed": ""}
+
+
+def test_a_failure_is_kept_as_a_model_that_loads_and_a_program_that_runs(tmp_path: Path) -> None:
+    (failed,) = outcomes("graph/8/0", "first-reader", report=str(tmp_path))
+    folder = Path(failed.found["files"])
+    model = nnhal.load(folder / "reduced.nnhal")
+    assert len(model.main.operations) == failed.found["operations"] < 8
+    assert len(nnhal.load(folder / "model.nnhal").main.operations) == 8
+    compile((folder / "repro.py").read_text(), "repro.py", "exec")
+    assert (folder / "model.svg").read_text().startswith("<svg") and len(np.load(folder / "inputs.npz")) == len(
+        model.main.inputs
+    )
+
+
+def test_a_case_that_passes_keeps_nothing(tmp_path: Path) -> None:
+    outcomes("graph/2/0", report=str(tmp_path))
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+# ---------------------------------------------------------------------------------------------------- estimated errors
+
+
+def chain(names: Sequence[str], size: int = 6) -> Model:
+    """A chain of operations with one input, ADD with itself."""
+    b = ModelBuilder("chain")
+    first = at = b.operand(F32, (size,))
+    for name in names:
+        made = b.operand(F32, (size,))
+        b.operation(name, [at, at, b.constant(INT32, 0)] if name in ("ADD", "MUL") else [at], [made])
+        at = made
+    return b.finish([first], [at])
+
+
+X = np.array([0.5, -1.5, 2.0, 3.0, -0.25, 1.0], np.float32)
+
+
+def test_operations_that_move_elements_leave_no_tolerance() -> None:
+    found = evaluate(chain(["ABS", "NEG", "RELU"]), [X])
+    assert not found.rooms[0].any()
+    assert found.differences([np.zeros(6, np.float32)]) == ""
+    assert "must be 0 within 0" in found.differences([np.full(6, 1e-7, np.float32)])
+
+
+def test_errors_grow_with_the_operations_behind_them() -> None:
+    (near,), (far,) = evaluate(chain(["TANH"]), [X]).rooms, evaluate(chain(["TANH", *["ADD"] * 6]), [X]).rooms
+    assert (far > 32 * near / 4).all() and (far < 1e-2).all()  # six doublings: 64 times the error
+
+
+def test_a_correct_result_in_double_precision_is_within_the_tolerance() -> None:
+    wanted = np.tanh(X.astype("f8")) * 8
+    found = evaluate(chain(["TANH", "ADD", "ADD", "ADD"]), [X])
+    assert found.differences([wanted.astype("f4")]) == ""
+    assert found.differences([(wanted * 1.001).astype("f4")])
+
+
+# ----------------------------------------------------------------------------------------------------------- reduction
+
+
+def test_a_reduction_ends_with_the_operation_and_the_size_that_fail() -> None:
+    def fails(candidate: Candidate) -> bool:
+        widest = max((s for _, s in sizes_of(candidate.model)), default=1)
+        return "TANH" in names_of(candidate.model) and widest >= 5
+
+    found = Reduction(fails).reduce(Candidate(chain(["ABS", "ADD", "TANH", "NEG", "MUL", "RELU"], 100))).model
+    assert list(names_of(found)) == ["TANH"] and [s for _, s in sizes_of(found)] == [5]
+
+
+def test_a_reduction_passes_intermediate_values_to_what_is_left() -> None:
+    def values(candidate: Candidate) -> dict[int, np.ndarray]:
+        assert candidate.inputs is not None
+        main = candidate.model.main
+        found = dict(zip(main.inputs, candidate.inputs, strict=True))
+        for operation in main.operations:  # by hand: NEG and ABS
+            x = found[operation.inputs[0]]
+            found[operation.outputs[0]] = -x if operation.type == OperationType.NEG else np.abs(x)
+        return found
+
+    def fails(candidate: Candidate) -> bool:
+        assert candidate.inputs is not None
+        return list(names_of(candidate.model))[-1] == "NEG" and float(candidate.inputs[0].min()) >= 0
+
+    first = Candidate(chain(["ABS", "NEG"]), (X,))
+    found = Reduction(fails, values).reduce(first)
+    assert list(names_of(found.model)) == ["NEG"] and found.inputs is not None and (found.inputs[0] >= 0).all()
+
+
+def test_a_reduction_that_never_fails_returns_what_it_was_given() -> None:
+    first = Candidate(chain(["ABS", "NEG"]))
+    assert Reduction(lambda _: False).reduce(first) is first
