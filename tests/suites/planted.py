@@ -52,7 +52,7 @@ class Engine(Prepared):
             assert bound is not None
             tensors = bound.form.tensors([values.get(i) for i in operation.inputs])
             result = KERNELS[bound.op.name](*tensors)
-            activation = getattr(bound, "activation", 0)
+            activation = bound.activation if bound.op.name in ("ADD", "MUL", "SUB") else 0
             low, high = [(-np.inf, np.inf), (0, np.inf), (-1, 1), (0, 6)][int(activation)]
             values[operation.outputs[0]] = np.clip(result, low, high).astype(np.float32)
             self.between()

@@ -77,7 +77,10 @@ def supported(device: Device, kind: str, seed: Sequence[int], length: int, at: A
     rules = dict(RULES) if kind != SINGLE else {}
     while rules:
         at(PREPARING)
-        graph = Graph(_Drawing([*seed, zlib.crc32(kind.encode())], kind, rules).graph(length), kind)
+        model = _Drawing([*seed, zlib.crc32(kind.encode())], kind, rules).graph(length)
+        if model is None:
+            break
+        graph = Graph(model, kind)
         rejected = {
             name for name, ok in zip(_names(graph.model), verdicts(device, graph.model, at), strict=True) if not ok
         }
@@ -146,7 +149,8 @@ class _Drawing:
     def pick(self, *choices: Any) -> Any:
         return choices[int(self.rng.integers(len(choices)))]
 
-    def graph(self, length: int) -> Model:
+    def graph(self, length: int) -> Model | None:
+        """Return a model of so many operations or fewer; None if no rule suits even the input."""
         names = list(self.rules)
         for number in range(length):
             # Later operations read late values, so that the graph is deep; some read early ones again.
@@ -157,7 +161,7 @@ class _Drawing:
                     break
             else:
                 if not number:
-                    break
+                    return None
                 continue
             self.values.append(made)
             self.unread[made.index] = made
