@@ -1,1 +1,1 @@
-"""The suites of `nnhal test`: each proves one side of a driver, with the same processes, outcomes and reports."""
+"""The suites of `nnhal test`: each tests one side of a driver, with the same processes, outcomes and reports."""

@@ -1,4 +1,4 @@
-"""What a suite is: its cases, and how one of them runs in a process that the driver may end."""
+"""A suite: its cases, and how one of them runs in a process that the driver may end."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
