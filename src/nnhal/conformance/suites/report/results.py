@@ -30,7 +30,7 @@ class Result(Record, frozen=True):
     """An outcome, and the entry that expects it to be bad.
 
     Attributes:
-        outcome: what came of the case.
+        outcome: of the case.
         expectation: the first entry for this case, None if there is none.
     """
 
@@ -107,7 +107,7 @@ class Group(Record, frozen=True):
 
 
 class TestReport(Record, frozen=True):
-    """What came of `nnhal test`.
+    """The results of `nnhal test`.
 
     Attributes:
         device: the name of the device under test.
