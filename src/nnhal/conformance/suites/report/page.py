@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from nnhal.base.brief import counted as many
@@ -43,6 +44,7 @@ MEANINGS = {
     "unsupported": "the device does not support what the case needs",
 }
 GROUPS = 200  # groups of failures that the page lists
+STYLE = Path(__file__).with_name("page.css")
 CASES = 100  # cases of a group that the page lists; results.json has all
 REASONS = 30  # reasons of a verdict that the page lists
 
@@ -55,7 +57,7 @@ def as_page(report: TestReport) -> str:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         '<meta name="color-scheme" content="light dark">',
-        f"<title>{_text(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>",
+        f"<title>{_text(title)}</title>\n<style>\n{STYLE.read_text('utf-8')}</style>\n</head>\n<body>\n<main>",
         *_answer(report, groups),
         *_suites(report),
         *_failures(report, groups),
@@ -272,53 +274,3 @@ def _legend() -> Iterator[str]:
 def _text(value: Any) -> str:
     """Text in HTML: names and reasons come from drivers and files, so they are escaped."""
     return escape(printable(str(value), keep="\n"))
-
-
-_STYLE = """
-:root{--page:#fff;--ink:#1d2330;--soft:#5b6474;--line:#d8dde6;--card:#f5f7fa;--passed:#2f6fb5;--failed:#c2410c;
---crashed:#a3154f;--hung:#7a3fb0;--expected:#8a6d1d;--skipped:#8b94a3;--unsupported:#b9c0cb;--tag:#fff;
---heat-good:#cfe0f3;--heat-bad:#f08a4b;--heat-ink:#1d2330}
-@media (prefers-color-scheme:dark){:root{--page:#14171d;--ink:#e6e9ef;--soft:#a0a9b8;--line:#333a46;--card:#1d222b;
---passed:#6ea8e6;--failed:#f58a57;--crashed:#f0719f;--hung:#bd93ea;--expected:#d9bd66;--skipped:#7d8796;
---unsupported:#525b69;--tag:#14171d;--heat-good:#23405f;--heat-bad:#c2571f;--heat-ink:#fff}}
-*{box-sizing:border-box}
-body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,"DejaVu Sans",sans-serif}
-main{max-width:1100px;margin:0 auto;padding:24px 20px 60px}
-header{border-left:6px solid var(--passed);padding:4px 0 4px 16px}
-header.bad{border-color:var(--failed)}header.partial{border-color:var(--expected)}
-h1{font-size:24px;line-height:1.3;margin:0 0 4px;overflow-wrap:anywhere}h2{font-size:18px;margin:36px 0 10px}
-header p,.label,section>p,summary{color:var(--soft);margin:0 0 6px}
-.wide{overflow-x:auto}
-table{border-collapse:collapse;font-size:14px}
-th,td{padding:4px 10px;text-align:left;border-bottom:1px solid var(--line);vertical-align:top}
-thead th{color:var(--soft);font-weight:600;vertical-align:bottom}
-.number{text-align:right;font-variant-numeric:tabular-nums}.zero{color:var(--soft)}
-.suites{width:100%}.suites td.failed,.suites td.crashed,.suites td.hung{font-weight:700}
-td.failed{color:var(--failed)}td.crashed{color:var(--crashed)}td.hung{color:var(--hung)}td.expected{color:var(--expected)}
-.note td{border-bottom:1px solid var(--line);color:var(--failed)}
-.bar{display:flex;width:180px;height:12px;margin-top:5px;border-radius:3px;overflow:hidden;gap:1px}
-.bar i{min-width:3px;flex-basis:0}
-i.passed{background:var(--passed)}i.failed{background:var(--failed)}i.crashed{background:var(--crashed)}
-i.hung{background:var(--hung)}i.expected{background:var(--expected)}i.skipped{background:var(--skipped)}
-i.unsupported{background:var(--unsupported)}
-article{background:var(--card);border:1px solid var(--line);border-radius:6px;padding:12px 16px;margin:0 0 14px}
-h3{font-size:15px;margin:0 0 6px;overflow-wrap:anywhere}h3 span{color:var(--soft);font-weight:400}
-.tag{display:inline-block;padding:0 8px;border-radius:4px;color:var(--tag);font-size:12.5px;line-height:20px}
-.tag.passed{background:var(--passed)}.tag.failed{background:var(--failed)}.tag.crashed{background:var(--crashed)}
-.tag.hung{background:var(--hung)}.tag.expected{background:var(--expected)}
-.tag.skipped,.tag.unsupported{background:none;color:var(--ink);box-shadow:inset 0 0 0 1px var(--skipped)}
-.reason{margin:0 0 6px;white-space:pre-wrap;overflow-wrap:anywhere;max-height:22em;overflow-y:auto}
-pre{background:var(--page);border:1px solid var(--line);border-radius:4px;margin:0 0 8px;padding:6px 10px;
-font:13px/1.5 ui-monospace,"DejaVu Sans Mono",monospace;white-space:pre-wrap;overflow-wrap:anywhere}
-summary{cursor:pointer}dt{font-weight:600;overflow-wrap:anywhere}dd{margin:0 0 8px 0;overflow-wrap:anywhere}
-.facts,.legend{display:grid;grid-template-columns:max-content 1fr;gap:2px 14px;margin:0 0 8px;font-size:14px}
-.facts dd,.legend dd{margin:0}.facts dt{color:var(--soft);font-weight:400}
-.heat td,.heat th{padding:2px 8px;font-size:13px}
-.heat tbody th{font-weight:400;white-space:nowrap;position:sticky;left:0;background:var(--page)}
-.heat thead th{white-space:nowrap;font-size:12px}
-.heat td{text-align:center;font-variant-numeric:tabular-nums;border:2px solid var(--page);border-radius:6px}
-.heat td.all{background:var(--heat-good);color:var(--soft)}
-.heat td.some{background:color-mix(in srgb,var(--heat-good) var(--share),var(--heat-bad));color:var(--heat-ink);
-font-weight:700}
-.heat td.none{color:var(--soft)}
-"""
