@@ -55,7 +55,7 @@ KERNELS: dict[int, Callable[..., Array]] = {
 }
 
 
-class Graph(Prepared):
+class ComputedGraph(Prepared):
     """A prepared model of the healthy driver; faults change one of its methods."""
 
     def __init__(self, model: Model) -> None:
@@ -85,7 +85,7 @@ class Graph(Prepared):
 
 class Healthy(Device):
     name = "planted"
-    graph: type[Graph] = Graph
+    graph: type[ComputedGraph] = ComputedGraph
 
     def supports(self, model: Model) -> list[Verdict]:
         return [self.judge(a) for a in validate(model).subgraphs[0].operations]
@@ -102,7 +102,7 @@ class Healthy(Device):
 # ------------------------------------------------------------------------------------------------------------ faults
 
 
-class SharedArena(Graph):
+class SharedArena(ComputedGraph):
     """Executions at once share their results' memory: each writes what the last one computed."""
 
     beside = 0
@@ -123,7 +123,7 @@ class SharedArena(Graph):
         return None
 
 
-class GivesAwayEarly(Graph):
+class GivesAwayEarly(ComputedGraph):
     """A memory planner gives an intermediate away after its first reader."""
 
     def read(self, operands: Sequence[int], arrays: dict[int, Array]) -> None:
@@ -133,7 +133,7 @@ class GivesAwayEarly(Graph):
                 arrays[i] = np.zeros_like(arrays[i])
 
 
-class Repeated(Graph):
+class Repeated(ComputedGraph):
     """Repeated operands are read once."""
 
     def kernel(self, code: int, *tensors: Array) -> Array:
@@ -142,7 +142,7 @@ class Repeated(Graph):
         return super().kernel(code, *tensors)
 
 
-class Tails(Graph):
+class Tails(ComputedGraph):
     """Elements beyond the first 64 of a row are not computed."""
 
     def kernel(self, code: int, *tensors: Array) -> Array:
@@ -151,7 +151,7 @@ class Tails(Graph):
         return y
 
 
-class Aligned(Graph):
+class Aligned(ComputedGraph):
     """A vector instruction reads from the next lower address that is a multiple of 16."""
 
     def computed(self, inputs: Sequence[Any], control: Control) -> list[Array]:
@@ -159,7 +159,7 @@ class Aligned(Graph):
         return super().computed([np.roll(x, n) if n else x for x, n in zip(inputs, off, strict=True)], control)
 
 
-class FirstShape(Graph):
+class FirstShape(ComputedGraph):
     """Shapes are those of the first execution."""
 
     shape: tuple[int, ...] = ()
@@ -170,7 +170,7 @@ class FirstShape(Graph):
         return [np.resize(made[0], self.shape), *made[1:]]
 
 
-class FailsAgain(Graph):
+class FailsAgain(ComputedGraph):
     """The second execution fails."""
 
     runs = 0
@@ -182,7 +182,7 @@ class FailsAgain(Graph):
         return super().run(request, control)
 
 
-class Stale(Graph):
+class Stale(ComputedGraph):
     """Inputs in shared memory are read at their first execution only."""
 
     kept: dict[int, Array] = {}
@@ -195,7 +195,7 @@ class Stale(Graph):
         )
 
 
-class Slow(Graph):
+class Slow(ComputedGraph):
     """Times are in picoseconds."""
 
     def run(self, request: Request, control: Control) -> Timing | None:
@@ -246,7 +246,7 @@ class Caching(Healthy):
         return made
 
 
-class Saved(Graph):
+class Saved(ComputedGraph):
     def save(self, files: CacheContent) -> bool:
         files.data[0]["nothing"] = b"of use"
         return True
@@ -266,7 +266,7 @@ def outcome(name: str, device: Device) -> str:
     return ""
 
 
-def of(graph: type[Graph]) -> Device:
+def of(graph: type[ComputedGraph]) -> Device:
     return type(graph.__name__, (Healthy,), {"graph": graph})()
 
 

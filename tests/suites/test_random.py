@@ -9,7 +9,7 @@ import pytest
 import nnhal
 from nnhal.base.codes import OperationType
 from nnhal.conformance.evaluation import evaluate
-from nnhal.conformance.reduction import Candidate, Reduction, names_of, sizes_of
+from nnhal.conformance.reduction import Reduction, ReductionCandidate, names_of, sizes_of
 from nnhal.conformance.subject import ANY
 from nnhal.conformance.suites.run import run_suite
 from nnhal.conformance.suites.suite import CaseOutcome, SuiteRun
@@ -111,16 +111,16 @@ def test_a_correct_result_in_double_precision_is_within_the_tolerance() -> None:
 
 
 def test_a_reduction_ends_with_the_operation_and_the_size_that_fail() -> None:
-    def fails(candidate: Candidate) -> bool:
+    def fails(candidate: ReductionCandidate) -> bool:
         widest = max((s for _, s in sizes_of(candidate.model)), default=1)
         return "TANH" in names_of(candidate.model) and widest >= 5
 
-    found = Reduction(fails).reduce(Candidate(chain(["ABS", "ADD", "TANH", "NEG", "MUL", "RELU"], 100))).model
+    found = Reduction(fails).reduce(ReductionCandidate(chain(["ABS", "ADD", "TANH", "NEG", "MUL", "RELU"], 100))).model
     assert list(names_of(found)) == ["TANH"] and [s for _, s in sizes_of(found)] == [5]
 
 
 def test_a_reduction_passes_intermediate_values_to_what_is_left() -> None:
-    def values(candidate: Candidate) -> dict[int, np.ndarray]:
+    def values(candidate: ReductionCandidate) -> dict[int, np.ndarray]:
         assert candidate.inputs is not None
         main = candidate.model.main
         found = dict(zip(main.inputs, candidate.inputs, strict=True))
@@ -129,15 +129,15 @@ def test_a_reduction_passes_intermediate_values_to_what_is_left() -> None:
             found[operation.outputs[0]] = -x if operation.type == OperationType.NEG else np.abs(x)
         return found
 
-    def fails(candidate: Candidate) -> bool:
+    def fails(candidate: ReductionCandidate) -> bool:
         assert candidate.inputs is not None
         return list(names_of(candidate.model))[-1] == "NEG" and float(candidate.inputs[0].min()) >= 0
 
-    first = Candidate(chain(["ABS", "NEG"]), (X,))
+    first = ReductionCandidate(chain(["ABS", "NEG"]), (X,))
     found = Reduction(fails, values).reduce(first)
     assert list(names_of(found.model)) == ["NEG"] and found.inputs is not None and (found.inputs[0] >= 0).all()
 
 
 def test_a_reduction_that_never_fails_returns_what_it_was_given() -> None:
-    first = Candidate(chain(["ABS", "NEG"]))
+    first = ReductionCandidate(chain(["ABS", "NEG"]))
     assert Reduction(lambda _: False).reduce(first) is first

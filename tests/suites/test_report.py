@@ -14,9 +14,9 @@ from nnhal.conformance.suites.report.documents import as_json, as_junit
 from nnhal.conformance.suites.report.page import CASES, GROUPS, LABELS, answer_of, as_page
 from nnhal.conformance.suites.report.results import (
     RESULTS,
-    Expectation,
+    CaseResult,
+    ExpectedFailure,
     Rate,
-    Result,
     SuiteResult,
     TestReport,
     counted,
@@ -30,7 +30,7 @@ from tests.cli.test_schemas import fits
 
 HOSTILE = "<script>alert('1')</script> & \"x\" \x1b[31m\x00 \ud800 https://evil.example/x.js"
 VOID = {"meta"}
-ENTRY = Expectation("vts", "^known", "issue 3: <b>rounds</b> down", "expected.toml entry 1")
+ENTRY = ExpectedFailure("vts", "^known", "issue 3: <b>rounds</b> down", "expected.toml entry 1")
 
 
 def outcome(
@@ -135,7 +135,7 @@ def test_the_answer_comes_first():
 
 
 def test_pass_rates_are_by_operation_and_type_and_100_means_all():
-    many = [Result(outcome(f"{n}", "passed", kind="TENSOR_FLOAT32")) for n in range(299)]
+    many = [CaseResult(outcome(f"{n}", "passed", kind="TENSOR_FLOAT32")) for n in range(299)]
     found = rates([*many, *report().results])
     assert found["ADD"]["FLOAT32"] == Rate(300, 301, 0) and found["ABS"]["FLOAT16"] == Rate(0, 0, 1)
     assert found["ADD"][""] == Rate(1, 4, 0)  # an expected failure has not passed; an unexpected pass has
@@ -153,7 +153,7 @@ def test_failures_that_differ_in_numbers_have_one_cause_and_the_largest_group_co
     assert [(g.verdict, len(g.results)) for g in groups][:1] == [("failed", 2)] and len(groups) == 4
     assert groups[0].operations == ["ADD", "MUL"] and groups[0].hint == "rounds down?"
     told = [outcome(f"{n}", "crashed", f"device {n}: run(): killed; its last words: {n}") for n in "ab"]
-    assert len(grouped(map(Result, told))) == 1
+    assert len(grouped(map(CaseResult, told))) == 1
     assert reasons(report().results, "skipped") == [("the device keeps no cache", 1)]
 
 
@@ -177,8 +177,8 @@ def test_an_expected_failure_is_not_bad_and_an_unexpected_pass_is():
 
 
 def test_an_entry_is_for_its_suite_and_one_that_matches_nothing_is_named():
-    other = Expectation("cts", "good", "why", "expected.toml entry 2")
-    unused = Expectation("vts", "^d$", "why", "expected.toml entry 3")
+    other = ExpectedFailure("cts", "good", "why", "expected.toml entry 2")
+    unused = ExpectedFailure("vts", "^d$", "why", "expected.toml entry 3")
     results, unmatched = expected.held_against("vts", OUTCOMES, [other, unused, ENTRY])
     assert unmatched == [unused] and results[0].verdict == "passed"
     suite = SuiteResult("vts", results, unmatched=unmatched)
@@ -188,7 +188,7 @@ def test_an_entry_is_for_its_suite_and_one_that_matches_nothing_is_named():
 def test_a_file_of_expected_failures_is_read(tmp_path):
     file = tmp_path / "e.toml"
     file.write_text("[[expected]]\nsuite = 'vts'\nname = '^a$'\nreason = 'why'\n")
-    assert expected.read(file) == [Expectation("vts", "^a$", "why", f"{file} entry 1")]
+    assert expected.read(file) == [ExpectedFailure("vts", "^a$", "why", f"{file} entry 1")]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import click
 from nnhal.base.errors import InvalidArgument
 from nnhal.cli import common
 from nnhal.cli.command import command as nnhal_command
-from nnhal.conformance.reduction import Candidate, Reduction, names_of, without_unused
+from nnhal.conformance.reduction import Reduction, ReductionCandidate, names_of, without_unused
 from nnhal.model.file import write_model
 from nnhal.model.graph import Model
 
@@ -25,7 +25,7 @@ TIMED_OUT = "timed out"
 SHOWN = 12  # operations of the result that are named
 
 
-class Check:
+class CheckCommand:
     """A command that fails on a model. It may crash, hang or leave processes: each call has a new process group.
 
     words: the command. seconds: the time after which it has timed out.
@@ -90,7 +90,7 @@ def command(model: str, check: str, timeout: float, output: Path | None, as_json
         raise click.UsageError("--check is empty, must be a command")
     loaded = common.open_model(model, options)
     target = output or Path(f"{Path(model).name if not Path(model).exists() else model}.reduced")
-    tested = Check(words, timeout)
+    tested = CheckCommand(words, timeout)
     with tempfile.TemporaryDirectory(prefix="nnhal-reduce-") as folder:
         path = Path(folder, "candidate.nnhal")
         status = _first(tested, model, loaded, path)
@@ -115,7 +115,7 @@ def command(model: str, check: str, timeout: float, output: Path | None, as_json
     )
 
 
-def _first(tested: Check, name: str, model: Model, path: Path) -> int | str:
+def _first(tested: CheckCommand, name: str, model: Model, path: Path) -> int | str:
     """Return the status of the unreduced model in nnhal's format, which must be that of the user's file."""
     write_model(model, path)
     status = tested.outcome(path)
@@ -142,13 +142,13 @@ def _spoken(status: int | str) -> str:
 
 
 def _reduced(
-    tested: Check, model: Model, status: int | str, path: Path, target: Path, quiet: bool
+    tested: CheckCommand, model: Model, status: int | str, path: Path, target: Path, quiet: bool
 ) -> tuple[Model, int]:
     """Reduce, writing each better model; Ctrl-C ends with the best one."""
-    best = Candidate(without_unused(model))
+    best = ReductionCandidate(without_unused(model))
     write_model(best.model, target)
 
-    def fails(candidate: Candidate) -> bool:
+    def fails(candidate: ReductionCandidate) -> bool:
         nonlocal best
         write_model(candidate.model, path)
         failed = tested.outcome(path) == status
@@ -162,7 +162,7 @@ def _reduced(
     with common.progress(quiet) as bar:
         task = bar.add_task("reduce", total=None)
 
-        def moved(candidate: Candidate, tried: int) -> None:
+        def moved(candidate: ReductionCandidate, tried: int) -> None:
             count = len(candidate.model.main.operations)
             bar.update(task, completed=tried, description=f"{count} operations, candidate")
 

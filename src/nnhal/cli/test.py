@@ -36,8 +36,8 @@ from nnhal.conformance.suites.report.page import answer_of, as_page
 from nnhal.conformance.suites.report.results import (
     EXPECTED,
     RESULTS,
-    Expectation,
-    Group,
+    ExpectedFailure,
+    FailureGroup,
     SuiteResult,
     TestReport,
     counted,
@@ -61,7 +61,7 @@ class _Plan(Record, frozen=True):
 
     names: Sequence[str]
     run: SuiteRun
-    expectations: Sequence[Expectation]
+    expectations: Sequence[ExpectedFailure]
     jobs: int
     quiet: bool
 
@@ -380,7 +380,7 @@ def _table(report: TestReport) -> list[str]:
     return columns(["suite", *(f">{verdict}" for verdict in shown), ">time (s)"], cells)
 
 
-def _group(report: TestReport, group: Group) -> list[str]:
+def _group(report: TestReport, group: FailureGroup) -> list[str]:
     """Two lines: the cause, cut to the width of a terminal, and the command that repeats the first case, whole."""
     where = ", ".join(group.operations) or group.first.outcome.suite
     hint = f" ({group.hint})" if group.hint else ""
@@ -389,7 +389,7 @@ def _group(report: TestReport, group: Group) -> list[str]:
     return [cut(line, 100), f"    {repeat_command(report.run, group.first.outcome)}"]
 
 
-def _whole_group(report: TestReport, group: Group) -> Iterator[str]:
+def _whole_group(report: TestReport, group: FailureGroup) -> Iterator[str]:
     hint = f" ({group.hint})" if group.hint else ""
     yield f"{_SHORT[group.verdict]} {len(group.results):,}{hint}"
     for result in group.results:

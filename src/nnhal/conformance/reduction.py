@@ -23,15 +23,15 @@ from nnhal.ops.schema import bind
 Axis = tuple[int, int]  # an operand and one of its dimensions
 
 
-class Candidate(Record, frozen=True):
+class ReductionCandidate(Record, frozen=True):
     """A model, and its inputs if the failure depends on them."""
 
     model: Model
     inputs: tuple[Array, ...] | None = None
 
 
-Fails = Callable[[Candidate], bool]
-Values = Callable[[Candidate], Mapping[int, Array]]  # the values of the main subgraph's operands
+Fails = Callable[[ReductionCandidate], bool]
+Values = Callable[[ReductionCandidate], Mapping[int, Array]]  # the values of the main subgraph's operands
 
 
 class Reduction:
@@ -51,13 +51,13 @@ class Reduction:
         values: Values | None = None,
         limit: int | None = None,
         seconds: float | None = None,
-        progress: Callable[[Candidate, int], object] | None = None,
+        progress: Callable[[ReductionCandidate, int], object] | None = None,
     ) -> None:
         self._fails, self._values, self._limit, self._progress = fails, values, limit, progress
         self._end = None if seconds is None else time.monotonic() + seconds
         self.tried = 0
 
-    def reduce(self, failing: Candidate) -> Candidate:
+    def reduce(self, failing: ReductionCandidate) -> ReductionCandidate:
         """Return the smallest failing candidate that was found; `failing` itself if no smaller one fails."""
         best = failing
         while not self._spent:
@@ -74,7 +74,7 @@ class Reduction:
         late = self._end is not None and time.monotonic() >= self._end
         return late or (self._limit is not None and self.tried >= self._limit)
 
-    def _try(self, best: Candidate, made: Candidate | None) -> Candidate | None:
+    def _try(self, best: ReductionCandidate, made: ReductionCandidate | None) -> ReductionCandidate | None:
         """Return a candidate that is valid and fails; None for another one."""
         if made is None or self._spent:
             return None
@@ -88,7 +88,7 @@ class Reduction:
             self._progress(found or best, self.tried)
         return found
 
-    def _fewer_operations(self, best: Candidate) -> Candidate:
+    def _fewer_operations(self, best: ReductionCandidate) -> ReductionCandidate:
         size = len(best.model.main.operations)
         step = max(1, size // 2)
         while step and not self._spent:
@@ -104,11 +104,11 @@ class Reduction:
             step = step if removed and step == 1 and len(best.model.main.operations) > 1 else step // 2
         return best
 
-    def _only(self, best: Candidate, operations: list[int]) -> Candidate | None:
+    def _only(self, best: ReductionCandidate, operations: list[int]) -> ReductionCandidate | None:
         """Return the candidate with these operations."""
         part = cut(best.model, operations)
         if best.inputs is None or self._values is None:
-            return Candidate(without_unused(part.model), best.inputs)
+            return ReductionCandidate(without_unused(part.model), best.inputs)
         given = dict(zip(best.model.main.inputs, best.inputs, strict=True))
         missing = [i for i in part.inputs if i not in given]
         if missing:
@@ -116,9 +116,9 @@ class Reduction:
             if any(i not in values for i in missing):
                 return None
             given.update({i: values[i] for i in missing})
-        return Candidate(without_unused(part.model), tuple(given[i] for i in part.inputs))
+        return ReductionCandidate(without_unused(part.model), tuple(given[i] for i in part.inputs))
 
-    def _fewer_outputs(self, best: Candidate) -> Candidate:
+    def _fewer_outputs(self, best: ReductionCandidate) -> ReductionCandidate:
         for operand in reversed(best.model.main.outputs):
             main = best.model.main
             if len(main.outputs) == 1 or self._spent:
@@ -127,11 +127,11 @@ class Reduction:
             operands[operand] = replace(operands[operand], lifetime=Lifetime.TEMPORARY_VARIABLE)
             outputs = tuple(i for i in main.outputs if i != operand)
             graph = replace(main, operands=tuple(operands), outputs=outputs)
-            found = self._try(best, Candidate(_fresh(best.model, graph), best.inputs))
+            found = self._try(best, ReductionCandidate(_fresh(best.model, graph), best.inputs))
             best = found or best
         return best
 
-    def _smaller(self, best: Candidate) -> Candidate:
+    def _smaller(self, best: ReductionCandidate) -> ReductionCandidate:
         for size in sorted({s for _, s in sizes_of(best.model)}, reverse=True):
             for smaller in _below(size):
                 found = None
@@ -172,7 +172,7 @@ def sizes_of(model: Model) -> list[tuple[Axis, int]]:
     return found
 
 
-def resized(best: Candidate, axes: Mapping[Axis, int], inside: Mapping[int, int]) -> Candidate | None:
+def resized(best: ReductionCandidate, axes: Mapping[Axis, int], inside: Mapping[int, int]) -> ReductionCandidate | None:
     """Return the candidate with other sizes; None if the operations cannot have them.
 
     axes: the new sizes of dimensions of inputs and constants; elements at the end are cut off. inside: replacements of
@@ -208,9 +208,9 @@ def resized(best: Candidate, axes: Mapping[Axis, int], inside: Mapping[int, int]
         b.operation(operation.type, operation.inputs, operation.outputs, operation.name)
     made = b.finish(main.inputs, main.outputs, relaxed=model.relaxed, extensions=model.extensions)
     if best.inputs is None:
-        return Candidate(made)
+        return ReductionCandidate(made)
     arrays = zip(main.inputs, best.inputs, strict=True)
-    return Candidate(made, tuple(_part(x, shapes[i]) for i, x in arrays))
+    return ReductionCandidate(made, tuple(_part(x, shapes[i]) for i, x in arrays))
 
 
 def _part(array: Array, shape: tuple[int, ...]) -> Array:

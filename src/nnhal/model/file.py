@@ -27,7 +27,7 @@ ALIGNMENT = 64
 _Number = Annotated[int, Meta(ge=0)]
 
 
-class _State(msgspec.Struct, array_like=True, frozen=True):
+class _StoredState(msgspec.Struct, array_like=True, frozen=True):
     input: _Number
     output: _Number
     dtype: str
@@ -44,7 +44,7 @@ class _Edge(msgspec.Struct, array_like=True, frozen=True):
 class _Head(msgspec.Struct, array_like=True, frozen=True):
     model: bytes
     pools: tuple[_Number, ...]
-    states: tuple[_State, ...]
+    states: tuple[_StoredState, ...]
     edges: tuple[_Edge, ...]
 
 
@@ -63,7 +63,7 @@ def write_model(model: Model, path: str | os.PathLike[str]) -> None:
     """
     pools = [pool.bytes() for pool in model.pools]
     states = tuple(
-        _State(s.input, s.output, s.initial.dtype.str, s.initial.shape, s.initial.tobytes()) for s in model.states
+        _StoredState(s.input, s.output, s.initial.dtype.str, s.initial.shape, s.initial.tobytes()) for s in model.states
     )
     edges = tuple(_Edge(index, form.scalar, form.wide) for index, form in model.edge.items())
     head = msgspec.msgpack.encode(_Head(stored(model), tuple(map(len, pools)), states, edges))
@@ -126,7 +126,7 @@ def read_model(label: str, memory: Memory) -> Model:
     return model
 
 
-def _state(each: _State) -> State:
+def _state(each: _StoredState) -> State:
     dtype = np.dtype(each.dtype)
     if dtype.hasobject:
         raise ValueError(f"the type of a state is {each.dtype}, must be one of numbers")

@@ -16,10 +16,10 @@ from nnhal.base.errors import DeadObject, NnhalError
 from nnhal.base.records import replace
 from nnhal.conformance.pool import LOADING
 from nnhal.conformance.subject import ANY
-from nnhal.conformance.suites.crash.client import BURST, COMPILE, EXECUTE, Orders, connected
-from nnhal.conformance.suites.crash.processes import Client, ended, held, service
+from nnhal.conformance.suites.crash.client import BURST, COMPILE, EXECUTE, ClientOrders, connected
+from nnhal.conformance.suites.crash.processes import ClientProcess, ended, held, service
 from nnhal.conformance.suites.stress.graphs import difference
-from nnhal.conformance.suites.stress.runs import PLAIN, SETS, Job, any_job, closed, executed
+from nnhal.conformance.suites.stress.runs import PLAIN, SETS, ThreadJob, any_job, closed, executed
 from nnhal.conformance.suites.suite import PREPARING, Case, CaseFailed, Context, NotApplicable, Suite, SuiteRun
 from nnhal.hal.device import prepared_by
 from nnhal.ipc import transport
@@ -89,7 +89,7 @@ class _Probe:
         self.broken = False
         self._errors: list[BaseException] = []
 
-    def beside(self, one: Job, act: Callable[[], None]) -> None:
+    def beside(self, one: ThreadJob, act: Callable[[], None]) -> None:
         """Execute a graph again and again while a function runs in another thread; raise the first error of either."""
         device, context = self.context.device, self.context
         context.at("prepare")
@@ -140,16 +140,16 @@ class _Probe:
 class _Service:
     """The driver's service, and a device that is a client of it."""
 
-    def __init__(self, context: Context, name: str, process: DriverProcess, orders: Orders) -> None:
+    def __init__(self, context: Context, name: str, process: DriverProcess, orders: ClientOrders) -> None:
         self.process, self.orders = process, replace(orders, service=name)
         device, self.pid = connected(self.orders)
         self.context = Context(device, context.run, context.at)
         self.job = any_job(self.context, 700, LENGTH)
         self.probe = _Probe(self.context)
 
-    def client(self, threads: Sequence[str], **more: Any) -> Client:
+    def client(self, threads: Sequence[str], **more: Any) -> ClientProcess:
         """Start a client."""
-        return Client(replace(self.orders, threads=tuple(threads), **more))
+        return ClientProcess(replace(self.orders, threads=tuple(threads), **more))
 
     def beside(self, act: Callable[[], None]) -> None:
         """Let the probe execute while a function runs."""
@@ -163,11 +163,11 @@ class _Service:
             ) from error
 
 
-def _orders(context: Context) -> Orders:
+def _orders(context: Context) -> ClientOrders:
     run, name = context.run, context.device.name
     options = {**run.options.get(ANY, {}), **run.options.get(name, {})}
     driver = discovery.origin_of(name)
-    return Orders(os.getpid(), "", driver, run.level, options, run.seed, LENGTH, (), ENDLESS)
+    return ClientOrders(os.getpid(), "", driver, run.level, options, run.seed, LENGTH, (), ENDLESS)
 
 
 @contextmanager
@@ -314,7 +314,7 @@ def _own_process(context: Context, what: str) -> Found:
 
     def act() -> None:
         for _ in range(kills):
-            client = Client(orders)
+            client = ClientProcess(orders)
             try:
                 client.ready(limit)
                 probe.done.wait(rng.uniform(0, LATEST))

@@ -18,7 +18,7 @@ from nnhal.base.errors import NnhalError, ResourceExhausted
 from nnhal.base.records import Record, field
 from nnhal.conformance.pool import LOADING
 from nnhal.conformance.suites.stress.graphs import difference
-from nnhal.conformance.suites.stress.runs import PLAIN, SETS, Job, any_job, closed, executed
+from nnhal.conformance.suites.stress.runs import PLAIN, SETS, ThreadJob, any_job, closed, executed
 from nnhal.conformance.suites.suite import Context, SuiteRun
 from nnhal.hal.device import Device, prepared_by
 from nnhal.hal.request import UNLIMITED
@@ -31,7 +31,7 @@ COMPILE, EXECUTE, BURST = "compile", "execute", "burst"
 _PR_SET_PDEATHSIG = 1
 
 
-class Orders(Record, frozen=True):
+class ClientOrders(Record, frozen=True):
     """What a client does.
 
     parent: the process with which it ends. service: the name of the driver's service, "" to start `driver` for itself.
@@ -51,7 +51,7 @@ class Orders(Record, frozen=True):
     dies_after: int = 0
 
 
-class Report(Record, frozen=True):
+class ClientReport(Record, frozen=True):
     """The results of a client's work."""
 
     right: int = 0
@@ -60,7 +60,7 @@ class Report(Record, frozen=True):
     errors: list[str] = field(default_factory=list)
 
 
-def connected(orders: Orders) -> tuple[Device, int]:
+def connected(orders: ClientOrders) -> tuple[Device, int]:
     """Return the device, and the process id of the driver."""
     session = names.connect(orders.service, LOADING) if orders.service else start(orders.driver, level=orders.level)
     device: Device = RemoteDevice(session)
@@ -70,15 +70,15 @@ def connected(orders: Orders) -> tuple[Device, int]:
 class _Client:
     """The threads, and what they report."""
 
-    def __init__(self, orders: Orders) -> None:
+    def __init__(self, orders: ClientOrders) -> None:
         self.orders = orders
         self.device, self.pid = connected(orders)
         run = SuiteRun(seed=orders.seed)
-        self.job: Job = any_job(Context(self.device, run, lambda _: None), 700, orders.length)
+        self.job: ThreadJob = any_job(Context(self.device, run, lambda _: None), 700, orders.length)
         self._lock = threading.Lock()
         self._taken = [0] * len(orders.threads)
         self._begun = threading.Event()
-        self.report = Report()
+        self.report = ClientReport()
 
     def run(self) -> None:
         """Work until all threads have finished their work."""
@@ -111,7 +111,7 @@ class _Client:
                 self.report.errors.append(f"{type(error).__name__}: {error}")
         finally:
             with self._lock:
-                self.report = Report(
+                self.report = ClientReport(
                     self.report.right + right, self.report.refused + refused, self.report.wrong, self.report.errors
                 )
             if not self._taken[place]:
@@ -163,7 +163,7 @@ def end_with(parent: int) -> None:
 
 def main() -> None:
     """Run a client."""
-    orders = Orders(**json.loads(sys.argv[1]))
+    orders = ClientOrders(**json.loads(sys.argv[1]))
     end_with(orders.parent)
     _Client(orders).run()
     sys.stdout.flush()

@@ -14,7 +14,7 @@ from itertools import count
 
 from nnhal.base.names import short
 from nnhal.conformance.pool import children_of
-from nnhal.conformance.suites.crash.client import Orders, Report
+from nnhal.conformance.suites.crash.client import ClientOrders, ClientReport
 from nnhal.conformance.suites.suite import CaseFailed
 from nnhal.ipc import names
 from nnhal.ipc.client.output import DriverProcess
@@ -53,10 +53,10 @@ def service(driver: str, level: str) -> Iterator[tuple[str, DriverProcess]]:
         process.wait()
 
 
-class Client:
+class ClientProcess:
     """A client's process."""
 
-    def __init__(self, orders: Orders) -> None:
+    def __init__(self, orders: ClientOrders) -> None:
         given = {name: getattr(orders, name) for name in orders.__struct_fields__}
         command = [sys.executable, "-P", "-c", _CLIENT, json.dumps(given)]
         self._words = tempfile.TemporaryFile()  # noqa: SIM115  # for as long as the process
@@ -72,20 +72,20 @@ class Client:
             raise CaseFailed(f"a client cannot work: {self._problem(line, seconds)}")
         self.driver = int(line.split()[1])
 
-    def report(self, seconds: float) -> Report:
+    def report(self, seconds: float) -> ClientReport:
         """Wait for its end, and return its report; CaseFailed if there is none in time."""
         line = self._line(seconds)
         if not line.startswith("{"):
             raise CaseFailed(f"a client that nobody killed has no report: {self._problem(line, seconds)}")
         self._process.wait()
-        return Report(**json.loads(line))
+        return ClientReport(**json.loads(line))
 
     def died(self, seconds: float) -> None:
         """Wait until it has killed itself; CaseFailed if it did not in time, because the service does not answer."""
         while (line := self._line(seconds)).startswith("ready "):
             pass
         if line.startswith("{"):
-            report = Report(**json.loads(line))
+            report = ClientReport(**json.loads(line))
             raise CaseFailed(f"a client cannot work: {report.errors[0] if report.errors else 'it did nothing'}")
         if self._process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -126,7 +126,7 @@ class Client:
 
     def _problem(self, line: str, seconds: float) -> str:
         if line.startswith("{"):
-            report = Report(**json.loads(line))
+            report = ClientReport(**json.loads(line))
             return short(next(iter((*report.errors, *report.wrong)), "it did nothing"))
         if self._process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):

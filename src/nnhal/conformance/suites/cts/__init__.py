@@ -18,7 +18,7 @@ from nnhal.conformance.suites.cts import (  # noqa: F401 (each registers its are
     shapes,
     threads,
 )
-from nnhal.conformance.suites.cts.area import AREAS, Trial, cases_of
+from nnhal.conformance.suites.cts.area import AREAS, AreaTrial, cases_of
 from nnhal.conformance.suites.suite import Case, Context, Suite, SuiteRun
 
 
@@ -33,7 +33,7 @@ class Cts(Suite):
         return cases_of(self.name, run.scale)
 
     def run(self, case: Case, context: Context) -> Mapping[str, Any] | None:
-        trial = Trial(case, context)
+        trial = AreaTrial(case, context)
         with trial.held:
             return AREAS[case.arguments[0]].check(trial)
 

@@ -34,7 +34,7 @@ class Area(NamedTuple):
 
     name: str
     per: Per
-    check: Callable[["Trial"], Mapping[str, Any] | None]
+    check: Callable[["AreaTrial"], Mapping[str, Any] | None]
     graphs: int = 0
     kinds: tuple[str, ...] = ()
 
@@ -45,7 +45,9 @@ AREAS: dict[str, Area] = {}
 def area(name: str, per: Per, count: int = 0, kinds: Sequence[str] = ()) -> Callable[..., Any]:
     """Register a function as the check of an area. kinds: a case for each of these, instead of one."""
 
-    def note(check: Callable[["Trial"], Mapping[str, Any] | None]) -> Callable[["Trial"], Mapping[str, Any] | None]:
+    def note(
+        check: Callable[["AreaTrial"], Mapping[str, Any] | None],
+    ) -> Callable[["AreaTrial"], Mapping[str, Any] | None]:
         assert name not in AREAS
         AREAS[name] = Area(name, per, check, count, tuple(kinds))
         return check
@@ -77,7 +79,7 @@ def type_of(cell: Cell) -> str:
     return type_name(cell.kind)
 
 
-class Trial:
+class AreaTrial:
     """A case on a device: its random numbers, and what it compiles and executes there.
 
     kind: that of the case, "" if its area has none. number: of the drawn graph.
@@ -124,7 +126,7 @@ class Trial:
 
     # -------------------------------------------------------------------------------------------------------- samples
 
-    def sample(self, fits: Callable[[Call], bool] = lambda call: True, *, open: bool = False) -> "Sample":
+    def sample(self, fits: Callable[[Call], bool] = lambda call: True, *, open: bool = False) -> "SampleModel":
         """Return a call of the case's operation that the device supports, compiled.
 
         fits: whether a call may serve. open: whether dimensions are open.
@@ -153,7 +155,7 @@ class Trial:
                     continue
                 settled = self.settled(call, model)
                 if settled is not None:
-                    return Sample(self, settled, model, compiled)
+                    return SampleModel(self, settled, model, compiled)
         if asked == TRIES * len(self.choices()):  # otherwise another call might be supported
             refused[key] = reason
         raise NotSupported(reason)
@@ -215,10 +217,10 @@ class Trial:
 _refused: "WeakKeyDictionary[Device, dict[Any, str]]" = WeakKeyDictionary()
 
 
-class Sample:
+class SampleModel:
     """A call that the device supports, its model, and the compiled model."""
 
-    def __init__(self, trial: Trial, call: Call, model: nnhal.Model, compiled: nnhal.Compiled) -> None:
+    def __init__(self, trial: AreaTrial, call: Call, model: nnhal.Model, compiled: nnhal.Compiled) -> None:
         self.trial, self.call, self.model, self.compiled = trial, call, model, compiled
         self.wanted = trial.expected(model, arrays_of(call))
 
@@ -232,13 +234,13 @@ class Sample:
         """Whether the operation draws its results."""
         return OPS[self.call.cell.op.name].random
 
-    def other(self) -> "Sample":
+    def other(self) -> "SampleModel":
         """Return the same compiled model with other inputs, of which the results are known."""
         trial = self.trial
         for _ in range(SETTLES):
             call = again(self.call, trial.rng)
             try:
-                return Sample(trial, call, self.model, self.compiled)
+                return SampleModel(trial, call, self.model, self.compiled)
             except nnhal.NnhalError:  # values that the reference rejects
                 continue
         return self

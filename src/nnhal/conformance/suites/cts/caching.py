@@ -10,7 +10,7 @@ import numpy as np
 
 import nnhal
 from nnhal.conformance.differential import arrays_of, model_of, other_constants
-from nnhal.conformance.suites.cts.area import Sample, Trial, area
+from nnhal.conformance.suites.cts.area import AreaTrial, SampleModel, area
 from nnhal.conformance.suites.cts.partitions import check, own_graph
 from nnhal.conformance.suites.suite import NotApplicable
 
@@ -33,7 +33,7 @@ def _folder() -> Iterator[Path]:
                 os.environ[STATE] = before
 
 
-def _state(trial: Trial, compiled: nnhal.Compiled) -> str:
+def _state(trial: AreaTrial, compiled: nnhal.Compiled) -> str:
     """Return the outcome of the only partition; NotApplicable if the device caches nothing."""
     outcomes = compiled.cache
     trial.require(len(outcomes) == 1, f"cache has {len(outcomes)} outcomes, must be 1: {outcomes}")
@@ -43,7 +43,7 @@ def _state(trial: Trial, compiled: nnhal.Compiled) -> str:
     return outcome.state
 
 
-def _again(trial: Trial, sample: Sample, folder: Path, token: bytes | None, where: str) -> str:
+def _again(trial: AreaTrial, sample: SampleModel, folder: Path, token: bytes | None, where: str) -> str:
     """Compile once more, check the results, and return the outcome."""
     compiled = trial.compile(sample.model, fallback="forbid", cache_dir=folder, token=token)
     state = _state(trial, compiled)
@@ -53,7 +53,7 @@ def _again(trial: Trial, sample: Sample, folder: Path, token: bytes | None, wher
 
 
 @area("cache/hit", "operation")
-def hit(trial: Trial) -> None:
+def hit(trial: AreaTrial) -> None:
     """The second compilation of a model is a hit; results are right each time, also of other inputs."""
     sample = trial.sample()
     with _folder() as folder:
@@ -72,7 +72,7 @@ def hit(trial: Trial) -> None:
 
 
 @area("cache/other-token", "operation")
-def other_token(trial: Trial) -> None:
+def other_token(trial: AreaTrial) -> None:
     """Another token is a miss, and another model under it has its own results."""
     sample = trial.sample(lambda call: call.constants > 0)
     call = other_constants(sample.call, trial.rng)
@@ -90,7 +90,7 @@ def other_token(trial: Trial) -> None:
         except nnhal.UnsupportedModel as why:
             trial.idle()
             raise NotApplicable(str(why)) from why
-        mine = Sample(trial, call, model, compiled)
+        mine = SampleModel(trial, call, model, compiled)
         state = _state(trial, compiled)
         trial.require(state == "miss", f"compilation with another token is a {state}, must be a miss")
         mine.execute("other token", lambda: compiled(*mine.arrays))
@@ -117,7 +117,7 @@ CHANGES: dict[str, Callable[[bytes, np.random.Generator], bytes]] = {
 
 
 @area("cache/corrupted", "graph", 2, kinds=tuple(CHANGES))
-def corrupted(trial: Trial) -> None:
+def corrupted(trial: AreaTrial) -> None:
     """Changed files are a miss or harmless: the results are right, and a later compilation is cached again."""
     graph, _ = own_graph(trial, 6)
     with _folder() as folder:
@@ -143,7 +143,7 @@ def corrupted(trial: Trial) -> None:
 
 
 @area("cache/removed", "graph", 2)
-def removed(trial: Trial) -> None:
+def removed(trial: AreaTrial) -> None:
     """Files that disappear are a miss, and the results are right; so are those of a read-only folder."""
     graph, _ = own_graph(trial, 6)
     with _folder() as folder:

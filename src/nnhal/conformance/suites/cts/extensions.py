@@ -7,7 +7,7 @@ import numpy as np
 import nnhal
 from nnhal.base.extensions import register_extension
 from nnhal.base.levels import V1_2
-from nnhal.conformance.suites.cts.area import Trial, area
+from nnhal.conformance.suites.cts.area import AreaTrial, area
 from nnhal.conformance.suites.cts.neighbours import Partial
 from nnhal.conformance.suites.suite import NotApplicable, NotSupported
 from nnhal.ops import OPS
@@ -35,7 +35,7 @@ def _model() -> nnhal.Model:
 
 
 @area("extension/rejected", "once")
-def rejected(trial: Trial) -> None:
+def rejected(trial: AreaTrial) -> None:
     """The device rejects an extension that it does not declare; the error names operation and device."""
     if NAME in trial.device.extensions or trial.name == discovery.CPU:
         raise NotApplicable("the device runs every registered extension")
@@ -52,7 +52,7 @@ def rejected(trial: Trial) -> None:
 
 
 @area("extension/beside", "once")
-def beside(trial: Trial) -> None:
+def beside(trial: AreaTrial) -> None:
     """The operation of the extension runs on a device that declares it; those around it on the device under test."""
     model = _model()
     other = Partial(discovery.cpu(), "extended", lambda n: n == 1)

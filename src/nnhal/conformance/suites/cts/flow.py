@@ -9,7 +9,7 @@ import numpy as np
 import nnhal
 from nnhal.conformance.control import sources
 from nnhal.conformance.differential import again, arrays_of, model_of
-from nnhal.conformance.suites.cts.area import ENOUGH, Sample, Trial, area
+from nnhal.conformance.suites.cts.area import ENOUGH, AreaTrial, SampleModel, area
 from nnhal.conformance.suites.suite import NotApplicable, NotSupported
 from nnhal.hal.claims import considered_by
 from nnhal.hal.device import Device, Hints
@@ -19,7 +19,7 @@ from nnhal.runtime import discovery
 _verdicts: "WeakKeyDictionary[Device, dict[int, tuple[Model, bool]]]" = WeakKeyDictionary()
 
 
-def _supports(trial: Trial, model: Model) -> bool:
+def _supports(trial: AreaTrial, model: Model) -> bool:
     """Whether the device supports all operations of a model; asked once for each."""
     known = _verdicts.setdefault(trial.device, {})
     if id(model) not in known:
@@ -31,7 +31,7 @@ def _supports(trial: Trial, model: Model) -> bool:
 
 
 @area("flow/drawn", "graph", 16, kinds=("IF", "WHILE"))
-def drawn(trial: Trial) -> None:
+def drawn(trial: AreaTrial) -> None:
     """IF and WHILE around operations of the device give the results of the reference, for each condition."""
     several = sources(trial.kind, trial.rng, lambda model: _supports(trial, model))
     call = None
@@ -46,14 +46,14 @@ def drawn(trial: Trial) -> None:
     # Without other rules the CPU may run it whole
     compiled = trial.compile(model, devices=[trial.device, *beside], fallback="allow", placement=_inside(trial))
     for n in range(4):
-        Sample(trial, call, model, compiled).execute(f"execution {n}, {compiled.placement.summary()}")
+        SampleModel(trial, call, model, compiled).execute(f"execution {n}, {compiled.placement.summary()}")
         call = again(call, trial.rng)
     trial.no_fallback(compiled)
     if trial.label not in compiled.placement.devices():
         raise NotSupported("the device supports nothing of it")
 
 
-def _inside(trial: Trial) -> Any:
+def _inside(trial: AreaTrial) -> Any:
     """Return a placement that puts each operation on the device, or leaves it to the runtime or the CPU."""
 
     def place(model: nnhal.Model, offers: Any) -> list[str]:
@@ -82,7 +82,7 @@ def _loop(limit: int) -> nnhal.Model:
     return b.finish([counter, x], [n, made])
 
 
-def _compiled(trial: Trial, model: nnhal.Model) -> nnhal.Compiled:
+def _compiled(trial: AreaTrial, model: nnhal.Model) -> nnhal.Compiled:
     beside = [] if trial.name == discovery.CPU else [discovery.cpu()]
     compiled = trial.compile(model, devices=[trial.device, *beside], fallback="allow", placement=_inside(trial))
     if trial.label not in compiled.placement.devices():
@@ -91,7 +91,7 @@ def _compiled(trial: Trial, model: nnhal.Model) -> nnhal.Compiled:
 
 
 @area("flow/iterations", "once")
-def iterations(trial: Trial) -> None:
+def iterations(trial: AreaTrial) -> None:
     """The number of iterations follows the counter: none, one, several."""
     compiled = _compiled(trial, _loop(5))
     x = trial.rng.uniform(-2, 2, (2, 3)).astype("f4")
@@ -105,7 +105,7 @@ def iterations(trial: Trial) -> None:
 
 
 @area("flow/timeout", "once")
-def timeout(trial: Trial) -> None:
+def timeout(trial: AreaTrial) -> None:
     """A loop that ends too late raises LoopTimeout, one with time ends, and both leave the model usable."""
     compiled = _compiled(trial, _loop(2**31 - 1))
     x = np.ones((2, 3), "f4")
@@ -123,7 +123,7 @@ def timeout(trial: Trial) -> None:
 
 
 @area("flow/nested", "once")
-def nested(trial: Trial) -> None:
+def nested(trial: AreaTrial) -> None:
     """An IF in the body of a WHILE: doubles while the counter is small, then subtracts."""
     b = nnhal.Builder("nested")
     counter, x = b.input([1], "TENSOR_INT32"), b.input([4])

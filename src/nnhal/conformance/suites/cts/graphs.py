@@ -25,7 +25,7 @@ Build = Callable[..., Any]
 Compute = Callable[..., Any]
 
 
-class Node(NamedTuple):
+class ComputedNode(NamedTuple):
     """An operation. kind: its name here. inputs: of its values. build: makes it in a builder. compute: in numpy."""
 
     kind: str
@@ -35,13 +35,13 @@ class Node(NamedTuple):
     outputs: int = 1
 
 
-class Graph:
+class ComputedGraph:
     """A graph under construction; values: of its inputs and results so far, as drawn."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng = rng
         self.values: list[Array] = []
-        self.nodes: list[Node] = []
+        self.nodes: list[ComputedNode] = []
         self.given = 0
         self.results: list[int] = []
 
@@ -75,7 +75,7 @@ class Graph:
 
     def put(self, kind: str, build: Build, compute: Compute, *inputs: int, outputs: int = 1) -> None:
         """Add an operation, unless its results are too large or not ordinary."""
-        node = Node(kind, inputs, build, compute, outputs)
+        node = ComputedNode(kind, inputs, build, compute, outputs)
         made = _computed(node, [wide(self.values[n]) for n in inputs])
         for y in made:
             if not y.size or y.size > LARGEST or not np.isfinite(y).all():
@@ -135,7 +135,7 @@ class Graph:
                 values += made if rng is None else [_disturbed(y, rng) for y in made]
         return [values[n] for n in self.results]
 
-    def expect(self, inputs: Sequence[Array]) -> "Expected":
+    def expect(self, inputs: Sequence[Array]) -> "ExpectedResults":
         """Return what an execution with these inputs has to give."""
         wanted = self.compute(inputs)
         others = [self.compute(inputs, np.random.default_rng(n)) for n in range(PERTURBED)]
@@ -145,7 +145,7 @@ class Graph:
             kind = kind_of(narrow(w))
             room = 1e-5 + TIMES * np.maximum(spread, spread.mean()) if kind == "f" else np.ceil(spread)
             rooms.append(2 * room if kind == "q" else room)
-        return Expected(self, wanted, rooms)
+        return ExpectedResults(self, wanted, rooms)
 
     def problem(self, inputs: Sequence[Array], actual: Sequence[Array]) -> str:
         """Return how outputs differ from the right ones by more than the operations allow; "" if they agree."""
@@ -164,10 +164,10 @@ class Graph:
         return ", ".join(node.kind for node in self.nodes)
 
 
-class Expected(NamedTuple):
+class ExpectedResults(NamedTuple):
     """The right outputs of a graph, in double precision, and how far each element may be from them."""
 
-    graph: Graph
+    graph: ComputedGraph
     wanted: list[Array]
     rooms: list[Array]
 
@@ -215,7 +215,7 @@ def kind_of(x: Array) -> str:
     return {"f": "f", "i": "i", "b": "b", "u": "q"}[x.dtype.kind]
 
 
-def _computed(node: Node, inputs: Sequence[Array]) -> list[Array]:
+def _computed(node: ComputedNode, inputs: Sequence[Array]) -> list[Array]:
     with np.errstate(all="ignore"):
         made = node.compute(*inputs)
     return list(made) if isinstance(made, tuple | list) else [made]
@@ -232,11 +232,11 @@ def _disturbed(y: Array, rng: np.random.Generator) -> Array:
 
 # ----------------------------------------------------------------------------------------------------------- operations
 
-KINDS: dict[str, Callable[[Graph], None]] = {}
+KINDS: dict[str, Callable[[ComputedGraph], None]] = {}
 
 
 def _kind(name: str) -> Callable[..., Any]:
-    def note(rule: Callable[[Graph], None]) -> Callable[[Graph], None]:
+    def note(rule: Callable[[ComputedGraph], None]) -> Callable[[ComputedGraph], None]:
         KINDS[name] = rule
         return rule
 
@@ -253,7 +253,7 @@ def _real(stored: Array) -> Array:
 
 def _unary(name: str, compute: Compute) -> None:
     @_kind(name)
-    def rule(g: Graph) -> None:
+    def rule(g: ComputedGraph) -> None:
         g.put(name, lambda b, x: b.operation(name, x), compute, g.some())
 
 
@@ -274,7 +274,7 @@ for _name, _compute in _UNARY.items():
 
 def _binary(name: str, compute: Compute, kinds: str = "f") -> None:
     @_kind(name if kinds == "f" else f"{name}/int32")
-    def rule(g: Graph) -> None:
+    def rule(g: ComputedGraph) -> None:
         x = g.some(kinds)
         shape = g.values[x].shape
         way = g.rng.random()
@@ -308,21 +308,21 @@ for _name, _compute in {"ADD": np.add, "MUL": np.multiply, "MAXIMUM": np.maximum
 
 
 @_kind("DIV")
-def _div(g: Graph) -> None:
+def _div(g: ComputedGraph) -> None:
     x = g.some()
     c = g.constant(g.values[x].shape[-1:])
     g.put("DIV", lambda b, x: b.div(x, c), lambda x: x / wide(c), x)
 
 
 @_kind("PRELU")
-def _prelu(g: Graph) -> None:
+def _prelu(g: ComputedGraph) -> None:
     x = g.some()
     c = g.constant(g.values[x].shape[-1:])
     g.put("PRELU", lambda b, x: b.prelu(x, c), lambda x: np.where(x > 0, x, x * wide(c)), x)
 
 
 @_kind("RESHAPE")
-def _reshape(g: Graph) -> None:
+def _reshape(g: ComputedGraph) -> None:
     x = g.some("fi")
     size = g.values[x].size
     first = int(g.rng.choice([n for n in range(1, size + 1) if size % n == 0]))
@@ -331,14 +331,14 @@ def _reshape(g: Graph) -> None:
 
 
 @_kind("TRANSPOSE")
-def _transpose(g: Graph) -> None:
+def _transpose(g: ComputedGraph) -> None:
     x = g.some()
     order = [int(n) for n in g.rng.permutation(g.values[x].ndim)]
     g.put("TRANSPOSE", lambda b, x: b.transpose(x, order), lambda x: x.transpose(order), x)
 
 
 @_kind("CONCATENATION")
-def _concatenation(g: Graph) -> None:
+def _concatenation(g: ComputedGraph) -> None:
     x = g.some()
     v = g.values[x]
     axis = int(g.rng.integers(v.ndim))
@@ -356,7 +356,7 @@ def _concatenation(g: Graph) -> None:
 
 
 @_kind("SPLIT")
-def _split(g: Graph) -> None:
+def _split(g: ComputedGraph) -> None:
     x = g.some()
     shape = g.values[x].shape
     ways = [(axis, n) for axis, size in enumerate(shape) for n in (2, 3) if size % n == 0]
@@ -373,7 +373,7 @@ def _split(g: Graph) -> None:
 
 
 @_kind("SLICE")
-def _slice(g: Graph) -> None:
+def _slice(g: ComputedGraph) -> None:
     x = g.some()
     shape = g.values[x].shape
     begin = [int(g.rng.integers(n)) for n in shape]
@@ -383,21 +383,21 @@ def _slice(g: Graph) -> None:
 
 
 @_kind("PAD")
-def _pad(g: Graph) -> None:
+def _pad(g: ComputedGraph) -> None:
     x = g.some()
     around = g.rng.integers(0, 3, (g.values[x].ndim, 2)).astype("i4")
     g.put("PAD", lambda b, x: b.pad(x, around), lambda x: np.pad(x, around), x)
 
 
 @_kind("TILE")
-def _tile(g: Graph) -> None:
+def _tile(g: ComputedGraph) -> None:
     x = g.some()
     times = g.rng.integers(1, 3, g.values[x].ndim).astype("i4")
     g.put("TILE", lambda b, x: b.tile(x, times), lambda x: np.tile(x, times), x)
 
 
 @_kind("GATHER")
-def _gather(g: Graph) -> None:
+def _gather(g: ComputedGraph) -> None:
     x = g.some()
     axis = int(g.rng.integers(g.values[x].ndim))
     which = g.rng.integers(0, g.values[x].shape[axis], int(g.rng.integers(1, 5))).astype("i4")
@@ -405,7 +405,7 @@ def _gather(g: Graph) -> None:
 
 
 @_kind("SOFTMAX")
-def _softmax(g: Graph) -> None:
+def _softmax(g: ComputedGraph) -> None:
     def compute(x: Array) -> Array:
         e = np.exp(x - x.max(-1, keepdims=True))
         return np.asarray(e / e.sum(-1, keepdims=True))
@@ -415,7 +415,7 @@ def _softmax(g: Graph) -> None:
 
 def _reduce(name: str, compute: Compute) -> None:
     @_kind(name)
-    def rule(g: Graph) -> None:
+    def rule(g: ComputedGraph) -> None:
         x = g.some()
         axis = int(g.rng.integers(g.values[x].ndim))
         g.put(
@@ -432,7 +432,7 @@ for _name, _compute in _REDUCTIONS.items():
 
 
 @_kind("FULLY_CONNECTED")
-def _fully_connected(g: Graph) -> None:
+def _fully_connected(g: ComputedGraph) -> None:
     x = g.some(ranks=(2,))
     depth = g.values[x].shape[1]
     units = int(g.rng.choice([1, 3, 8, *WIDE]))
@@ -446,7 +446,7 @@ def _fully_connected(g: Graph) -> None:
 
 
 @_kind("CONV_2D")
-def _conv(g: Graph) -> None:
+def _conv(g: ComputedGraph) -> None:
     x = g.some(ranks=(4,))
     _, height, width, depth = g.values[x].shape
     h, w, out = min(2, height), min(3, width), int(g.rng.choice([1, 4, 9, 66]))
@@ -460,7 +460,7 @@ def _conv(g: Graph) -> None:
 
 
 @_kind("DEPTHWISE_CONV_2D")
-def _depthwise(g: Graph) -> None:
+def _depthwise(g: ComputedGraph) -> None:
     x = g.some(ranks=(4,))
     _, height, width, depth = g.values[x].shape
     h, w = min(3, height), min(2, width)
@@ -480,7 +480,7 @@ def _depthwise(g: Graph) -> None:
 
 def _pool(name: str, compute: Compute) -> None:
     @_kind(name)
-    def rule(g: Graph) -> None:
+    def rule(g: ComputedGraph) -> None:
         x = g.some(ranks=(4,))
         _, height, width, _ = g.values[x].shape
         h, w = min(2, height), min(2, width)
@@ -497,7 +497,7 @@ _pool("MAX_POOL_2D", np.max)
 
 
 @_kind("SELECT")
-def _select(g: Graph) -> None:
+def _select(g: ComputedGraph) -> None:
     x = g.some("i")
     c = g.rng.integers(-9, 9, g.values[x].shape).astype("i4")
 
@@ -508,12 +508,12 @@ def _select(g: Graph) -> None:
 
 
 @_kind("CAST")
-def _cast(g: Graph) -> None:
+def _cast(g: ComputedGraph) -> None:
     g.put("CAST", lambda b, x: b.cast(x, out_type="TENSOR_FLOAT32"), lambda x: x.astype("f8"), g.some("i"))
 
 
 @_kind("QUANTIZE")
-def _quantize(g: Graph) -> None:
+def _quantize(g: ComputedGraph) -> None:
     g.put(
         "QUANTIZE",
         lambda b, x: b.quantize(x, scale=SCALE, zero_point=ZERO, out_type="TENSOR_QUANT8_ASYMM"),
@@ -523,12 +523,12 @@ def _quantize(g: Graph) -> None:
 
 
 @_kind("DEQUANTIZE")
-def _dequantize(g: Graph) -> None:
+def _dequantize(g: ComputedGraph) -> None:
     g.put("DEQUANTIZE", lambda b, x: b.dequantize(x, out_type="TENSOR_FLOAT32"), _real, g.some("q"))
 
 
 @_kind("ADD/quant8")
-def _add_quantised(g: Graph) -> None:
+def _add_quantised(g: ComputedGraph) -> None:
     x = g.some("q")
     fits = [n for n, v in enumerate(g.values) if kind_of(v) == "q" and _broadcasts(v.shape, g.values[x].shape)]
     g.put(
@@ -540,12 +540,12 @@ def _add_quantised(g: Graph) -> None:
     )
 
 
-def drawn(rng: np.random.Generator, count: int, kinds: Sequence[str], every: float = 0.2) -> Graph | None:
+def drawn(rng: np.random.Generator, count: int, kinds: Sequence[str], every: float = 0.2) -> ComputedGraph | None:
     """Return a graph of about this many operations of some kinds, or None if none fits.
 
     every: the share of intermediate results that are outputs too.
     """
-    g = Graph(rng)
+    g = ComputedGraph(rng)
     g.draw_input("f", g.shape())
     g.draw_input("f", g.values[0].shape[-1:] if rng.random() < 0.3 else g.values[0].shape)
     if rng.random() < 0.5:

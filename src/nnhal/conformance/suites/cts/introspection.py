@@ -7,7 +7,7 @@ import nnhal
 from nnhal.base.codes import DeviceType
 from nnhal.conformance.differential import arrays_of, model_of
 from nnhal.conformance.draw import draw
-from nnhal.conformance.suites.cts.area import Sample, Trial, area
+from nnhal.conformance.suites.cts.area import AreaTrial, SampleModel, area
 from nnhal.conformance.suites.suite import NotApplicable
 from nnhal.hal.claims import considered_by
 from nnhal.hal.device import Hints, capabilities_by, identity_of
@@ -17,7 +17,7 @@ VERDICTS = 6  # calls of each signature and type
 
 
 @area("introspection/identity", "once")
-def identity(trial: Trial) -> None:
+def identity(trial: AreaTrial) -> None:
     """Name, version, type and level are those of their kinds, and do not change."""
     device = trial.device
     with trial.at("identity"):
@@ -33,7 +33,7 @@ def identity(trial: Trial) -> None:
 
 
 @area("introspection/listed", "once")
-def listed(trial: Trial) -> None:
+def listed(trial: AreaTrial) -> None:
     """`nnhal.devices` lists the device once, with the name, version and type that the device itself reports."""
     found = [each for each in nnhal.devices() if each.name == trial.name]
     if not found and trial.name in discovery.engines():
@@ -52,7 +52,7 @@ def listed(trial: Trial) -> None:
 
 
 @area("introspection/performance", "once")
-def performance(trial: Trial) -> None:
+def performance(trial: AreaTrial) -> None:
     """The declared performance is positive and finite, and stays the same over queries and a compilation."""
     with trial.at("capabilities"):
         first = capabilities_by(trial.device)
@@ -71,7 +71,7 @@ def performance(trial: Trial) -> None:
 
 
 @area("introspection/verdicts", "operation")
-def verdicts(trial: Trial) -> None:
+def verdicts(trial: AreaTrial) -> None:
     """The verdict of the same operation is the same each time, before and after a compilation."""
     compiled = False
     for cell in trial.choices() * VERDICTS:
@@ -93,7 +93,7 @@ def verdicts(trial: Trial) -> None:
         trial.require(_refused(trial, model) == first, f"{cell}: supports() changes its verdict after a compilation")
 
 
-def _refused(trial: Trial, model: nnhal.Model) -> dict[int, str]:
+def _refused(trial: AreaTrial, model: nnhal.Model) -> dict[int, str]:
     with trial.at("supports"):
         claims = considered_by(trial.device, model, Hints())
     found = dict(claims.refused())
@@ -102,7 +102,7 @@ def _refused(trial: Trial, model: nnhal.Model) -> dict[int, str]:
 
 
 @area("introspection/supported-operations", "operation")
-def supported(trial: Trial) -> None:
+def supported(trial: AreaTrial) -> None:
     """The verdict of an operation holds: it is the same again, it compiles, runs, and is placed on the device."""
     sample = trial.sample()
     for _ in range(2):
@@ -123,7 +123,7 @@ def supported(trial: Trial) -> None:
 
 
 @area("introspection/unsupported-operations", "operation")
-def unsupported(trial: Trial) -> None:
+def unsupported(trial: AreaTrial) -> None:
     """A rejected operation has a reason, which the application receives, and the CPU runs it where it may."""
     for cell in trial.choices():
         call = draw(cell, trial.rng)
@@ -143,6 +143,6 @@ def unsupported(trial: Trial) -> None:
             compiled = trial.compile(model, fallback="allow")
             devices = compiled.placement.devices()
             trial.require(trial.label not in devices or trial.name == discovery.CPU, f"placement is {devices}")
-            Sample(trial, settled, model, compiled).execute("on the CPU")
+            SampleModel(trial, settled, model, compiled).execute("on the CPU")
             return
     raise NotApplicable("the device supports the drawn calls")

@@ -10,19 +10,19 @@ import numpy as np
 
 import nnhal
 from nnhal.base.operands import Array
-from nnhal.conformance.suites.cts.area import Sample, Trial, area
+from nnhal.conformance.suites.cts.area import AreaTrial, SampleModel, area
 from nnhal.conformance.suites.suite import NotApplicable
 
 GUARD, MARK = 64, 0xA5  # bytes around an output, and their value
 
 
-def _compare_bytes(trial: Trial, arrays: Sequence[Array], before: Sequence[bytes], where: str) -> None:
+def _compare_bytes(trial: AreaTrial, arrays: Sequence[Array], before: Sequence[bytes], where: str) -> None:
     for n, (x, wanted) in enumerate(zip(arrays, before, strict=True)):
         trial.require(x.tobytes() == wanted, f"{where}: input {n} was changed")
 
 
 @area("memory/inputs-unchanged", "operation")
-def inputs_unchanged(trial: Trial) -> None:
+def inputs_unchanged(trial: AreaTrial) -> None:
     """An execution changes no input, read-only inputs serve, and one array may be several inputs."""
     sample = trial.sample()
     given = [x.copy() for x in sample.arrays]
@@ -36,7 +36,7 @@ def inputs_unchanged(trial: Trial) -> None:
 
 
 @area("memory/results-kept", "operation")
-def results_kept(trial: Trial) -> None:
+def results_kept(trial: AreaTrial) -> None:
     """Results belong to the application: a later execution does not change them, nor they a later execution."""
     sample = trial.sample()
     other = sample.other()
@@ -51,7 +51,7 @@ def results_kept(trial: Trial) -> None:
 
 
 @area("memory/strided", "operation")
-def strided(trial: Trial) -> None:
+def strided(trial: AreaTrial) -> None:
     """Inputs may have any strides: in column-major order, reversed, or with gaps."""
     sample = trial.sample()
     ways: dict[str, Callable[[Array], Array]] = {
@@ -78,7 +78,7 @@ def _gaps(x: Array) -> Array:
 
 
 @area("memory/unaligned", "operation")
-def unaligned(trial: Trial) -> None:
+def unaligned(trial: AreaTrial) -> None:
     """Inputs and outputs may begin at any byte."""
     sample = trial.sample()
     for offset in (1, 2, 4, 12):
@@ -101,7 +101,7 @@ def _at(x: Array, offset: int) -> Array:
 
 
 @area("memory/out", "operation")
-def out(trial: Trial) -> None:
+def out(trial: AreaTrial) -> None:
     """Outputs lie in the given arrays, and no byte around them changes."""
     sample = trial.sample()
     whole = [np.full(w.nbytes + 2 * GUARD, MARK, np.uint8) for w in sample.wanted]
@@ -135,7 +135,7 @@ def _pool(arrays: Sequence[Array], start: int, step: int) -> tuple[nnhal.Memory,
 
 
 @area("memory/shared", "operation")
-def shared(trial: Trial) -> None:
+def shared(trial: AreaTrial) -> None:
     """All arguments lie in one shared memory, at offsets; bytes between them do not change."""
     sample = trial.sample()
     arrays = [*sample.arrays, *sample.wanted]
@@ -159,7 +159,7 @@ def shared(trial: Trial) -> None:
 
 
 @area("memory/file", "operation")
-def file(trial: Trial) -> None:
+def file(trial: AreaTrial) -> None:
     """Inputs lie in a mapped file that is open for reading only."""
     sample = trial.sample()
     with tempfile.TemporaryFile() as stored:
@@ -174,7 +174,7 @@ def file(trial: Trial) -> None:
         pool.close()
 
 
-def _allocations(trial: Trial, sample: Sample) -> tuple[list[nnhal.Allocation], list[nnhal.Allocation]]:
+def _allocations(trial: AreaTrial, sample: SampleModel) -> tuple[list[nnhal.Allocation], list[nnhal.Allocation]]:
     compiled = sample.compiled
     with trial.at("allocate"):
         given = [nnhal.allocate([(compiled, "input", n)], x.shape) for n, x in enumerate(sample.arrays)]
@@ -185,7 +185,7 @@ def _allocations(trial: Trial, sample: Sample) -> tuple[list[nnhal.Allocation], 
 
 
 @area("memory/driver-memory", "operation")
-def driver_memory(trial: Trial) -> None:
+def driver_memory(trial: AreaTrial) -> None:
     """All arguments lie in memory of the driver; it keeps the contents between executions."""
     sample = trial.sample()
     given, rooms = _allocations(trial, sample)
@@ -212,7 +212,7 @@ def driver_memory(trial: Trial) -> None:
 
 
 @area("memory/driver-memory-chain", "operation")
-def chain(trial: Trial) -> None:
+def chain(trial: AreaTrial) -> None:
     """The output of an execution in driver memory is the input of the next, without a copy by the application."""
     sample = trial.sample(lambda call: call.returns_to() is not None)
     call = sample.call
@@ -256,7 +256,7 @@ def _alike(one: Array, other: Array) -> bool:
 
 
 @area("memory/driver-memory-copies", "operation")
-def copies(trial: Trial) -> None:
+def copies(trial: AreaTrial) -> None:
     """Driver memory is copied to and from shared memory; its wrong uses are errors."""
     sample = trial.sample()
     given, rooms = _allocations(trial, sample)
@@ -293,7 +293,7 @@ def copies(trial: Trial) -> None:
 
 
 @area("memory/bound", "operation")
-def bound(trial: Trial) -> None:
+def bound(trial: AreaTrial) -> None:
     """Bound arguments are read at each run, and outputs are written to the same arrays."""
     sample = trial.sample()
     given = [x.copy() for x in sample.arrays]

@@ -10,8 +10,8 @@ import numpy as np
 
 import nnhal
 from nnhal.base.operands import Array
-from nnhal.conformance.suites.cts.area import ENOUGH, Trial, area, listed
-from nnhal.conformance.suites.cts.graphs import KINDS, Graph, drawn
+from nnhal.conformance.suites.cts.area import ENOUGH, AreaTrial, area, listed
+from nnhal.conformance.suites.cts.graphs import KINDS, ComputedGraph, drawn
 from nnhal.conformance.suites.cts.neighbours import HARMLESS, PREPARING, RUNNING, Partial, faulty
 from nnhal.conformance.suites.suite import CaseFailed, NotApplicable, NotSupported
 from nnhal.hal.device import Device
@@ -24,7 +24,7 @@ PROBES = 4  # graphs of one operation until the device supports one
 _kinds: "WeakKeyDictionary[Device, list[str]]" = WeakKeyDictionary()
 
 
-def kinds_of(trial: Trial) -> list[str]:
+def kinds_of(trial: AreaTrial) -> list[str]:
     """Return the kinds of operations that the device supports, each found with a few graphs of one operation."""
     if trial.device not in _kinds:
         found = []
@@ -42,7 +42,7 @@ def kinds_of(trial: Trial) -> list[str]:
     return _kinds[trial.device]
 
 
-def _refused(trial: Trial, graph: Graph) -> str:
+def _refused(trial: AreaTrial, graph: ComputedGraph) -> str:
     """Return why the device rejects a graph, or "" if it supports it."""
     try:
         with trial.at("compile"):
@@ -53,7 +53,7 @@ def _refused(trial: Trial, graph: Graph) -> str:
     return ""
 
 
-def own_graph(trial: Trial, count: int | None = None, every: float = 0.2) -> tuple[Graph, nnhal.Compiled]:
+def own_graph(trial: AreaTrial, count: int | None = None, every: float = 0.2) -> tuple[ComputedGraph, nnhal.Compiled]:
     """Return a graph that the device supports whole, compiled; NotSupported if it rejects all drawn ones."""
     reason = "no graph fits"
     for n in range(DRAWS):
@@ -69,7 +69,7 @@ def own_graph(trial: Trial, count: int | None = None, every: float = 0.2) -> tup
     raise NotSupported(reason)
 
 
-def mixed_graph(trial: Trial) -> Graph:
+def mixed_graph(trial: AreaTrial) -> ComputedGraph:
     """Return a graph of any operations, those of the device more often."""
     own = kinds_of(trial)
     graph = drawn(trial.rng, int(trial.rng.integers(3, MOST)), [*own * (1 + len(KINDS) // len(own)), *KINDS], 0.3)
@@ -78,14 +78,14 @@ def mixed_graph(trial: Trial) -> Graph:
     return graph
 
 
-def check(graph: Graph, inputs: Sequence[Array], actual: Sequence[Array], where: str) -> None:
+def check(graph: ComputedGraph, inputs: Sequence[Array], actual: Sequence[Array], where: str) -> None:
     """Raise CaseFailed unless the results of a graph are right."""
     found = graph.problem(inputs, actual)
     if found:
         raise CaseFailed(f"{where}: {found}; graph: {graph}")
 
 
-def forced(trial: Trial, shares: dict[str, float]) -> Callable[[nnhal.Model, Sequence[Any]], list[str]]:
+def forced(trial: AreaTrial, shares: dict[str, float]) -> Callable[[nnhal.Model, Sequence[Any]], list[str]]:
     """Return a placement that draws a device for each operation, of those that support it. shares: by label."""
     rng = np.random.default_rng([*trial.seed, 1])
 
@@ -101,7 +101,7 @@ def forced(trial: Trial, shares: dict[str, float]) -> Callable[[nnhal.Model, Seq
 
 
 @area("graph/whole", "graph", 60)
-def whole(trial: Trial) -> None:
+def whole(trial: AreaTrial) -> None:
     """A graph on the device alone gives what numpy computes, again and again."""
     graph, compiled = own_graph(trial, every=0.1)
     first, second = graph.inputs(), graph.other_inputs()
@@ -142,7 +142,7 @@ WAYS: dict[str, Callable[[nnhal.Compiled, Sequence[Array]], Any]] = {
 
 
 @area("graph/ways", "graph", 4, kinds=tuple(WAYS))
-def ways(trial: Trial) -> None:
+def ways(trial: AreaTrial) -> None:
     """Every way of execution gives the results of a graph."""
     graph, compiled = own_graph(trial)
     for inputs in (graph.inputs(), graph.other_inputs()):
@@ -155,7 +155,7 @@ def _taken(takes: Array, operation: int) -> bool:
 
 
 @area("partition/forced", "graph", 50)
-def forced_partition(trial: Trial) -> None:
+def forced_partition(trial: AreaTrial) -> None:
     """Operations placed at random on the device, two partial devices and the CPU give the results of the graph."""
     graph = mixed_graph(trial)
     share = trial.rng.random(2)
@@ -181,7 +181,7 @@ def forced_partition(trial: Trial) -> None:
 
 
 @area("partition/declared", "graph", 15)
-def declared(trial: Trial) -> None:
+def declared(trial: AreaTrial) -> None:
     """The placement by declared performance gives right results beside the CPU; so does one device for all."""
     graph = mixed_graph(trial)
     beside = [trial.device] if trial.name == discovery.CPU else [trial.device, discovery.cpu()]
@@ -193,7 +193,7 @@ def declared(trial: Trial) -> None:
     trial.no_fallback(compiled)
 
 
-def _beside(trial: Trial, graph: Graph, other: Device, fallback: Any) -> nnhal.Compiled:
+def _beside(trial: AreaTrial, graph: ComputedGraph, other: Device, fallback: Any) -> nnhal.Compiled:
     ends = [] if trial.name == discovery.CPU else [discovery.cpu()]
     return trial.compile(
         graph.model(),
@@ -204,7 +204,7 @@ def _beside(trial: Trial, graph: Graph, other: Device, fallback: Any) -> nnhal.C
 
 
 @area("partition/beside-faulty", "graph", 2, kinds=(*PREPARING, *RUNNING))
-def beside_faulty(trial: Trial) -> None:
+def beside_faulty(trial: AreaTrial) -> None:
     """Beside a device that fails or lies, results are right by fallback, or end in a named error; never wrong."""
     own, _ = own_graph(trial)
     other = faulty(discovery.cpu(), "faulty", trial.kind)
@@ -220,7 +220,7 @@ def beside_faulty(trial: Trial) -> None:
     check(own, own.inputs(), trial.execute(lambda: alone(*own.inputs())), "the device alone afterwards")
 
 
-def _named_error_or_right(trial: Trial, graph: Graph, other: Device) -> None:
+def _named_error_or_right(trial: AreaTrial, graph: ComputedGraph, other: Device) -> None:
     """Without fallback, the execution has right results, or its error names the faulty device."""
     try:
         compiled = _beside(trial, graph, other, "forbid")
@@ -236,7 +236,7 @@ def _named_error_or_right(trial: Trial, graph: Graph, other: Device) -> None:
 
 
 @area("fallback/device-fails", "graph", 2, kinds=(*PREPARING, *RUNNING))
-def device_fails(trial: Trial) -> None:
+def device_fails(trial: AreaTrial) -> None:
     """If the device itself fails in this way, the CPU takes over, and the results are right."""
     graph, _ = own_graph(trial)
     own = faulty(trial.device, f"failing-{trial.name}", trial.kind)
@@ -254,7 +254,7 @@ def device_fails(trial: Trial) -> None:
 
 
 @area("fallback/warning", "once")
-def warning(trial: Trial) -> None:
+def warning(trial: AreaTrial) -> None:
     """By default an application that names no fallback gets an error, and with "warn" a FallbackWarning."""
     graph, _ = own_graph(trial, 3)
     own = faulty(trial.device, f"failing-{trial.name}", "run-fails")

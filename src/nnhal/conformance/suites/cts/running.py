@@ -11,7 +11,7 @@ import numpy as np
 import nnhal
 from nnhal.base.operands import Array
 from nnhal.base.records import replace
-from nnhal.conformance.suites.cts.area import ENOUGH, Sample, Trial, area, listed
+from nnhal.conformance.suites.cts.area import ENOUGH, AreaTrial, SampleModel, area, listed
 from nnhal.conformance.suites.cts.partitions import check, own_graph
 from nnhal.conformance.suites.suite import CaseFailed, NotApplicable, NotSupported
 from nnhal.model.graph import State
@@ -21,7 +21,7 @@ TIMES = 4  # executions, or calls of a stream
 
 
 @area("burst/executions", "operation")
-def burst(trial: Trial) -> None:
+def burst(trial: AreaTrial) -> None:
     """A burst gives the results of calls, also if it is opened again, and with memory that it has to release."""
     sample = trial.sample()
     other = sample.other()
@@ -49,7 +49,7 @@ ADDS: dict[str, tuple[Callable[..., Any], Callable[[Array, Array], Array]]] = {
 
 
 @area("stream/states", "once", kinds=tuple(ADDS))
-def stream(trial: Trial) -> None:
+def stream(trial: AreaTrial) -> None:
     """A stream carries states from call to call; two streams have their own, and `reset` begins again."""
     build, compute = ADDS[trial.kind]
     b = nnhal.Builder(trial.kind)
@@ -84,7 +84,7 @@ def stream(trial: Trial) -> None:
     follow(two, theirs, "call of the second stream after reset of the first")
 
 
-def _fixed(sample: Sample) -> None:
+def _fixed(sample: SampleModel) -> None:
     if any(spec.fixed is None for spec in sample.compiled.outputs):
         raise NotApplicable("the shape of an output is not known before the execution")
 
@@ -94,7 +94,7 @@ def _views(arrays: list[Array]) -> list[Array]:
 
 
 @area("fence/wait", "operation")
-def fence(trial: Trial) -> None:
+def fence(trial: AreaTrial) -> None:
     """A fenced execution begins after the fences that it waits for, reads what was written before, and signals its own."""
     sample = trial.sample()
     _fixed(sample)
@@ -113,7 +113,7 @@ def fence(trial: Trial) -> None:
 
 
 @area("fence/error", "operation")
-def fence_error(trial: Trial) -> None:
+def fence_error(trial: AreaTrial) -> None:
     """If a fence ends in an error, so does the execution that waits for it; the model stays usable."""
     sample = trial.sample()
     _fixed(sample)
@@ -126,7 +126,7 @@ def fence_error(trial: Trial) -> None:
 
 
 @area("fence/chain", "graph", 6)
-def chain(trial: Trial) -> None:
+def chain(trial: AreaTrial) -> None:
     """Executions launched at once, each behind the fence of the one before, read its results."""
     b = nnhal.Builder("chained")
     x = b.input([4, 33])
@@ -151,7 +151,7 @@ def chain(trial: Trial) -> None:
 
 
 @area("submit/several", "operation")
-def submit(trial: Trial) -> None:
+def submit(trial: AreaTrial) -> None:
     """Submitted executions have their own results, and signal their end."""
     sample = trial.sample()
     several = [sample, sample.other(), sample, sample.other()]
@@ -163,7 +163,7 @@ def submit(trial: Trial) -> None:
 
 
 @area("cancel/submitted", "operation")
-def cancel(trial: Trial) -> None:
+def cancel(trial: AreaTrial) -> None:
     """A cancelled execution raises Cancelled or has right results; the others are right."""
     sample = trial.sample()
     with trial.at("submit"):
@@ -181,7 +181,7 @@ def cancel(trial: Trial) -> None:
 
 
 @area("deadline/execution", "operation")
-def deadline(trial: Trial) -> None:
+def deadline(trial: AreaTrial) -> None:
     """A deadline that has passed raises MissedDeadline, one with time does not; the next execution is right."""
     sample = trial.sample()
     compiled = sample.compiled
@@ -199,7 +199,7 @@ def deadline(trial: Trial) -> None:
 
 
 @area("deadline/compilation", "operation")
-def compilation(trial: Trial) -> None:
+def compilation(trial: AreaTrial) -> None:
     """A compilation with too little time raises MissedDeadline, one with enough gives right results."""
     sample = trial.sample()
     trial.must_raise(
@@ -216,7 +216,7 @@ def _until(compiled: nnhal.Compiled, inputs: Sequence[Array], rooms: Sequence[Ar
 
 
 @area("deadline/writes-nothing-later", "graph", 4)
-def late(trial: Trial) -> None:
+def late(trial: AreaTrial) -> None:
     """An execution that missed its deadline writes nothing to its outputs after it has ended."""
     graph, compiled = own_graph(trial, 16)
     inputs = graph.inputs()
@@ -240,7 +240,7 @@ def late(trial: Trial) -> None:
 
 
 @area("measure/times", "operation")
-def measure(trial: Trial) -> None:
+def measure(trial: AreaTrial) -> None:
     """Measured times are in nanoseconds: the driver reports no more than the application waits."""
     sample = trial.sample()
     compiled = sample.compiled

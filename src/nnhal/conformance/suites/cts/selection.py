@@ -7,7 +7,7 @@ import numpy as np
 
 import nnhal
 from nnhal.conformance.differential import arrays_of, model_of, other_constants
-from nnhal.conformance.suites.cts.area import Sample, Trial, area
+from nnhal.conformance.suites.cts.area import AreaTrial, SampleModel, area
 from nnhal.conformance.suites.suite import NotApplicable, NotSupported
 from nnhal.runtime import discovery
 
@@ -15,7 +15,7 @@ LEAVES_ALONE = 3  # executions
 
 
 @area("selection/only", "type")
-def only(trial: Trial) -> None:
+def only(trial: AreaTrial) -> None:
     """A model runs on the selected device alone, and the results are right, also of later executions."""
     sample = trial.sample()
     devices = sample.compiled.placement.devices()
@@ -27,7 +27,7 @@ def only(trial: Trial) -> None:
 
 
 @area("selection/with-fallback", "operation")
-def with_fallback(trial: Trial) -> None:
+def with_fallback(trial: AreaTrial) -> None:
     """If fallback is allowed, the device still runs what it supports, with the CPU beside it or not."""
     sample = trial.sample()
     settings: list[dict[str, Any]] = [{"fallback": "allow"}, {"fallback": "warn"}]
@@ -43,7 +43,7 @@ def with_fallback(trial: Trial) -> None:
 
 
 @area("selection/settings", "operation")
-def settings(trial: Trial) -> None:
+def settings(trial: AreaTrial) -> None:
     """Every preference, priority and number of threads gives right results."""
     sample = trial.sample()
     several: list[dict[str, Any]] = [
@@ -60,7 +60,7 @@ def settings(trial: Trial) -> None:
 
 
 @area("selection/wrong-arguments", "operation")
-def wrong_arguments(trial: Trial) -> None:
+def wrong_arguments(trial: AreaTrial) -> None:
     """An execution with invalid arguments raises InvalidRequest, and the next one is right."""
     sample = trial.sample()
     arrays, compiled = sample.arrays, sample.compiled
@@ -80,7 +80,7 @@ def wrong_arguments(trial: Trial) -> None:
 
 
 @area("selection/out-too-small", "operation")
-def out_too_small(trial: Trial) -> None:
+def out_too_small(trial: AreaTrial) -> None:
     """An output array that is too small raises an error that has the true shapes; nothing else changes."""
     sample = trial.sample()
     if sample.wanted[0].size < 2 or sample.random:
@@ -99,7 +99,7 @@ def out_too_small(trial: Trial) -> None:
 
 
 @area("selection/closed", "operation")
-def closed(trial: Trial) -> None:
+def closed(trial: AreaTrial) -> None:
     """A closed model raises Closed; another compilation of the same model goes on."""
     sample = trial.sample()
     second = trial.compile(sample.model, fallback="forbid")
@@ -113,7 +113,7 @@ def closed(trial: Trial) -> None:
 
 
 @area("selection/unknown", "once")
-def unknown(trial: Trial) -> None:
+def unknown(trial: AreaTrial) -> None:
     """Names that no device has are errors."""
     b = nnhal.Builder()
     x = b.input([2])
@@ -133,7 +133,7 @@ def unknown(trial: Trial) -> None:
 
 
 @area("selection/without-devices", "once")
-def without_devices(trial: Trial) -> None:
+def without_devices(trial: AreaTrial) -> None:
     """A compilation that names no device gives right results, whatever the installed devices are."""
     b = nnhal.Builder()
     x = b.input([3, 4])
@@ -145,7 +145,7 @@ def without_devices(trial: Trial) -> None:
 
 
 @area("selection/two-of-one", "operation")
-def two_of_one(trial: Trial) -> None:
+def two_of_one(trial: AreaTrial) -> None:
     """Two compilations of models that differ only in constants do not disturb each other."""
     sample = trial.sample(lambda call: call.constants > 0)
     call = other_constants(sample.call, trial.rng)
@@ -159,7 +159,7 @@ def two_of_one(trial: Trial) -> None:
     except nnhal.UnsupportedModel as why:
         trial.idle()
         raise NotSupported(str(why)) from why
-    other = Sample(trial, call, model, compiled)
+    other = SampleModel(trial, call, model, compiled)
     for _ in range(2):
         sample.execute("first model, beside the second")
         other.execute("second model, beside the first")

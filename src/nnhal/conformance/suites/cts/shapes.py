@@ -9,7 +9,7 @@ import nnhal
 from nnhal.base.records import replace
 from nnhal.conformance.differential import arrays_of
 from nnhal.conformance.draw import Call
-from nnhal.conformance.suites.cts.area import Sample, Trial, area
+from nnhal.conformance.suites.cts.area import AreaTrial, SampleModel, area
 from nnhal.conformance.suites.suite import CaseFailed, NotSupported
 from nnhal.model.graph import Model
 
@@ -34,7 +34,7 @@ SIZES = 1, 3, 2, 70, 3, 1  # of the open dimension, one execution after another
 
 
 @area("shapes/unknown-dimensions", "operation")
-def dimensions(trial: Trial) -> None:
+def dimensions(trial: AreaTrial) -> None:
     """The dimensions of inputs and outputs are unknown until the execution."""
     sample = trial.sample(open=True)
     results = sample.execute("execution with open dimensions")
@@ -49,7 +49,7 @@ def dimensions(trial: Trial) -> None:
 
 
 @area("shapes/unknown-rank", "operation")
-def rank(trial: Trial) -> None:
+def rank(trial: AreaTrial) -> None:
     """Even the rank of inputs and outputs is unknown until the execution."""
     first = trial.sample(_without_axes, open=True)
     model = unranked(first.model)
@@ -58,7 +58,7 @@ def rank(trial: Trial) -> None:
     except nnhal.UnsupportedModel as why:
         trial.idle()
         raise NotSupported(str(why)) from why
-    sample = Sample(trial, first.call, model, compiled)
+    sample = SampleModel(trial, first.call, model, compiled)
     sample.execute("execution with unknown ranks")
     sample.other().execute("execution with unknown ranks and other inputs")
     trial.no_fallback(compiled)
@@ -78,7 +78,7 @@ def unranked(model: Model) -> Model:
 
 
 @area("shapes/changing", "once", kinds=tuple(CHANGING))
-def changing(trial: Trial) -> None:
+def changing(trial: AreaTrial) -> None:
     """One compilation serves executions of several shapes, in any order."""
     build, compute = CHANGING[trial.kind]
     b = nnhal.Builder(trial.kind)

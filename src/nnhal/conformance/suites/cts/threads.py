@@ -6,8 +6,8 @@ from typing import Any
 
 import nnhal
 from nnhal.base.operands import Array
-from nnhal.conformance.suites.cts.area import EXECUTE, Sample, Trial, area, listed
-from nnhal.conformance.suites.cts.graphs import Graph
+from nnhal.conformance.suites.cts.area import EXECUTE, AreaTrial, SampleModel, area, listed
+from nnhal.conformance.suites.cts.graphs import ComputedGraph
 from nnhal.conformance.suites.cts.partitions import own_graph
 from nnhal.conformance.suites.suite import CaseFailed
 
@@ -16,7 +16,7 @@ EACH = 4  # executions of a thread
 PER_GRAPH = 12  # executions of a graph by a thread
 
 
-def at_once(trial: Trial, works: Sequence[Callable[[], None]]) -> None:
+def at_once(trial: AreaTrial, works: Sequence[Callable[[], None]]) -> None:
     """Run all at once, each in a thread; raise the first error."""
     barrier = threading.Barrier(len(works))
     errors: list[BaseException] = []
@@ -39,7 +39,7 @@ def at_once(trial: Trial, works: Sequence[Callable[[], None]]) -> None:
         raise error
 
 
-def _executing(sample: Sample, number: int, run: Callable[..., Any]) -> Callable[[], None]:
+def _executing(sample: SampleModel, number: int, run: Callable[..., Any]) -> Callable[[], None]:
     def work() -> None:
         for n in range(EACH):
             sample.check(listed(run(*sample.arrays)), f"thread {number}, execution {n}, beside {COUNT - 1} others")
@@ -48,7 +48,7 @@ def _executing(sample: Sample, number: int, run: Callable[..., Any]) -> Callable
 
 
 @area("threads/one-compilation", "operation")
-def one_compilation(trial: Trial) -> None:
+def one_compilation(trial: AreaTrial) -> None:
     """Several threads execute one compiled model at once, each with its own inputs."""
     sample = trial.sample()
     several = [sample, *(sample.other() for _ in range(COUNT - 1))]
@@ -58,7 +58,7 @@ def one_compilation(trial: Trial) -> None:
 
 
 @area("threads/compile-and-execute", "operation")
-def compile_and_execute(trial: Trial) -> None:
+def compile_and_execute(trial: AreaTrial) -> None:
     """Threads compile and execute at once."""
     sample = trial.sample()
     other = sample.other()
@@ -78,7 +78,7 @@ def compile_and_execute(trial: Trial) -> None:
     )
 
 
-def _running(graph: Graph, inputs: Sequence[Array], number: int, run: Callable[..., Any]) -> Callable[[], None]:
+def _running(graph: ComputedGraph, inputs: Sequence[Array], number: int, run: Callable[..., Any]) -> Callable[[], None]:
     right = graph.expect(inputs)
 
     def work() -> None:
@@ -95,7 +95,7 @@ def _running(graph: Graph, inputs: Sequence[Array], number: int, run: Callable[.
 
 
 @area("threads/graph", "graph", 12)
-def graphs(trial: Trial) -> None:
+def graphs(trial: AreaTrial) -> None:
     """Several threads execute one compiled graph at once, each with its own inputs: they share no intermediates."""
     graph, compiled = own_graph(trial, 12)
     inputs = [graph.inputs() if n == 0 else graph.other_inputs() for n in range(COUNT)]
@@ -104,7 +104,7 @@ def graphs(trial: Trial) -> None:
 
 
 @area("threads/several-graphs", "graph", 6)
-def several_graphs(trial: Trial) -> None:
+def several_graphs(trial: AreaTrial) -> None:
     """Each thread executes another compilation of the device at once."""
     pairs = [own_graph(trial, 6) for _ in range(COUNT)]
     at_once(trial, [_running(graph, graph.inputs(), n, compiled) for n, (graph, compiled) in enumerate(pairs)])
@@ -113,11 +113,11 @@ def several_graphs(trial: Trial) -> None:
 
 
 @area("threads/compile-graphs", "graph", 4)
-def compile_graphs(trial: Trial) -> None:
+def compile_graphs(trial: AreaTrial) -> None:
     """Each thread compiles, executes and closes its own graph, at once."""
     graphs = [own_graph(trial, 6)[0] for _ in range(COUNT)]
 
-    def compiling(graph: Graph, number: int) -> Callable[[], None]:
+    def compiling(graph: ComputedGraph, number: int) -> Callable[[], None]:
         model = graph.model()
 
         def work() -> None:
@@ -134,7 +134,7 @@ def compile_graphs(trial: Trial) -> None:
 
 
 @area("threads/bursts", "graph", 4)
-def bursts(trial: Trial) -> None:
+def bursts(trial: AreaTrial) -> None:
     """Each thread executes one compiled graph in its own burst, at once."""
     graph, compiled = own_graph(trial, 8)
     inputs = [graph.inputs() if n == 0 else graph.other_inputs() for n in range(COUNT)]
@@ -143,7 +143,7 @@ def bursts(trial: Trial) -> None:
 
 
 @area("threads/close-meanwhile", "graph", 3)
-def close_meanwhile(trial: Trial) -> None:
+def close_meanwhile(trial: AreaTrial) -> None:
     """A model that is closed while threads execute it ends each execution with right results or with Closed."""
     graph, compiled = own_graph(trial, 8)
     ready = threading.Barrier(2)

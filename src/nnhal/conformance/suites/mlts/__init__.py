@@ -10,7 +10,7 @@ from nnhal.base.cores import usable_cores
 from nnhal.base.errors import BadFile, DeviceUnavailable, UnsupportedModel
 from nnhal.base.operands import Array
 from nnhal.conformance.suites.mlts import accuracy, loadgen, report, timing, workload
-from nnhal.conformance.suites.mlts.workload import Workload
+from nnhal.conformance.suites.mlts.workload import ModelWorkload
 from nnhal.conformance.suites.suite import (
     PREPARING,
     Case,
@@ -69,7 +69,7 @@ class Mlts(Suite):
             report.write(Path(run.report), run.named, outcomes)
 
 
-def _accuracy(work: Workload, context: Context, found: dict[str, Any]) -> None:
+def _accuracy(work: ModelWorkload, context: Context, found: dict[str, Any]) -> None:
     """Compare the device, and the file's own engine, with the reference over all inputs."""
     specs, relaxed = work.reference.outputs, work.model.relaxed
     context.at(PREPARING)
@@ -97,7 +97,7 @@ def _judge(device: accuracy.Accuracy, reference: accuracy.Accuracy, relaxed: boo
         raise CaseFailed(where + "; ".join(broken))
 
 
-def _compile(work: Workload, context: Context, found: dict[str, Any]) -> None:
+def _compile(work: ModelWorkload, context: Context, found: dict[str, Any]) -> None:
     """Time compilation; a restored compilation must compute what a new one does."""
     (inputs, *_), specs, relaxed = work.inputs, work.reference.outputs, work.model.relaxed
     context.at("prepare")
@@ -120,7 +120,7 @@ def _compile(work: Workload, context: Context, found: dict[str, Any]) -> None:
         found["engine"] = {"compile_ms": (own.load_ns + own.compile_ns) / timing.MS}
 
 
-def _latency(work: Workload, context: Context, found: dict[str, Any]) -> None:
+def _latency(work: ModelWorkload, context: Context, found: dict[str, Any]) -> None:
     """Time the steady state; its last result must be its first."""
     inputs, specs, relaxed = work.inputs[0], work.reference.outputs, work.model.relaxed
     context.at("prepare")
@@ -152,7 +152,7 @@ def _latency(work: Workload, context: Context, found: dict[str, Any]) -> None:
     _judge(accuracy.measure(specs, last, first, (), relaxed), right, relaxed, f"after {runs} executions: ")
 
 
-def _loadgen(work: Workload, context: Context, found: dict[str, Any]) -> None:
+def _loadgen(work: ModelWorkload, context: Context, found: dict[str, Any]) -> None:
     """Run scenarios of LoadGen; every sample's last result must be its first."""
     specs, relaxed = work.reference.outputs, work.model.relaxed
     context.at("prepare")
@@ -176,7 +176,7 @@ def _loadgen(work: Workload, context: Context, found: dict[str, Any]) -> None:
     _judge(accuracy.measure(specs, given, expected, (), relaxed), right, relaxed, "in LoadGen's scenarios: ")
 
 
-RUN: dict[str, Callable[[Workload, Context, dict[str, Any]], None]] = {
+RUN: dict[str, Callable[[ModelWorkload, Context, dict[str, Any]], None]] = {
     "accuracy": _accuracy,
     "compile": _compile,
     "latency": _latency,
@@ -190,7 +190,7 @@ def outputs_of(compiled: Compiled, inputs: Sequence[Array]) -> list[Array]:
     return [np.array(each) for each in (found if isinstance(found, tuple) else (found,))]
 
 
-def _own_engine(work: Workload, found: dict[str, Any]) -> Peer | None:
+def _own_engine(work: ModelWorkload, found: dict[str, Any]) -> Peer | None:
     """Return the file's own engine, called without nnhal; None, with the reason in `found`, if it cannot run the file."""
     found["engine_name"] = work.engine
     try:

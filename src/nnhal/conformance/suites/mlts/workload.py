@@ -38,7 +38,7 @@ SAMPLES = 8  # of a model without labelled data
 DRAWN = "inputs drawn by the suite"
 
 
-class Workload(NamedTuple):
+class ModelWorkload(NamedTuple):
     """A model, compiled for the CPU reference, and its inputs.
 
     engine: the engine that the file's format belongs to. labels: a class for each input; empty if unknown. data: a
@@ -74,7 +74,7 @@ def names(run: SuiteRun) -> Sequence[str]:
     return (path.stem,)
 
 
-def load(name: str, run: SuiteRun) -> Workload:
+def load(name: str, run: SuiteRun) -> ModelWorkload:
     """Read a model and its inputs; NotApplicable if the model or its data are not on this machine or do not fit."""
     path, shapes = _path(name, run), None
     if not run.model or not Path(run.model).is_file():
@@ -90,7 +90,7 @@ def load(name: str, run: SuiteRun) -> Workload:
     except NnhalError as error:
         reference.close()
         raise NotApplicable(f"the inputs of {name} cannot be made: {error}") from None
-    return Workload(name, path, engine, model, reference, inputs, labels, about)
+    return ModelWorkload(name, path, engine, model, reference, inputs, labels, about)
 
 
 def _path(name: str, run: SuiteRun) -> Path:

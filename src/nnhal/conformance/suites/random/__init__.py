@@ -25,8 +25,8 @@ from nnhal.base.operands import Array
 from nnhal.base.records import replace
 from nnhal.conformance.control import CONTROL
 from nnhal.conformance.evaluation import Evaluation
-from nnhal.conformance.reduction import Candidate, Reduction, names_of, python_of
-from nnhal.conformance.suites.random.drawing import TYPES, Drawing, Graph, ordinary
+from nnhal.conformance.reduction import Reduction, ReductionCandidate, names_of, python_of
+from nnhal.conformance.suites.random.drawing import TYPES, DrawnGraph, GraphDrawing, ordinary
 from nnhal.conformance.suites.random.trials import WAYS, Subjects, failure, refusal, rolled
 from nnhal.conformance.suites.suite import (
     PREPARING,
@@ -88,19 +88,19 @@ class Random(Suite):
             refusals.extend([reason] if reason else [])
             return not reason
 
-        drawing = Drawing(rng, takes, case.name, "long_sums" in context.device.relaxations)
+        drawing = GraphDrawing(rng, takes, case.name, "long_sums" in context.device.relaxations)
         if case.operation:
             _draw_single(drawing, case, refusals)
         else:
             _draw_graph(drawing, case.arguments[0], refusals)
         graph = drawing.finish(bool(rng.random() < 0.3), not case.operation)
-        return _Judged(case, context, graph, rng).run()
+        return _JudgedGraph(case, context, graph, rng).run()
 
 
 SUITE = Random()
 
 
-def _draw_single(drawing: Drawing, case: Case, refusals: Sequence[str]) -> None:
+def _draw_single(drawing: GraphDrawing, case: Case, refusals: Sequence[str]) -> None:
     name, kind, number = case.arguments
     if name in CONTROL:
         drawing.first_inputs([kind])
@@ -119,7 +119,7 @@ def _draw_single(drawing: Drawing, case: Case, refusals: Sequence[str]) -> None:
         raise NotApplicable(f"none of {MOST_SINGLE} drawn calls is valid")
 
 
-def _draw_graph(drawing: Drawing, size: int, refusals: list[str]) -> None:
+def _draw_graph(drawing: GraphDrawing, size: int, refusals: list[str]) -> None:
     drawing.first_inputs(TYPES)
     while drawing.count < size:
         flow = drawing.rng.random() < FLOW and drawing.try_flow(str(drawing.rng.choice(CONTROL)))
@@ -133,10 +133,10 @@ def _draw_graph(drawing: Drawing, size: int, refusals: list[str]) -> None:
         )
 
 
-class _Judged:
+class _JudgedGraph:
     """One graph on the device, in all ways."""
 
-    def __init__(self, case: Case, context: Context, graph: Graph, rng: np.random.Generator) -> None:
+    def __init__(self, case: Case, context: Context, graph: DrawnGraph, rng: np.random.Generator) -> None:
         self._case, self._context, self._graph = case, context, graph
         self._seed = int(rng.integers(1 << 30))
         self._sets = [graph.inputs, graph.others(rng)]
@@ -177,8 +177,8 @@ class _Judged:
         reason = f"{what}; still fails with {count} operation{'s' * (count != 1)}: {names[:200]} {_shapes(best.model)}"
         raise CaseFailed(reason, HINTS.get(way, ""), {"operations": count, "way": way, **found})
 
-    def _reduced(self, way: str, kind: str) -> Candidate:
-        def fails(candidate: Candidate) -> bool:
+    def _reduced(self, way: str, kind: str) -> ReductionCandidate:
+        def fails(candidate: ReductionCandidate) -> bool:
             assert candidate.inputs is not None
             try:
                 sets = [candidate.inputs, rolled(candidate.model, candidate.inputs)]
@@ -187,18 +187,18 @@ class _Judged:
                 return False
             return bool(problem) and other == kind
 
-        def values(candidate: Candidate) -> Mapping[int, Array]:
+        def values(candidate: ReductionCandidate) -> Mapping[int, Array]:
             run = Evaluation(candidate.model)
             run.graph(0, candidate.inputs or ())
             return run.values
 
-        first = Candidate(self._graph.model, tuple(self._sets[0]))
+        first = ReductionCandidate(self._graph.model, tuple(self._sets[0]))
         stateless = replace(first, model=replace(first.model, states=()))
         if first.model.states and fails(stateless):
             first = stateless
         return Reduction(fails, values, MOST_CANDIDATES, MOST_SECONDS).reduce(first)
 
-    def _keep(self, best: Candidate | None = None) -> None:
+    def _keep(self, best: ReductionCandidate | None = None) -> None:
         """Write the graph as it was drawn, or the reduced one with all that repeats its failure."""
         if self._folder is None:
             return

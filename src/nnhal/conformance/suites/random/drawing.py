@@ -48,7 +48,7 @@ Runs = list[Array]  # the exact result, then those with errors
 
 
 @dataclass(frozen=True, eq=False)
-class Node:
+class DrawnNode:
     """A value of the graph: its facts with the exact data, its operand, and its results with errors."""
 
     value: Value
@@ -64,15 +64,17 @@ class Node:
 class Fitted(Drawn):
     """A call whose first tensor is a value of the graph, and others where one fits."""
 
-    def __init__(self, cell: Cell, rng: np.random.Generator, pool: Sequence[Node], seeded: Node | None, wide: bool):
+    def __init__(
+        self, cell: Cell, rng: np.random.Generator, pool: Sequence[DrawnNode], seeded: DrawnNode | None, wide: bool
+    ):
         super().__init__(cell, rng)
         self._pool, self._first_node, self._may_be_wide = pool, seeded, wide
-        self.nodes: dict[int, Node] = {}
+        self.nodes: dict[int, DrawnNode] = {}
         self.widest = False
         if seeded is not None:
             self._seed(seeded)
 
-    def _seed(self, node: Node) -> None:
+    def _seed(self, node: DrawnNode) -> None:
         """Make one of the arguments of type `T` the value: the first one, or sometimes another."""
         fitting = [a for a in self.form if a.spec is T and a.many is None and (a.drawn is None or a is self.form[0])]
         if not fitting:
@@ -170,25 +172,25 @@ def fresh(rng: np.random.Generator, value: Value) -> Array:
     return rng.integers(-99, 100, value.known).astype(value.dtype)
 
 
-class Drawing:
+class GraphDrawing:
     """A graph under construction."""
 
     def __init__(self, rng: np.random.Generator, takes: Takes, name: str, in_a_row: bool) -> None:
         self.rng, self._takes, self._in_a_row = rng, takes, in_a_row
         self.b = ModelBuilder(name)
-        self.inputs: list[Node] = []
-        self.pool: list[Node] = []  # values that operations may read
-        self.made: list[Node] = []  # all results, by operations
+        self.inputs: list[DrawnNode] = []
+        self.pool: list[DrawnNode] = []  # values that operations may read
+        self.made: list[DrawnNode] = []  # all results, by operations
         self.free: set[int] = set()  # operands of inputs that may have any elements
         self.read: dict[int, int] = {}
         self.count = 0
         self._ask_first = False
 
-    def add_input(self, value: Value, free: bool) -> Node:
+    def add_input(self, value: Value, free: bool) -> DrawnNode:
         """Add an input of the graph."""
         dims = () if value.shape == () else value.known
         index = self.b.operand(value.type, dims, value.scale, value.zero_point, channel=value.channel)
-        node = Node(value, index, (value.array,) * (RUNS + 1))
+        node = DrawnNode(value, index, (value.array,) * (RUNS + 1))
         self.inputs.append(node)
         if free:
             self.free.add(index)
@@ -219,7 +221,7 @@ class Drawing:
                 return True
         return False
 
-    def _seed(self) -> Node:
+    def _seed(self) -> DrawnNode:
         """Choose a value: mostly a late one, often one that has a reader already."""
         starts = [n for n in self.pool if by_type(n.value.type)]
         late = starts[-5:] if self.rng.random() < 0.6 else starts
@@ -255,7 +257,7 @@ class Drawing:
         self.pool.remove(node)
         return False
 
-    def try_cell(self, cell: Cell, seeded: Node | None, *, soft: bool = False) -> bool:
+    def try_cell(self, cell: Cell, seeded: DrawnNode | None, *, soft: bool = False) -> bool:
         """Draw one call; add it if it suits. soft: results may hide errors, such as all at an end of their type."""
         try:
             fitted = Fitted(cell, self.rng, self.pool, seeded, True)
@@ -298,7 +300,7 @@ class Drawing:
         rounds = int(self.rng.choice([1, 2, 3]))
         return while_call(call, Counting(I32, "LESS", "ADD"), rounds, start, given=False)
 
-    def add(self, call: Call, nodes: dict[int, Node], *, soft: bool = False) -> bool:
+    def add(self, call: Call, nodes: dict[int, DrawnNode], *, soft: bool = False) -> bool:
         """Add a call if the device supports it and its results suit."""
         given = [nodes.get(id(v)) for v in call.inputs]
         if self._ask_first and not self._takes(alone(call)):
@@ -318,7 +320,7 @@ class Drawing:
         self._append(call, given, runs)
         return True
 
-    def _results(self, call: Call, given: Sequence[Node | None]) -> list[list[Array]] | None:
+    def _results(self, call: Call, given: Sequence[DrawnNode | None]) -> list[list[Array]] | None:
         """Return the results of each run, None if the reference fails."""
         try:
             if call.cell.op.name in CONTROL:
@@ -341,7 +343,7 @@ class Drawing:
         except (NnhalError, Unknown):
             return None
 
-    def _flow_results(self, call: Call, given: Sequence[Node | None]) -> list[list[Array]]:
+    def _flow_results(self, call: Call, given: Sequence[DrawnNode | None]) -> list[list[Array]]:
         model = alone(call)
         places = call.given
         exact = Evaluation(model, in_a_row=self._in_a_row)
@@ -355,7 +357,7 @@ class Drawing:
             found.append(Evaluation(model, self.rng, exact.rooms).graph(0, arrays))
         return found
 
-    def _append(self, call: Call, given: Sequence[Node | None], runs: list[list[Array]]) -> None:
+    def _append(self, call: Call, given: Sequence[DrawnNode | None], runs: list[list[Array]]) -> None:
         b, arguments = self.b, call.arguments
         control = call.cell.op.name in CONTROL
         indices, fresh_inputs, outputs = operands_of(call, b)
@@ -377,7 +379,7 @@ class Drawing:
         for number, value in enumerate(call.outputs):
             found = [run[number] for run in runs]
             same = all(np.array_equal(x, found[0], equal_nan=x.dtype.kind == "f") for x in found)
-            node = Node(
+            node = DrawnNode(
                 replace(value, shape=found[0].shape, data=found[0]),
                 outputs[number],
                 tuple([found[0]] * len(found) if same else found),
@@ -388,7 +390,7 @@ class Drawing:
             if readable and not call.cell.op.random and call.cell.op.leaves_open is None:
                 self.pool.append(node)
 
-    def finish(self, whole: bool, states: bool) -> "Graph":
+    def finish(self, whole: bool, states: bool) -> "DrawnGraph":
         """Return the graph. whole: all results are outputs; else those that nothing reads, and a few others."""
         outputs = [n for n in self.made if whole or not self.read.get(n.operand) or self.rng.random() < 0.1]
         used = [n for n in self.inputs if self.read.get(n.operand)]
@@ -397,9 +399,9 @@ class Drawing:
         model = without_unused(self.b.finish(*ends, states=carried))
         validate(model)
         free = tuple(n.operand in self.free for n in used)
-        return Graph(model, tuple(n.value for n in used), free)
+        return DrawnGraph(model, tuple(n.value for n in used), free)
 
-    def _states(self, used: Sequence[Node], outputs: Sequence[Node]) -> list[State]:
+    def _states(self, used: Sequence[DrawnNode], outputs: Sequence[DrawnNode]) -> list[State]:
         """Carry one result, that a correct device has exactly, to an input like it, from call to call."""
         for place, node in enumerate(used):
             v = node.value
@@ -411,7 +413,7 @@ class Drawing:
         return []
 
 
-class Graph(Record, frozen=True):
+class DrawnGraph(Record, frozen=True):
     """A drawn model, with values for its inputs. free: which inputs may have any elements."""
 
     model: Model

@@ -3,8 +3,7 @@
 from typing import Any
 from xml.etree import ElementTree
 
-from nnhal.base.names import printable
-from nnhal.conformance.suites.report.results import EXPECTED, Result, SuiteResult, TestReport, counted, grouped
+from nnhal.conformance.suites.report.results import EXPECTED, CaseResult, SuiteResult, TestReport, counted, grouped
 from nnhal.conformance.suites.run import repeat_command
 
 NS = 1e9
@@ -57,7 +56,7 @@ def as_json(report: TestReport) -> dict[str, Any]:
     }
 
 
-def _case(report: TestReport, result: Result) -> dict[str, Any]:
+def _case(report: TestReport, result: CaseResult) -> dict[str, Any]:
     outcome = result.outcome
     case: dict[str, Any] = {
         "name": outcome.name,
@@ -117,7 +116,7 @@ def _suite(report: TestReport, suite: SuiteResult) -> ElementTree.Element:
     return element
 
 
-def _testcase(parent: ElementTree.Element, report: TestReport, result: Result) -> None:
+def _testcase(parent: ElementTree.Element, report: TestReport, result: CaseResult) -> None:
     outcome, verdict = result.outcome, result.verdict
     where = ".".join(filter(None, (outcome.suite, outcome.operation)))
     attributes = {"classname": _text(where), "name": _text(outcome.name), "time": _seconds(outcome.nanoseconds / NS)}
@@ -136,7 +135,7 @@ def _testcase(parent: ElementTree.Element, report: TestReport, result: Result) -
 
 def _text(text: str) -> str:
     """Text with what XML allows: control characters are escaped."""
-    return printable(text, keep="\n\t")
+    return text
 
 
 def _seconds(seconds: float) -> str:

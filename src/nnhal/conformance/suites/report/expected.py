@@ -7,14 +7,14 @@ from pathlib import Path
 
 from nnhal.base.errors import BadFile, InvalidArgument
 from nnhal.base.names import meant
-from nnhal.conformance.suites.report.results import Expectation, Result
+from nnhal.conformance.suites.report.results import CaseResult, ExpectedFailure
 from nnhal.conformance.suites.run import SUITES
 from nnhal.conformance.suites.suite import CaseOutcome
 
 _FIELDS = "suite", "name", "reason"
 
 
-def read(file: Path) -> list[Expectation]:
+def read(file: Path) -> list[ExpectedFailure]:
     """Read a file of expected failures.
 
     Raises:
@@ -34,7 +34,7 @@ def read(file: Path) -> list[Expectation]:
     return [_entry(f"{file} entry {n}", entry) for n, entry in enumerate(entries, 1)]
 
 
-def _entry(where: str, entry: object) -> Expectation:
+def _entry(where: str, entry: object) -> ExpectedFailure:
     if not isinstance(entry, dict) or set(entry) != set(_FIELDS):
         given = ", ".join(entry) if isinstance(entry, dict) else repr(entry)
         raise InvalidArgument(f"{where}: has {given or 'no fields'}, must have {', '.join(_FIELDS)}")
@@ -48,17 +48,17 @@ def _entry(where: str, entry: object) -> Expectation:
         re.compile(entry["name"])
     except re.error as error:
         raise InvalidArgument(f"{where}: name is {entry['name']!r}, must be a regular expression: {error}") from None
-    return Expectation(entry["suite"], entry["name"], entry["reason"], where)
+    return ExpectedFailure(entry["suite"], entry["name"], entry["reason"], where)
 
 
 def held_against(
-    suite: str, outcomes: Sequence[CaseOutcome], expectations: Sequence[Expectation]
-) -> tuple[list[Result], list[Expectation]]:
+    suite: str, outcomes: Sequence[CaseOutcome], expectations: Sequence[ExpectedFailure]
+) -> tuple[list[CaseResult], list[ExpectedFailure]]:
     """Return the results of a suite's outcomes, and the entries for this suite that matched no case."""
     entries = [(each, re.compile(each.name)) for each in expectations if each.suite == suite]
     results, used = [], set[str]()
     for outcome in outcomes:
         matches = [entry for entry, pattern in entries if pattern.search(outcome.name)]
         used.update(entry.where for entry in matches)
-        results.append(Result(outcome, matches[0] if matches else None))
+        results.append(CaseResult(outcome, matches[0] if matches else None))
     return results, [entry for entry, _ in entries if entry.where not in used]

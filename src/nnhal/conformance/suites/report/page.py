@@ -11,9 +11,9 @@ from nnhal.base.names import printable
 from nnhal.conformance.suites.report.results import (
     EXPECTED,
     RESULTS,
-    Group,
+    CaseResult,
+    FailureGroup,
     Rate,
-    Result,
     SuiteResult,
     TestReport,
     counted,
@@ -88,7 +88,7 @@ def answer_of(report: TestReport) -> str:
     return f"{text}; interrupted, the report is partial" if report.stopped else text
 
 
-def _answer(report: TestReport, groups: Sequence[Group]) -> Iterator[str]:
+def _answer(report: TestReport, groups: Sequence[FailureGroup]) -> Iterator[str]:
     run, state = report.run, "bad" if report.is_bad else "partial" if report.stopped else "good"
     yield f'<header class="{state}">\n<h1>{_text(answer_of(report))}</h1>'
     causes = f"{many(len(groups), 'likely cause')}; " if groups else ""
@@ -142,7 +142,7 @@ def _bar(count: dict[str, int]) -> str:
     return f'<span class="bar">{parts}</span>' if whole else ""
 
 
-def _failures(report: TestReport, groups: Sequence[Group]) -> Iterator[str]:
+def _failures(report: TestReport, groups: Sequence[FailureGroup]) -> Iterator[str]:
     if not groups:
         return
     yield "<section>\n<h2>Failures by likely cause</h2>"
@@ -165,7 +165,7 @@ def _failures(report: TestReport, groups: Sequence[Group]) -> Iterator[str]:
     yield "</section>"
 
 
-def _reason(result: Result) -> Iterator[str]:
+def _reason(result: CaseResult) -> Iterator[str]:
     words = last_words(result.reason)
     yield f'<p class="reason">{_text(short_reason(result.reason) if words else result.reason)}</p>'
     if words:
@@ -173,7 +173,7 @@ def _reason(result: Result) -> Iterator[str]:
         yield f"<details><summary>Last output of the driver's process</summary><pre>{_text(listed)}</pre></details>"
 
 
-def _cases(report: TestReport, group: Group) -> Iterator[str]:
+def _cases(report: TestReport, group: FailureGroup) -> Iterator[str]:
     yield f"<details><summary>All {len(group.results):,} cases</summary>\n<dl>"
     for result in group.results[:CASES]:
         name = f"{result.outcome.suite} {result.outcome.name}"
@@ -187,7 +187,7 @@ def _cases(report: TestReport, group: Group) -> Iterator[str]:
     yield "</details>"
 
 
-def _facts(result: Result) -> Iterator[str]:
+def _facts(result: CaseResult) -> Iterator[str]:
     """Where the driver failed, how the case behaved alone, and what the suite measured or wrote."""
     outcome = result.outcome
     facts: dict[str, Any] = {"driver line": outcome.place, "alone in a new process": outcome.alone, **outcome.found}
@@ -198,7 +198,7 @@ def _facts(result: Result) -> Iterator[str]:
         yield f'<dl class="facts">{"".join(listed)}</dl>'
 
 
-def _heat(results: Sequence[Result]) -> Iterator[str]:
+def _heat(results: Sequence[CaseResult]) -> Iterator[str]:
     found = rates(results)
     if not found:
         return
@@ -246,7 +246,7 @@ def _expected(report: TestReport) -> Iterator[str]:
     yield "</details>\n</section>"
 
 
-def _others(results: Sequence[Result]) -> Iterator[str]:
+def _others(results: Sequence[CaseResult]) -> Iterator[str]:
     for verdict in ("skipped", "unsupported"):
         found = reasons(results, verdict)
         if not found:

@@ -17,7 +17,7 @@ RESULTS = "passed", "failed", "crashed", "hung", EXPECTED, "skipped", "unsupport
 UNEXPECTED_PASS = "unexpected pass"
 
 
-class Expectation(Record, frozen=True):
+class ExpectedFailure(Record, frozen=True):
     """An entry of a file of expected failures. name: a regular expression. where: the file and the entry's number."""
 
     suite: str
@@ -26,7 +26,7 @@ class Expectation(Record, frozen=True):
     where: str = ""
 
 
-class Result(Record, frozen=True):
+class CaseResult(Record, frozen=True):
     """An outcome, and the entry that expects it to be bad.
 
     Attributes:
@@ -35,7 +35,7 @@ class Result(Record, frozen=True):
     """
 
     outcome: CaseOutcome
-    expectation: Expectation | None = None
+    expectation: ExpectedFailure | None = None
 
     @property
     def passes_unexpectedly(self) -> bool:
@@ -76,11 +76,11 @@ class SuiteResult(Record, frozen=True):
     """
 
     name: str
-    results: Sequence[Result] = ()
+    results: Sequence[CaseResult] = ()
     seconds: float = 0.0
     error: str = ""
     left: int = 0
-    unmatched: Sequence[Expectation] = ()
+    unmatched: Sequence[ExpectedFailure] = ()
 
     @property
     def is_bad(self) -> bool:
@@ -88,15 +88,15 @@ class SuiteResult(Record, frozen=True):
         return bool(self.error) or any(each.is_bad for each in self.results)
 
 
-class Group(Record, frozen=True):
+class FailureGroup(Record, frozen=True):
     """Bad results with one likely cause; the first represents all."""
 
     verdict: str
     hint: str
-    results: Sequence[Result]
+    results: Sequence[CaseResult]
 
     @property
-    def first(self) -> Result:
+    def first(self) -> CaseResult:
         """The result that is shown."""
         return self.results[0]
 
@@ -131,7 +131,7 @@ class TestReport(Record, frozen=True):
         return sum(suite.seconds for suite in self.suites)
 
     @property
-    def results(self) -> list[Result]:
+    def results(self) -> list[CaseResult]:
         """The results of all suites."""
         return [result for suite in self.suites for result in suite.results]
 
@@ -149,20 +149,20 @@ class Rate(Record, frozen=True):
     others: int = 0
 
 
-def counted(results: Iterable[Result]) -> dict[str, int]:
+def counted(results: Iterable[CaseResult]) -> dict[str, int]:
     """Return the number of results of each verdict."""
     found = Counter(each.verdict for each in results)
     return {verdict: found[verdict] for verdict in RESULTS}
 
 
-def grouped(results: Iterable[Result]) -> list[Group]:
+def grouped(results: Iterable[CaseResult]) -> list[FailureGroup]:
     """Group bad results by likely cause: verdict, reason without its numbers, hint. The largest group comes first."""
-    found: dict[tuple[str, str, str], list[Result]] = defaultdict(list)
+    found: dict[tuple[str, str, str], list[CaseResult]] = defaultdict(list)
     for each in results:
         if each.is_bad:
             kind = UNEXPECTED_PASS if each.passes_unexpectedly else kind_of(short_reason(each.reason))
             found[each.verdict, kind, each.outcome.hint].append(each)
-    groups = [Group(verdict, hint, several) for (verdict, _, hint), several in found.items()]
+    groups = [FailureGroup(verdict, hint, several) for (verdict, _, hint), several in found.items()]
     return sorted(groups, key=lambda group: (-len(group.results), group.first.outcome.suite, group.first.outcome.name))
 
 
@@ -176,13 +176,13 @@ def last_words(reason: str) -> list[str]:
     return [line.rstrip() for line in reason.partition(_WORDS)[2].split(" | ") if line.strip()]
 
 
-def reasons(results: Iterable[Result], verdict: str) -> list[tuple[str, int]]:
+def reasons(results: Iterable[CaseResult], verdict: str) -> list[tuple[str, int]]:
     """Return the reasons of a verdict with their number of cases, the most frequent first."""
     found = Counter(kind_of(each.reason) for each in results if each.verdict == verdict)
     return sorted(found.items(), key=lambda each: (-each[1], each[0]))
 
 
-def rates(results: Iterable[Result]) -> Mapping[str, Mapping[str, Rate]]:
+def rates(results: Iterable[CaseResult]) -> Mapping[str, Mapping[str, Rate]]:
     """Return the pass rates by operation and type, "" for cases that have none, whatever is expected."""
     counts: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
     for each in results:

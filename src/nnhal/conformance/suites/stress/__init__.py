@@ -14,12 +14,12 @@ from typing import Any
 
 from nnhal.base.errors import ResourceExhausted
 from nnhal.conformance.suites.stress import drift
-from nnhal.conformance.suites.stress.graphs import FLOAT, KINDS, QUANT, Graph, difference, mapped, supported
+from nnhal.conformance.suites.stress.graphs import FLOAT, KINDS, QUANT, StressGraph, difference, mapped, supported
 from nnhal.conformance.suites.stress.growth import growth
 from nnhal.conformance.suites.stress.runs import (
     PLAIN,
     SETS,
-    Job,
+    ThreadJob,
     alone,
     any_job,
     at_once,
@@ -131,7 +131,7 @@ class _Tally:
         self.wrong: list[str] = []
         self.why = ""
 
-    def took(self, of: Job, place: int, actual: Sequence[Any], stage: str = "") -> None:
+    def took(self, of: ThreadJob, place: int, actual: Sequence[Any], stage: str = "") -> None:
         """Compare a result with that of the same inputs alone."""
         problem = difference(of.wanted[place], list(actual))
         if problem:
@@ -146,14 +146,16 @@ class _Tally:
             raise CaseFailed(f"{count} of {count + self.right} results {where} are wrong: {self.wrong[0]}", hint)
 
 
-def _executing(context: Context, prepared: Prepared, one: Job, first: int, each: int, tally: _Tally) -> Iterator[None]:
+def _executing(
+    context: Context, prepared: Prepared, one: ThreadJob, first: int, each: int, tally: _Tally
+) -> Iterator[None]:
     for number in range(each):
         place = (first + number) % SETS
         tally.took(one, place, executed(context.device, prepared, one.inputs[place]))
         yield
 
 
-def _compiling(context: Context, one: Job, rounds: int, tally: _Tally) -> Iterator[None]:
+def _compiling(context: Context, one: ThreadJob, rounds: int, tally: _Tally) -> Iterator[None]:
     for number in range(rounds):
         try:
             prepared = prepared_by(context.device, one.graph.model, PLAIN)
@@ -170,7 +172,7 @@ def _compiling(context: Context, one: Job, rounds: int, tally: _Tally) -> Iterat
         yield
 
 
-def _open(context: Context, graph: Graph, stack: ExitStack) -> Prepared:
+def _open(context: Context, graph: StressGraph, stack: ExitStack) -> Prepared:
     """Prepare; closed with the stack."""
     context.at("prepare")
     prepared = prepared_by(context.device, graph.model, PLAIN)
@@ -208,10 +210,10 @@ def _models(context: Context, group: int) -> Found:
     """Draw many models, keep some of them open, and execute those in random order."""
     device, run = context.device, context.run
     rng = random.Random(f"{run.seed} {group}")
-    opened: list[tuple[Prepared, Job]] = []
+    opened: list[tuple[Prepared, ThreadJob]] = []
     tally, unsupported = _Tally(), 0
 
-    def execute(prepared: Prepared, one: Job) -> None:
+    def execute(prepared: Prepared, one: ThreadJob) -> None:
         place = rng.randrange(SETS)
         context.at("run")
         tally.took(one, place, executed(device, prepared, one.inputs[place]), f"of {len(opened)} open models: ")
@@ -226,7 +228,7 @@ def _models(context: Context, group: int) -> Found:
             unsupported += 1
             continue
         inputs = [graph.inputs(n) for n in range(SETS)]
-        one = Job(graph, inputs, alone(context, graph, inputs))
+        one = ThreadJob(graph, inputs, alone(context, graph, inputs))
         context.at("prepare")
         try:
             prepared = prepared_by(device, graph.model, PLAIN)
@@ -285,7 +287,7 @@ def _slow_down(context: Context) -> Found:
 
 
 def _timed(
-    context: Context, prepared: Prepared, one: Job, until: float, taken: list[int], shares: list[float]
+    context: Context, prepared: Prepared, one: ThreadJob, until: float, taken: list[int], shares: list[float]
 ) -> Iterator[None]:
     began = drift.waited()
     while not taken or time.monotonic() < until:
@@ -296,7 +298,7 @@ def _timed(
     shares.append(drift.waiting(began, drift.waited()))
 
 
-def _compiling_until(context: Context, other: Job, until: float, compiled: list[int]) -> Iterator[None]:
+def _compiling_until(context: Context, other: ThreadJob, until: float, compiled: list[int]) -> Iterator[None]:
     while not compiled[0] or time.monotonic() < until:
         closed(context.device, prepared_by(context.device, other.graph.model, PLAIN))
         compiled[0] += 1
@@ -349,7 +351,7 @@ _SOAKED = {
 }
 
 
-def _once(context: Context, one: Job, way: str, stack: ExitStack) -> Callable[[], object]:
+def _once(context: Context, one: ThreadJob, way: str, stack: ExitStack) -> Callable[[], object]:
     device, arrays = context.device, one.inputs[0]
 
     def whole_life() -> None:

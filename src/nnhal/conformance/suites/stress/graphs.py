@@ -38,7 +38,7 @@ ACTIVATIONS = "none", "relu", "relu6"
 At = Callable[[str], None]
 
 
-class Graph(Record, frozen=True):
+class StressGraph(Record, frozen=True):
     """A model, and the way to draw inputs of it. call: of a model of one drawn operation."""
 
     model: Model
@@ -66,7 +66,7 @@ def _names(model: Model) -> list[str]:
     return [by_code.get(operation.type, str(operation.type)) for operation in model.main.operations]
 
 
-def supported(device: Device, kind: str, seed: Sequence[int], length: int, at: At) -> Graph:
+def supported(device: Device, kind: str, seed: Sequence[int], length: int, at: At) -> StressGraph:
     """Draw a graph whose operations the device supports all; of fewer operations, if it rejects some.
 
     seed: of the draw. length: the number of operations. at: receives the driver's calls.
@@ -80,7 +80,7 @@ def supported(device: Device, kind: str, seed: Sequence[int], length: int, at: A
         model = _Drawing([*seed, zlib.crc32(kind.encode())], kind, rules).graph(length)
         if model is None:
             break
-        graph = Graph(model, kind)
+        graph = StressGraph(model, kind)
         rejected = {
             name for name, ok in zip(_names(graph.model), verdicts(device, graph.model, at), strict=True) if not ok
         }
@@ -103,7 +103,7 @@ def verdicts(device: Device, model: Model, at: At) -> list[bool]:
         at(PREPARING)
 
 
-def _single(device: Device, kind: str, seed: Sequence[int], at: At) -> Graph:
+def _single(device: Device, kind: str, seed: Sequence[int], at: At) -> StressGraph:
     """Draw a model of one operation, of any type if `kind` is SINGLE."""
     rng = np.random.default_rng([*seed, 2])
     names = list(OPS)
@@ -122,7 +122,7 @@ def _single(device: Device, kind: str, seed: Sequence[int], at: At) -> Graph:
             except NnhalError:
                 continue  # a valid failure
             if any(w is not None and w.size for w in wanted):
-                return Graph(model, SINGLE, call)
+                return StressGraph(model, SINGLE, call)
     raise NotSupported(f"no operation of type {kind} is supported" if kind != SINGLE else "no operation is supported")
 
 
@@ -325,7 +325,7 @@ def difference(wanted: Outputs, actual: Outputs) -> str:
     return ""
 
 
-def mapped(graph: Graph, path: Path) -> Graph:
+def mapped(graph: StressGraph, path: Path) -> StressGraph:
     """Return the graph with all constants in a mapped file, some of them at odd offsets within a page."""
     main, data, operands = graph.model.main, bytearray(), []
     for operand in main.operands:

@@ -12,7 +12,7 @@ from nnhal.base.answers import answering
 from nnhal.base.errors import MissedDeadline
 from nnhal.base.operands import Array
 from nnhal.conformance.differential import Outputs
-from nnhal.conformance.suites.stress.graphs import FLOAT, QUANT, SINGLE, Graph, difference, supported
+from nnhal.conformance.suites.stress.graphs import FLOAT, QUANT, SINGLE, StressGraph, difference, supported
 from nnhal.conformance.suites.suite import PREPARING, Context, NotApplicable, NotSupported
 from nnhal.conformance.ways import WAYS
 from nnhal.conformance.worker import process_of
@@ -28,10 +28,10 @@ WATCH = 0.1  # seconds between looks at the threads' progress
 SOON_NS = 50_000
 
 
-class Job(NamedTuple):
+class ThreadJob(NamedTuple):
     """A graph, sets of its inputs, and the results of each set when it ran alone."""
 
-    graph: Graph
+    graph: StressGraph
     inputs: list[list[Array]]
     wanted: list[Outputs]
 
@@ -66,7 +66,7 @@ def briefly(device: Device, prepared: Prepared, arrays: Sequence[Array]) -> None
         executed(device, prepared, arrays, Control(deadline=time.monotonic_ns() + SOON_NS))
 
 
-def job(context: Context, kind: str, seed: Sequence[int], length: int) -> Job:
+def job(context: Context, kind: str, seed: Sequence[int], length: int) -> ThreadJob:
     """Draw a graph, and run it alone on each set of inputs.
 
     Raises:
@@ -78,11 +78,11 @@ def job(context: Context, kind: str, seed: Sequence[int], length: int) -> Job:
         inputs = [graph.inputs(n) for n in range(SETS)]
         wanted = alone(context, graph, inputs)
         if all(difference(wanted[n], wanted[n - 1]) for n in range(SETS)):
-            return Job(graph, inputs, wanted)
+            return ThreadJob(graph, inputs, wanted)
     raise NotApplicable(f"none of {DRAWS} graphs of supported operations has results that differ by input")
 
 
-def any_job(context: Context, seed: int, length: int) -> Job:
+def any_job(context: Context, seed: int, length: int) -> ThreadJob:
     """Draw a graph of the first type that the device supports; raise as `job`."""
     for kind in (FLOAT, QUANT):
         with suppress(NotSupported, NotApplicable):
@@ -90,7 +90,7 @@ def any_job(context: Context, seed: int, length: int) -> Job:
     return job(context, SINGLE, [context.run.seed, seed], length)
 
 
-def alone(context: Context, graph: Graph, inputs: Sequence[Sequence[Array]]) -> list[Outputs]:
+def alone(context: Context, graph: StressGraph, inputs: Sequence[Sequence[Array]]) -> list[Outputs]:
     """Prepare, execute once on each set, and close; return copies of the results."""
     device = context.device
     context.at("prepare")

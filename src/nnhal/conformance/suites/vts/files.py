@@ -27,7 +27,7 @@ NAMES = list(OPS)
 SAVED = "saved"  # the list of operations with compilations that the driver saves
 
 
-class _Kept:
+class _KeptFiles:
     """A compilation in cache files: the call, its results, and the bytes of each file."""
 
     def __init__(self, probe: Probe, call: Call, model: Model, cache: Cache) -> None:
@@ -88,7 +88,7 @@ def _files(count: CacheFiles, token: bytes = TOKENS[0]) -> Iterator[Cache]:
 
 
 @contextmanager
-def _kept(probe: Probe, count: CacheFiles, token: bytes = TOKENS[0], *, but: str = "") -> Iterator[_Kept]:
+def _kept(probe: Probe, count: CacheFiles, token: bytes = TOKENS[0], *, but: str = "") -> Iterator[_KeptFiles]:
     """Save a compilation of the first operation whose compilations the driver saves, except for one operation."""
     known = probe.lists.setdefault(SAVED, [])
     for name in dict.fromkeys((*known, *COMMON, *NAMES)):
@@ -101,7 +101,7 @@ def _kept(probe: Probe, count: CacheFiles, token: bytes = TOKENS[0], *, but: str
             except NotAsked:
                 continue
             with _files(count, token) as cache:
-                kept = _Kept(other, call, model, cache)
+                kept = _KeptFiles(other, call, model, cache)
                 if kept.saved:
                     known += [name] * (name not in known)
                     yield kept
@@ -118,7 +118,7 @@ def _group(number: int) -> Look:
     def look(probe: Probe) -> int:
         count = _counted(probe)
         with ExitStack() as held:
-            kept: list[_Kept] = []
+            kept: list[_KeptFiles] = []
             for name in NAMES[number::GROUPS]:
                 other = probe.of(name)
                 held.enter_context(ending(other))
@@ -126,7 +126,7 @@ def _group(number: int) -> Look:
                     call, model = other.closed()
                 except NotAsked:
                     continue
-                each = _Kept(other, call, model, held.enter_context(_files(count)))
+                each = _KeptFiles(other, call, model, held.enter_context(_files(count)))
                 if each.saved:
                     kept.append(each)
             tasks: list[Saved] = [
@@ -253,7 +253,7 @@ def unsuitable(probe: Probe) -> int:
     return len(bad)
 
 
-def _prepared(kept: _Kept, cache: Cache) -> Prepared:
+def _prepared(kept: _KeptFiles, cache: Cache) -> Prepared:
     with kept.probe.asking("prepare"):
         return prepared_by(kept.probe.device, kept.model, replace(PLAIN, cache=cache))
 
@@ -270,7 +270,7 @@ def _may_seek(fd: int) -> bool:
 
 
 @contextmanager
-def _changing(kept: _Kept, versions: Sequence[Sequence[bytes]]) -> Iterator[None]:
+def _changing(kept: _KeptFiles, versions: Sequence[Sequence[bytes]]) -> Iterator[None]:
     """Write versions of the files one after another, in another thread, until the context ends."""
     end = threading.Event()
 
