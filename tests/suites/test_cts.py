@@ -246,6 +246,13 @@ class Caching(Healthy):
         return made
 
 
+class LosesEntries(Caching):
+    """Restores nothing."""
+
+    def restore(self, files: CacheContent, token: bytes, hints: Hints) -> Prepared:
+        raise OperationFailed("no reader of this version")
+
+
 class Saved(ComputedGraph):
     def save(self, files: CacheContent) -> bool:
         files.data[0]["nothing"] = b"of use"
@@ -288,6 +295,7 @@ CAUGHT = [
     (NotPrepared, ["selection/only/MUL/TENSOR_FLOAT32"], "no kernel for MUL"),
     (Moody, ["introspection/performance"], "after a compilation|performance is"),
     (Moody, ["introspection/verdicts/ADD"], "changes its verdict"),
+    (LosesEntries, ["cache/hit/ADD"], "must be a hit"),
     (Caching, ["cache/other-token/ADD"], "other token|first token"),
 ]
 

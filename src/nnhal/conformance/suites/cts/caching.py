@@ -12,10 +12,12 @@ import nnhal
 from nnhal.conformance.differential import arrays_of, model_of, other_constants
 from nnhal.conformance.suites.cts.area import AreaTrial, SampleModel, area
 from nnhal.conformance.suites.cts.partitions import check, own_graph
-from nnhal.conformance.suites.suite import NotApplicable
+from nnhal.conformance.suites.suite import CaseFailed, NotApplicable
 
 TOKEN, OTHER = b"c" * 32, b"d" * 32
 STATE = "NNHAL_STATE_DIR"
+NO_ENTRY = "there is no entry"  # reasons of outcomes
+FAILED = "the driver failed"
 
 
 @contextmanager
@@ -39,14 +41,24 @@ def _state(trial: AreaTrial, compiled: nnhal.Compiled) -> str:
     trial.require(len(outcomes) == 1, f"cache has {len(outcomes)} outcomes, must be 1: {outcomes}")
     (outcome,) = outcomes
     if outcome.state == "off":
+        trial.require(FAILED not in outcome.reason, f"cache: {outcome.reason}")
         raise NotApplicable(f"the device caches nothing: {outcome.reason}")
     return outcome.state
 
 
+def _restored(compiled: nnhal.Compiled) -> bool:
+    """Whether a second compilation is a hit; CaseFailed if there was an entry that the driver did not restore."""
+    (outcome,) = compiled.cache
+    if outcome.state == "miss" and not outcome.reason.startswith(NO_ENTRY):
+        raise CaseFailed(f"second compilation is a {outcome}, must be a hit: no file was changed")
+    return outcome.state == "hit"
+
+
 def _again(trial: AreaTrial, sample: SampleModel, folder: Path, token: bytes | None, where: str) -> str:
-    """Compile once more, check the results, and return the outcome."""
+    """Compile once more, check the results, and return the outcome. No file was changed since the last compilation."""
     compiled = trial.compile(sample.model, fallback="forbid", cache_dir=folder, token=token)
     state = _state(trial, compiled)
+    _restored(compiled)
     sample.execute(f"{where} ({state})", lambda: compiled(*sample.arrays))
     compiled.close()
     return state

@@ -3,6 +3,7 @@
 from typing import Any
 from xml.etree import ElementTree
 
+from nnhal.base.names import printable
 from nnhal.conformance.suites.report.results import EXPECTED, CaseResult, SuiteResult, TestReport, counted, grouped
 from nnhal.conformance.suites.run import repeat_command
 
@@ -135,7 +136,7 @@ def _testcase(parent: ElementTree.Element, report: TestReport, result: CaseResul
 
 def _text(text: str) -> str:
     """Text with what XML allows: control characters are escaped."""
-    return text
+    return printable(text, keep="\n\t")
 
 
 def _seconds(seconds: float) -> str:
