@@ -17,7 +17,7 @@ from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from nnhal.ops.schema import F32, INT32
 
-DRIVER = str(Path(__file__).parent / "planted" / "driver.py")
+DRIVER = str(Path(__file__).parent / "planted_driver.py")
 # Cases that have what the fault needs, and part of the reason; the whole suite has more.
 CASES = {
     "shared-arena": ("graph/8/0", "under 4 threads"),

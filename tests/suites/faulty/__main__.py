@@ -1,4 +1,4 @@
-"""Every fault x suites x in process and isolated, and an application: what each says, as a table.
+"""Every fault x `conformance` and `validate` x in process and isolated, and an application: what each says, as a table.
 
 `python -m tests.suites.faulty` prints it, `--write` writes docs/contributing/faulty-drivers.md. Exit code 1
 where a suite that has to catch a fault does not, a healthy driver is blamed, or the application gets what it must not.
@@ -10,7 +10,6 @@ import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -19,7 +18,7 @@ from tests.conftest import DEFAULT_VECTORS
 from tests.suites.faulty.application import Came, isolated
 from tests.suites.faulty.driver.faults import Fault, healthy, table
 from tests.suites.faulty.page import PAGE, Row, page, with_rows, wrong
-from tests.suites.faulty.suites import SUITES, Seen, tested
+from tests.suites.faulty.suites import SUITES, Seen
 
 SECOND = 1_000_000_000
 STARTS = 10 * SECOND  # that a driver's process may take to start, for the application
@@ -30,7 +29,7 @@ def row(fault: Fault, vectors: Path) -> Row:
     seen: dict[tuple[str, bool], Seen] = {
         (name, isolate): suite(fault, vectors, isolate) for name, suite in SUITES.items() for isolate in (False, True)
     }
-    made = Row(fault, seen, {name: tested(name, fault) for name in fault.seen_by if name not in SUITES}, None)
+    made = Row(fault, seen, None)
     print(made.text(), *wrong(made), sep="\n    ", flush=True)
     return made
 
@@ -63,7 +62,7 @@ def main() -> int:
     with ThreadPoolExecutor(options.jobs) as pool:
         made = {each.name: pool.submit(row, each, options.vectors) for each in slowest_first}
         came = applications(chosen)
-        rows = [replace(made[each.name].result(), came=came[each.name]) for each in chosen]
+        rows = [Row(each, made[each.name].result().seen, came[each.name]) for each in chosen]
     spent = time.monotonic() - begin
     print("", *(each.text() for each in rows), sep="\n")
     problems = [problem for each in rows for problem in wrong(each)]

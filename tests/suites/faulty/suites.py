@@ -1,4 +1,4 @@
-"""The suites over a fault, as an author runs them: `nnhal conformance`, `nnhal validate`, and suites of `nnhal test`."""
+"""The suites over a fault: `nnhal conformance` and `nnhal validate`, in process and isolated, as an author runs them."""
 
 import json
 import os
@@ -71,13 +71,6 @@ def validate(fault: Fault, vectors: Path, isolate: bool, alone: bool = False) ->
     only = f"{check}/{fault.operation}" if fault.operation else fault.check
     report = _run(fault, ["validate", str(DRIVER), "--samples", "1", "--only", only], isolate)
     return Seen(report["code"], Counter(each["check"] for each in report.get("failures", ())), report["text"])
-
-
-def tested(name: str, fault: Fault) -> Seen:
-    """A suite of `nnhal test` in process. named: the areas of its cases, the part before the first slash."""
-    report = _run(fault, ["test", name, "--driver", str(DRIVER)], isolate=False)
-    named = Counter(each["name"].partition("/")[0] for each in report.get("failures", ()))
-    return Seen(report["code"], named, report["text"])
 
 
 SUITES = {CONFORMANCE: conformance, VALIDATE: validate}

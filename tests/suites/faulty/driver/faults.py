@@ -11,7 +11,6 @@ from nnhal.model.graph import Model
 from .healthy import Arithmetic, Engine, Healthy
 
 CONFORMANCE, VALIDATE = "conformance", "validate"
-RANDOM, VTS, CTS, STRESS = "random", "vts", "cts", "stress"
 BOTH = CONFORMANCE, VALIDATE
 BY_MODEL = "by-model"
 
@@ -118,9 +117,9 @@ def made(name: str) -> Any:
 
 def table() -> Mapping[str, Fault]:
     """All of them, by module, in whatever order those were imported."""
-    from . import ends, graphs, hal, kept, memory, numbers, queries, runs
+    from . import ends, hal, kept, memory, numbers, queries, runs
 
-    modules = [module.__name__ for module in (ends, hal, kept, memory, numbers, queries, runs, graphs)]
+    modules = [module.__name__ for module in (ends, hal, kept, memory, numbers, queries, runs)]
     return dict(sorted(FAULTS.items(), key=lambda item: modules.index(item[1].module)))
 
 
