@@ -82,7 +82,7 @@ def measured(*names: str, only: Any, **more: Any) -> Any:
 
 def test_a_calibration_measures_steps_lines_networks_and_crossings() -> None:
     only = (
-        "a step",
+        "a partition",
         "depthwise of float32",
         "relu of",
         "add of",

@@ -261,8 +261,8 @@ def test_what_is_followed_is_told_with_what_went_badly(monkeypatch):
     assert told == [
         False,
         ("checks", None),
-        (7, {"completed": 1, "total": 4, "description": "checks of d, 1 failed"}),
-        (7, {"completed": 4, "total": 4, "description": "checks of d, 2 failed, 1 crashed"}),
+        (7, {"completed": 1, "total": 4, "description": "checks of d, 1 failed", "left": ""}),
+        (7, {"completed": 4, "total": 4, "description": "checks of d, 2 failed, 1 crashed", "left": ""}),
     ]
 
 

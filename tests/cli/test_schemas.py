@@ -39,6 +39,7 @@ CALLS = {
     "trace": [["trace", "summary"]],
     "models": [["models"], ["models", "tiny_conv"]],
     "test": [["test", "contract", "--filter", "^prepared-twice/ADD$", "--jobs", "1"]],
+    "reduce": [["reduce", "add4", "--check", "false"]],
     "vectors": [["vectors", SPECS], ["vectors", SPECS, "--compare"]],
     "verify": [["verify", "--operation", "ADD"], ["verify", "litert", "--operation", "SOFTMAX"]],
     "calibrate": [["calibrate", "--show"]],
@@ -70,6 +71,8 @@ def test_what_a_verb_prints_is_as_its_schema_says(
     if verb == "trace":
         nnhal("run", "add4", "--isolate", "--device", "reference", "--trace", str(tmp_path / "a.pftrace"))
         words = [*words, str(tmp_path / "a.pftrace")]
+    if verb == "reduce":
+        words = [*words, "--output", str(tmp_path / "reduced")]
     if verb == "vectors":
         words = [*words, *[str(tmp_path / "built")] * len(words[1:])]
     fits(json.loads(nnhal(*words, "--json")), verb)

@@ -206,7 +206,7 @@ def test_prove_prints_a_row_for_each_operation_with_a_choice(tmp_path: Path) -> 
     assert {(name, kind): form for name, kind, form, *_ in rows} == {
         key: form or "none" for key, form in WANTED.items()
     }
-    assert "device forms: 6 proved, " in printed and (tmp_path / "proofs").exists()
+    assert "device forms: 6 verified, " in printed and (tmp_path / "proofs").exists()
 
 
 def test_every_also_looks_at_operations_of_one_form(tmp_path: Path) -> None:

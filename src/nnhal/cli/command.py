@@ -19,8 +19,8 @@ _MEMBERS = {
     "Execution": "--threads --isolate --deadline --vs --iterations --warmup --duration --streams --rtol --atol --lsb "
     "--level --timeout --jobs --execution-path --no-isolation --quick --busy --scale",
     "Cache": "--cache-dir --no-cache --size",
-    "Selection": "--vectors --specs --model --data --expected --operation --filter --published-only --sample --flag --only "
-    "--all-operations --only-new",
+    "Selection": "--check --vectors --specs --model --data --expected --operation --filter --published-only --sample "
+    "--flag --only --all-operations --only-new",
     "Service": "--name --read --allow --metrics --unconfined --systemd",
     "Diagnostics": "--trace --verbose --json --help --version",
 }

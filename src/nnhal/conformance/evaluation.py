@@ -258,7 +258,12 @@ def _only_moves(a: Bound, known: Sequence[Value | None], number: int) -> bool:
 
 
 def moved(x: Array, room: Room, rng: np.random.Generator) -> Array:
-    """Return a result with an error: each element up or down by at most its tolerance."""
+    """Return a result with an error: each element up or down by at most its tolerance.
+
+    A result whose shape depends on values may have another shape than the exact one, and is returned as it is.
+    """
+    if np.ndim(room) and np.shape(room) != x.shape:
+        return x
     size = np.broadcast_to(np.where(np.isfinite(room), room, 0.0), x.shape)
     if x.dtype.kind == "b" or not size.any():
         return x
