@@ -147,7 +147,7 @@ class DiesWithClient(Engine):
         try:
             for _ in range(20):
                 control.check()
-                time.sleep(0.001)
+                time.sleep(0.001)  # a call that lasts, and ends if it is cancelled
         except Cancelled:
             os._exit(1)
         return super().run(request, control)
@@ -168,7 +168,7 @@ class LocksForEver(Engine):
         self.device.lock.acquire()
         for _ in range(5):
             control.check()
-            time.sleep(0.001)
+            time.sleep(0.001)  # holds the lock while its process may be killed
         super().run(request, control)
         self.device.lock.release()
         return None

@@ -57,7 +57,7 @@ class Runner(Prepared):
             name = OperationType(operation.type).name
             results = [self._spoilt(name, operation, arena, x) for x in results]
             if self._fault == "shared-arena":
-                time.sleep(0)
+                time.sleep(0)  # others run meanwhile
             arena.update(zip(part.outputs, results, strict=True))
             if self._fault == "first-reader":
                 for i in operation.inputs:

@@ -19,12 +19,12 @@ from nnhal.base.errors import MissedDeadline, NnhalError, OperationFailed
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array, Value
 from nnhal.conformance.mutate import BAD_HINTS, MUTATIONS
+from nnhal.conformance.suites.process_state import difference, state_of_process, state_of_this_process
 from nnhal.conformance.suites.run import run_suite
 from nnhal.conformance.suites.suite import Context, SuiteRun
 from nnhal.conformance.suites.vts import SUITE, Vts, death, packets
 from nnhal.conformance.suites.vts.files import NAMES
 from nnhal.conformance.suites.vts.promise import PROMISES, Probe
-from nnhal.conformance.suites.vts.state import difference, state_of_process, state_of_this_process
 from nnhal.conformance.suites.worker import outcome_of
 from nnhal.conformance.validate.trial import Drawing, Unmet
 from nnhal.hal.background import ExecutionInfo, FencedExecution
@@ -672,7 +672,7 @@ def test_the_state_of_another_process_has_what_the_kernel_tells() -> None:
 
 
 class Timed(Engine):
-    """Measures its time. unit: nanoseconds of one of its own units."""
+    """Measures its time. unit: the nanoseconds of one unit of its times."""
 
     unit = 1
 

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from nnhal import api
 from nnhal.base.columns import HEIGHT, Section, fitted
+from nnhal.base.cores import usable_cores
 from nnhal.base.errors import BadFile, InvalidArgument
 from nnhal.base.names import printable
 from nnhal.hal.device import EXACT, FAST
@@ -71,6 +72,13 @@ threads_option = click.option(
     "--threads", type=click.IntRange(0), default=0, show_default=True, help="Threads of the engine; 0: its default."
 )
 isolate_option = click.option("--isolate", is_flag=True, help="Run each driver in a sandboxed process.")
+
+
+def jobs_option(help: str) -> Callable[[Any], Any]:
+    """Return the option for the number of processes."""
+    return click.option("--jobs", type=click.IntRange(1), default=usable_cores(), show_default=True, help=help)
+
+
 option_option = click.option(
     "--option",
     "driver_options",

@@ -8,19 +8,18 @@ from typing import Any
 import click
 
 from nnhal.base.brief import duration
-from nnhal.base.cores import usable_cores
 from nnhal.base.names import meant
 from nnhal.base.time import NS
 from nnhal.cli import common
 from nnhal.cli.command import command as nnhal_command
-from nnhal.cli.judged import followed, totals
+from nnhal.cli.judged import followed, timeout_option, totals
 from nnhal.cli.main import ANSWER_NO
 from nnhal.cli.vectors import specs_type, temporary
 from nnhal.conformance.parallel import run_vectors
 from nnhal.conformance.report import BEFORE, Group, grouped, repeats
 from nnhal.conformance.repro import write as write_repro
 from nnhal.conformance.selection import Selection
-from nnhal.conformance.subject import ANY, TIMEOUT
+from nnhal.conformance.subject import ANY
 from nnhal.conformance.suite import VERDICTS, Outcome
 from nnhal.conformance.vectors import index
 from nnhal.conformance.ways import WAYS
@@ -52,16 +51,8 @@ LINE = 400  # characters of a reason in one line
     "--sample", "share", default=1.0, show_default=True, help="Run this share of the vectors, chosen by a hash."
 )
 @click.option("--flag", default="", help="Run only vectors with this flag, such as deviceMemory.")
-@click.option(
-    "--timeout", default=TIMEOUT, show_default=True, metavar="SECONDS", help="Time until a vector counts as hung."
-)
-@click.option(
-    "--jobs",
-    type=click.IntRange(1),
-    default=usable_cores(),
-    show_default=True,
-    help="Processes that run vectors at once.",
-)
+@timeout_option("Time until a vector counts as hung.")
+@common.jobs_option("Processes that run vectors at once.")
 @click.option("--all-failures", is_flag=True, help=f"Print every failure (default: {SHOWN} groups of similar ones).")
 @click.option(
     "--repro",

@@ -7,12 +7,19 @@ from contextlib import closing, contextmanager
 from logging import CRITICAL
 from typing import Any, NamedTuple
 
+import click
 from rich.progress import Progress
 
 from nnhal.base.log import logger
 from nnhal.cli import common
 from nnhal.conformance.pool import TaskResult
+from nnhal.conformance.subject import TIMEOUT
 from nnhal.conformance.suite import BAD
+
+
+def timeout_option(help: str) -> Callable[[Any], Any]:
+    """Return the option for the time limit of a driver's calls."""
+    return click.option("--timeout", default=TIMEOUT, show_default=True, metavar="SECONDS", help=help)
 
 
 class RunResult(NamedTuple):

@@ -8,14 +8,13 @@ from typing import Any
 import click
 
 from nnhal.base.codes import type_name
-from nnhal.base.cores import usable_cores
 from nnhal.base.names import is_path, meant
 from nnhal.cli import common
 from nnhal.cli.command import command as nnhal_command
-from nnhal.cli.judged import followed
+from nnhal.cli.judged import followed, timeout_option
 from nnhal.cli.main import ANSWER_NO
 from nnhal.conformance.proving.run import ProofOutcome, found_by, keep, run_proofs, to_prove
-from nnhal.conformance.subject import TIMEOUT, Subject
+from nnhal.conformance.subject import Subject
 from nnhal.hal.choices import FormChoice, Proved
 from nnhal.hal.device import Device
 from nnhal.ops import OPS
@@ -27,14 +26,8 @@ from nnhal.runtime import discovery
 @click.option("--all-operations", "every", is_flag=True, help="Verify operations with one kernel variant too.")
 @click.option("--only-new", "missing", is_flag=True, help="Verify only what was not verified before.")
 @click.option("--operation", "operations", multiple=True, help="Verify only this operation; may be repeated.")
-@click.option(
-    "--timeout",
-    default=TIMEOUT,
-    show_default=True,
-    metavar="SECONDS",
-    help="Time until a call of the driver counts as hung.",
-)
-@click.option("--jobs", type=click.IntRange(1), default=usable_cores(), show_default=True, help="Processes at once.")
+@timeout_option("Time until a call of the driver counts as hung.")
+@common.jobs_option("Processes at once.")
 @common.json_option
 def command(
     devices: tuple[str, ...],

@@ -17,18 +17,17 @@ import click
 from nnhal.base.brief import counted as many
 from nnhal.base.brief import duration
 from nnhal.base.columns import HEIGHT, columns, cut
-from nnhal.base.cores import usable_cores
 from nnhal.base.errors import InvalidArgument, NnhalError
 from nnhal.base.names import meant, printable
 from nnhal.base.records import Record, replace
 from nnhal.base.version import __version__
 from nnhal.cli import common
 from nnhal.cli.command import command as nnhal_command
-from nnhal.cli.judged import followed
+from nnhal.cli.judged import followed, timeout_option
 from nnhal.cli.main import ANSWER_NO
 from nnhal.cli.vectors import specs_type, temporary
 from nnhal.conformance.pool import TaskResult
-from nnhal.conformance.subject import ANY, TIMEOUT
+from nnhal.conformance.subject import ANY
 from nnhal.conformance.suites.report import expected as expected_failures
 from nnhal.conformance.suites.report.documents import as_json as document_of
 from nnhal.conformance.suites.report.documents import as_junit
@@ -96,20 +95,8 @@ class _Plan(Record, frozen=True):
     metavar="FACTOR",
     help="Multiply the number of drawn cases and the durations.",
 )
-@click.option(
-    "--timeout",
-    default=TIMEOUT,
-    show_default=True,
-    metavar="SECONDS",
-    help="Time until a call of the driver counts as hung.",
-)
-@click.option(
-    "--jobs",
-    type=click.IntRange(1),
-    default=usable_cores(),
-    show_default=True,
-    help="Processes that run cases at once.",
-)
+@timeout_option("Time until a call of the driver counts as hung.")
+@common.jobs_option("Processes that run cases at once.")
 @click.option("--vectors", type=folder_type, help="Folder of test vectors, for the suite vectors.")
 @click.option("--specs", type=specs_type, help="AOSP's test specifications, instead of --vectors.")
 @click.option("--model", type=click.Path(), default="", metavar="MODEL", help="Your model, for the suite mlts.")

@@ -9,13 +9,12 @@ from typing import Any
 
 import click
 
-from nnhal.base.cores import usable_cores
 from nnhal.base.names import is_path, printable
 from nnhal.cli import common
 from nnhal.cli.command import command as nnhal_command
-from nnhal.cli.judged import RunResult, followed, totals
+from nnhal.cli.judged import RunResult, followed, timeout_option, totals
 from nnhal.cli.main import ANSWER_NO
-from nnhal.conformance.subject import ANY, TIMEOUT
+from nnhal.conformance.subject import ANY
 from nnhal.conformance.suite import BAD
 from nnhal.conformance.validate.check import CHECKS, VERDICTS, CheckOutcome
 from nnhal.conformance.validate.run import DRAWS, Validation, repeats_check, run_checks
@@ -41,13 +40,7 @@ _SHORT = {"failed": "FAIL", "crashed": "CRASH", "hung": "HANG"}
     "--samples", "draws", type=click.IntRange(1), default=DRAWS, show_default=True, help="Calls of each kind."
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the random calls.")
-@click.option(
-    "--timeout",
-    default=TIMEOUT,
-    show_default=True,
-    metavar="SECONDS",
-    help="Time until a call of the driver counts as hung.",
-)
+@timeout_option("Time until a call of the driver counts as hung.")
 @click.option(
     "--sample",
     default=1.0,
@@ -55,13 +48,7 @@ _SHORT = {"failed": "FAIL", "crashed": "CRASH", "hung": "HANG"}
     metavar="FRACTION",
     help="Run this share of the checks, chosen by a hash.",
 )
-@click.option(
-    "--jobs",
-    type=click.IntRange(1),
-    default=usable_cores(),
-    show_default=True,
-    help="Processes that check at once; more than cores if the driver waits for a device.",
-)
+@common.jobs_option("Processes that check at once; more than cores if the driver waits for a device.")
 @click.option("--list", "as_list", is_flag=True, help="List the checks and run none.")
 @common.json_option
 def command(driver: str, jobs: int, as_list: bool, as_json: bool, **options: Any) -> int:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from nnhal.base.cores import usable_cores
 from nnhal.cli import common
 from nnhal.cli.command import command as nnhal_command
 from nnhal.cli.judged import ProgressLines
@@ -25,13 +24,7 @@ folder_type = click.Path(file_okay=False, path_type=Path)
 @click.argument("specs", type=specs_type)
 @click.argument("folder", type=folder_type)
 @click.option("--compare", "other", type=folder_type, help="Compare with the vectors in this folder.")
-@click.option(
-    "--jobs",
-    type=click.IntRange(1),
-    default=usable_cores(),
-    show_default=True,
-    help="Read so many specifications at a time.",
-)
+@common.jobs_option("Read so many specifications at a time.")
 @common.json_option
 def command(specs: Path, folder: Path, other: Path | None, jobs: int, as_json: bool) -> int:
     """Build test vectors from AOSP's specs.

@@ -6,11 +6,10 @@ removed operations wrote become inputs. Sizes shrink wherever the same size appe
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import suppress
 
 import numpy as np
 
-from nnhal.base.codes import Lifetime
+from nnhal.base.codes import Lifetime, operation_name
 from nnhal.base.errors import InvalidModel, NnhalError
 from nnhal.base.operands import Array, ChannelQuant, Unknown, Value
 from nnhal.base.records import Record, replace
@@ -294,6 +293,4 @@ def python_of(model: Model, path: str, inputs: str, device: str) -> str:
 
 def names_of(model: Model) -> Iterator[str]:
     """Yield the operations' names, in order."""
-    for bound in validate(model).subgraphs[0].operations:
-        with suppress(AttributeError):
-            yield bound.op.name  # type: ignore[union-attr]
+    return (operation_name(operation.type) for operation in model.main.operations)

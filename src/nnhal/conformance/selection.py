@@ -39,12 +39,17 @@ class Selection(Subject, frozen=True):
             re.compile(self.pattern)
         except re.error as error:
             raise InvalidArgument(f"filter is {self.pattern!r}, must be a regular expression: {error}") from None
-        if not 0 < self.share <= 1:
-            raise InvalidArgument(f"share is {self.share}, must be above 0 and at most 1")
+        require_share("share", self.share)
 
     def takes(self, vector: str) -> bool:
         """Whether the vector is in the share; always the same ones."""
         return in_share(vector, self.share)
+
+
+def require_share(name: str, share: float) -> None:
+    """Raise InvalidArgument for an impossible share."""
+    if not 0 < share <= 1:
+        raise InvalidArgument(f"{name} is {share}, must be above 0 and at most 1")
 
 
 def in_share(name: str, share: float) -> bool:

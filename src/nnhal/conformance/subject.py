@@ -40,6 +40,10 @@ class Subject(Record, frozen=True, kw_only=True):
         """The driver, as it was named."""
         return self.drivers[0] if self.drivers else self.device or discovery.CPU
 
+    def under_test(self) -> dict[str, Any]:
+        """The fields of this class, for other work on the same device."""
+        return {name: getattr(self, name) for name in Subject.__struct_fields__}
+
     def asked_for(self) -> list[str]:
         """The command line's options for the HAL version, the driver's options and the isolation."""
         words = ["--level", self.level] if self.level else []

@@ -46,7 +46,7 @@ class Progress(NamedTuple):
 
 
 def suite_of(name: str) -> Suite:
-    """Return the suite of a name; InvalidArgument if there is none."""
+    """Return the suite of a name; InvalidArgument for an unknown name."""
     if name not in SUITES or name in _OWN:
         like = meant(name, SUITES) or f", must be one of {', '.join(SUITES)}"
         raise InvalidArgument(f"suite {name!r} is unknown{like}")
@@ -128,12 +128,7 @@ def _selected(run: SuiteRun, case: Case) -> bool:
 def _vectors(run: SuiteRun, jobs: int) -> Iterator[Progress]:
     selection = Selection(
         Path(run.vectors),
-        device=run.device,
-        drivers=run.drivers,
-        isolate=run.isolate,
-        level=run.level,
-        timeout=run.timeout,
-        options=run.options,
+        **run.under_test(),
         share=run.sample,
         names=run.pattern,
         specs=Path(run.specs) if run.specs else None,
@@ -169,12 +164,7 @@ def _type_of(types: Sequence[str], variant: str) -> str:
 
 def _contract(name: str, run: SuiteRun, jobs: int) -> Iterator[Progress]:
     chosen = Validation(
-        device=run.device,
-        drivers=run.drivers,
-        isolate=run.isolate,
-        level=run.level,
-        timeout=run.timeout,
-        options=run.options,
+        **run.under_test(),
         seed=run.seed,
         sample=run.sample,
         only=(CACHE,) if name == CACHE else (),

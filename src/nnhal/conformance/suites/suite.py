@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.records import Record, field
+from nnhal.conformance.selection import require_share
 from nnhal.conformance.subject import Subject
 from nnhal.hal.device import Device
 
@@ -37,8 +38,7 @@ class SuiteRun(Subject, frozen=True):
     def __post_init__(self) -> None:
         """Raise InvalidArgument for an impossible share or scale."""
         super().__post_init__()
-        if not 0 < self.sample <= 1:
-            raise InvalidArgument(f"sample is {self.sample}, must be above 0 and at most 1")
+        require_share("sample", self.sample)
         if not 0 < self.scale < float("inf"):
             raise InvalidArgument(f"scale is {self.scale}, must be above 0 and finite")
 
@@ -103,12 +103,11 @@ class Context:
 class Suite(ABC):
     """A suite. Instances are made in the parent and in each process, and hold no state of a case.
 
-    summary: what it tests, in a phrase. serial: whether its cases run one after another, because they measure time.
+    serial: whether its cases run one after another, because they measure time.
     bundle: the number of cases that share a process's loop; 1 for long ones.
     """
 
     name: str
-    summary: str
     serial = False
     bundle = 8
 

@@ -12,7 +12,7 @@ from nnhal.base.records import replace
 from nnhal.conformance.control import CONTROL
 from nnhal.conformance.draw import cells
 from nnhal.conformance.pool import TaskResult, Work, run_all
-from nnhal.conformance.selection import in_share
+from nnhal.conformance.selection import in_share, require_share
 from nnhal.conformance.subject import Bundle, Subject
 from nnhal.conformance.validate.check import CHECKS, DRIVER, CheckOutcome
 from nnhal.conformance.validate.place import place_first
@@ -46,8 +46,7 @@ class Validation(Subject, frozen=True):
                 raise InvalidArgument(f"only: check {check!r} is unknown{like}")
         if self.draws < 1:
             raise InvalidArgument(f"draws is {self.draws}, must be at least 1")
-        if not 0 < self.sample <= 1:
-            raise InvalidArgument(f"sample is {self.sample}, must be above 0 and at most 1")
+        require_share("sample", self.sample)
 
     @property
     def wanted(self) -> list[tuple[str, str]]:

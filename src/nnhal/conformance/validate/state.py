@@ -1,15 +1,15 @@
 """Checks that executions are independent: the next one, a concurrent one, one of another model."""
 
-import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 
 from nnhal.base.errors import NnhalError
 from nnhal.base.operands import Array
 from nnhal.conformance.differential import Outputs, arrays_of, model_of, operands_of, other_constants
 from nnhal.conformance.draw import Call
+from nnhal.conformance.switching import switching_often
 from nnhal.conformance.validate.check import check
 from nnhal.conformance.validate.place import place_in
 from nnhal.conformance.validate.trial import Trial, Unmet, copies, distinct
@@ -24,7 +24,6 @@ SECOND = ("stale-output",)  # other checks fail too if a second execution is wro
 THREADS, EACH = 4, 25  # executions of each thread
 PAUSE = 0.01  # seconds
 ALIKE = "its results are the same for all drawn inputs"
-OFTEN = 1e-5  # seconds after which another thread may run
 
 
 def data_sets(trial: Trial, call: Call, model: Model, count: int = SETS) -> list[tuple[Call, list[Array], Outputs]]:
@@ -218,7 +217,7 @@ def _at_once(trial: Trial, prepared: Prepared, sets: Sequence[list[Array]]) -> l
             failed.append(error)
 
     workers = [threading.Thread(target=work, args=(n,), name="nnhal-validate") for n in range(THREADS)]
-    with _switching():
+    with switching_often():
         for worker in workers:
             worker.start()
         for worker in workers:
@@ -233,17 +232,6 @@ def _raised_by_a_thread(trial: Trial, error: BaseException) -> None:
         raise error
     place = place_in(error.stack) or trial.place()
     raise Unmet(f"with {THREADS} threads: {type(error).__name__}: {error}", place) from error
-
-
-@contextmanager
-def _switching() -> Iterator[None]:
-    """Let threads alternate more often than usual."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(OFTEN)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
 
 
 @check(

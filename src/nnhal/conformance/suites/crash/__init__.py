@@ -32,7 +32,7 @@ KILLED = 6  # clients, one after another
 PROCESSES, IN_EACH = 6, 10  # clients at once, and threads of each
 STEPS = 40  # of each thread of a client at once
 SHARES = 0, 50, 80, 100  # per cent of the clients at once that kill themselves
-ENDLESS = 1 << 40  # steps of a client that somebody kills
+ENDLESS = 1 << 40  # rounds of a client, which the suite kills before they end
 LATEST = 0.1  # seconds of work after which a client is killed, at most
 PAUSE = 0.002  # seconds between the probe's executions
 STOPPED = 0.3  # seconds
@@ -46,7 +46,6 @@ class Crash(Suite):
     """The suite."""
 
     name = "crash"
-    summary = "clients that die while the driver works"
     serial = True
     bundle = 1
 

@@ -20,7 +20,7 @@ from nnhal.ipc import names
 from nnhal.ipc.client.output import DriverProcess
 
 STARTING = 40.0  # seconds until a service listens
-_LOOK = 0.02  # seconds between looks for the service's socket
+_LOOK = 0.02  # seconds between looks for the service's socket, whose creation nothing announces
 _SERVE = """
 from nnhal.conformance.suites.crash.client import end_with
 import runpy, sys
@@ -73,7 +73,7 @@ class ClientProcess:
         self.driver = int(line.split()[1])
 
     def report(self, seconds: float) -> ClientReport:
-        """Wait for its end, and return its report; CaseFailed if there is none in time."""
+        """Wait for its end, and return its report; CaseFailed if it does not report in time."""
         line = self._line(seconds)
         if not line.startswith("{"):
             raise CaseFailed(f"a client that nobody killed has no report: {self._problem(line, seconds)}")

@@ -26,7 +26,6 @@ class Cts(Suite):
     """The suite."""
 
     name = "cts"
-    summary = "the driver behind the runtime: selection, partitions, memory, control flow, threads, deadlines"
     bundle = 24
 
     def cases(self, run: SuiteRun) -> Iterable[Case]:

@@ -15,7 +15,7 @@ import numpy as np
 import nnhal
 from nnhal.base.codes import type_name
 from nnhal.base.operands import Array
-from nnhal.conformance.differential import again, arrays_of, judge, model_of
+from nnhal.conformance.differential import again, arrays_of, judge, model_of, other_constants
 from nnhal.conformance.draw import Call, Cell, cells, draw
 from nnhal.conformance.suites.suite import PREPARING, Case, CaseFailed, Context, NotApplicable, NotSupported
 from nnhal.hal.device import Device, identity_of
@@ -178,6 +178,16 @@ class AreaTrial:
                 return call
         return None
 
+    def with_other_constants(self, call: Call) -> tuple[Call, nnhal.Model]:
+        """Return a call with other constants, and its model; NotApplicable if the reference rejects them."""
+        other = other_constants(call, self.rng)
+        model = model_of(other)
+        try:
+            self.expected(model, arrays_of(other))
+        except nnhal.NnhalError as why:
+            raise NotApplicable(f"the reference rejects other constants: {why}") from why
+        return other, model
+
     def expected(self, model: nnhal.Model, arrays: Sequence[Array]) -> list[Array]:
         """Return the results of the reference."""
         with nnhal.compile(model, devices=discovery.cpu(), cache_dir=False) as compiled:
@@ -199,7 +209,7 @@ class AreaTrial:
             return found
         except (nnhal.DeadObject, NotSupported, NotApplicable, CaseFailed):
             raise
-        except Exception as error:
+        except Exception as error:  # of any class: the driver or the runtime raised it in place of the right one
             raise CaseFailed(f"{where} raises {type(error).__name__} ({error}), must raise {names}") from error
         raise CaseFailed(f"{where} raises nothing, must raise {names}")
 

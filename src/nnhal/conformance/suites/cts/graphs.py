@@ -66,7 +66,7 @@ class ComputedGraph:
         return x.astype("f4")
 
     def some(self, kinds: str = "f", ranks: Collection[int] = (1, 2, 3, 4)) -> int:
-        """Return a value of one of these types and ranks, later ones more often; Unfit if there is none."""
+        """Return a value of one of these types and ranks, later ones more often; Unfit if the graph has no such value."""
         fits = [n for n, v in enumerate(self.values) if kind_of(v) in kinds and v.ndim in ranks]
         if not fits:
             raise Unfit

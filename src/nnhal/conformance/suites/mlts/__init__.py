@@ -34,7 +34,6 @@ class Mlts(Suite):
     """Cases are `MODEL/PART`."""
 
     name = "mlts"
-    summary = "latency and accuracy of real models"
     serial = True
     bundle = len(PARTS)
 
@@ -69,6 +68,15 @@ class Mlts(Suite):
             report.write(Path(run.report), run.named, outcomes)
 
 
+def _executed(compiled: Compiled, work: ModelWorkload, context: Context) -> list[list[Array]]:
+    """Return the outputs of all inputs; each execution has the whole time limit."""
+    found = []
+    for each in work.inputs:
+        context.at("execute")
+        found.append(outputs_of(compiled, each))
+    return found
+
+
 def _accuracy(work: ModelWorkload, context: Context, found: dict[str, Any]) -> None:
     """Compare the device, and the file's own engine, with the reference over all inputs."""
     specs, relaxed = work.reference.outputs, work.model.relaxed
@@ -76,10 +84,7 @@ def _accuracy(work: ModelWorkload, context: Context, found: dict[str, Any]) -> N
     expected = [outputs_of(work.reference, each) for each in work.inputs]
     context.at("prepare")
     with timing.compiled_on(work.model, context.device) as compiled:
-        given = []
-        for each in work.inputs:
-            context.at("execute")
-            given.append(outputs_of(compiled, each))
+        given = _executed(compiled, work, context)
     context.at(PREPARING)
     right = accuracy.measure(specs, expected, expected, work.labels, relaxed)
     device = accuracy.measure(specs, given, expected, work.labels, relaxed)
@@ -157,10 +162,7 @@ def _loadgen(work: ModelWorkload, context: Context, found: dict[str, Any]) -> No
     specs, relaxed = work.reference.outputs, work.model.relaxed
     context.at("prepare")
     with timing.compiled_on(work.model, context.device) as compiled:
-        expected = []
-        for each in work.inputs:
-            context.at("execute")
-            expected.append(outputs_of(compiled, each))
+        expected = _executed(compiled, work, context)
         given = list(expected)
         spent = timed(lambda: compiled(*work.inputs[0]))
 

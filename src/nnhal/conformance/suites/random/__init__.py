@@ -62,7 +62,6 @@ class Random(Suite):
     """The suite."""
 
     name = "random"
-    summary = "random graphs against the reference"
     bundle = 8
 
     def cases(self, run: SuiteRun) -> Iterator[Case]:

@@ -1,6 +1,5 @@
 """The ways in which a drawn graph runs on a device, and their comparison with the reference."""
 
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -14,6 +13,7 @@ from nnhal.base.errors import NnhalError
 from nnhal.base.operands import Array, dtype_of, fixed
 from nnhal.conformance.evaluation import Evaluated, evaluate
 from nnhal.conformance.suites.suite import PREPARING, CaseFailed, NotSupported
+from nnhal.conformance.switching import switching_often
 from nnhal.hal.claims import considered_by
 from nnhal.hal.device import Device, Hints, Prepared, prepared_by
 from nnhal.hal.host import run_resolved
@@ -25,7 +25,6 @@ from nnhal.runtime.partition import Offer
 
 THREADS = 4
 REPEATS = 8  # executions of each thread
-SWITCH = 1e-5  # seconds between switches of Python threads: more often than usual
 VECTOR = 64  # bytes to which caller memory is not aligned
 
 Sets = Sequence[Sequence[Array]]
@@ -99,8 +98,9 @@ def unaligned(s: Subjects) -> str:
     wanted = s.wanted()[0]
     with prepared(s) as made:
         rooms = []
+        values = validate(s.model).subgraphs[0].values
         for n, index in enumerate(s.model.main.outputs):
-            known = fixed(validate(s.model).subgraphs[0].values[index].shape)  # type: ignore[union-attr]
+            known = fixed(values[index].shape)  # type: ignore[union-attr]  # an output has a value
             rooms.append(
                 None if known is None or not wanted.outputs[n].size else shifted(np.zeros_like(wanted.outputs[n]))
             )
@@ -138,16 +138,12 @@ def threads(s: Subjects) -> str:
             except Exception as error:  # reported by the thread that waits
                 problems.append(error)
 
-        before = sys.getswitchinterval()
-        sys.setswitchinterval(SWITCH)
-        try:
+        with switching_often():
             workers = [threading.Thread(target=work, args=(n,), daemon=True) for n in range(THREADS)]
             for each in workers:
                 each.start()
             for each in workers:
                 each.join()
-        finally:
-            sys.setswitchinterval(before)
         for found in problems:
             if isinstance(found, Exception):
                 raise found

@@ -31,7 +31,7 @@ class CaseResult(Record, frozen=True):
 
     Attributes:
         outcome: the outcome of the case.
-        expectation: the first entry for this case, None if there is none.
+        expectation: the first entry for this case, None without one.
     """
 
     outcome: CaseOutcome

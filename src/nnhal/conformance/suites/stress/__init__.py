@@ -13,6 +13,7 @@ from statistics import median
 from typing import Any
 
 from nnhal.base.errors import ResourceExhausted
+from nnhal.conformance.suites.process_state import changes, lasting_state
 from nnhal.conformance.suites.stress import drift
 from nnhal.conformance.suites.stress.graphs import FLOAT, KINDS, QUANT, StressGraph, difference, mapped, supported
 from nnhal.conformance.suites.stress.growth import growth
@@ -29,7 +30,6 @@ from nnhal.conformance.suites.stress.runs import (
     job,
     watched,
 )
-from nnhal.conformance.suites.stress.state import changes, state_of
 from nnhal.conformance.suites.suite import (
     PREPARING,
     Case,
@@ -60,7 +60,6 @@ class Stress(Suite):
     """The suite."""
 
     name = "stress"
-    summary = "threads, growth of memory and time, the state of the process"
     serial = True
     bundle = 1
 
@@ -84,10 +83,10 @@ class Stress(Suite):
     def run(self, case: Case, context: Context) -> Found | None:
         """Run a case, and compare the state of the process with that before."""
         what, *rest = case.arguments
-        before = [state_of(pid) for pid in watched(context.device)]
+        before = [lasting_state(pid) for pid in watched(context.device)]
         found: Found = _CASES[what](context, *rest)
         for earlier, pid in zip(before, watched(context.device), strict=True):
-            changed = changes(earlier, state_of(pid))
+            changed = changes(earlier, lasting_state(pid))
             if changed:
                 where = "the process" if pid == os.getpid() else "the driver's process"
                 raise CaseFailed(

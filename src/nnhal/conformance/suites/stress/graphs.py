@@ -16,6 +16,7 @@ from nnhal.base.operands import Array
 from nnhal.base.records import Record, replace
 from nnhal.conformance.differential import Outputs, again, arrays_of, model_of
 from nnhal.conformance.draw import Call, cells, draw
+from nnhal.conformance.reduction import names_of
 from nnhal.conformance.suites.suite import PREPARING, NotSupported
 from nnhal.conformance.validate.trial import by_reference
 from nnhal.frontends.python import Builder
@@ -48,7 +49,7 @@ class StressGraph(Record, frozen=True):
     @property
     def operations(self) -> str:
         """The names of its operations, each once."""
-        return ", ".join(dict.fromkeys(_names(self.model)))
+        return ", ".join(dict.fromkeys(names_of(self.model)))
 
     def inputs(self, seed: int) -> list[Array]:
         """Draw the values of all inputs."""
@@ -59,11 +60,6 @@ class StressGraph(Record, frozen=True):
         if self.kind == FLOAT:
             return [rng.uniform(-2, 2, o.dimensions).astype(np.float32) for o in operands]
         return [rng.integers(0, 256, o.dimensions).astype(np.uint8) for o in operands]
-
-
-def _names(model: Model) -> list[str]:
-    by_code = {record.code: name for name, record in OPS.items()}
-    return [by_code.get(operation.type, str(operation.type)) for operation in model.main.operations]
 
 
 def supported(device: Device, kind: str, seed: Sequence[int], length: int, at: At) -> StressGraph:
@@ -82,7 +78,7 @@ def supported(device: Device, kind: str, seed: Sequence[int], length: int, at: A
             break
         graph = StressGraph(model, kind)
         rejected = {
-            name for name, ok in zip(_names(graph.model), verdicts(device, graph.model, at), strict=True) if not ok
+            name for name, ok in zip(names_of(graph.model), verdicts(device, graph.model, at), strict=True) if not ok
         }
         if not rejected:
             return graph

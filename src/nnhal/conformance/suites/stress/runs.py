@@ -1,11 +1,10 @@
 """Executions of a case: one after another, or in several threads that are watched for progress."""
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import NamedTuple
 
 from nnhal.base.answers import answering
@@ -14,6 +13,7 @@ from nnhal.base.operands import Array
 from nnhal.conformance.differential import Outputs
 from nnhal.conformance.suites.stress.graphs import FLOAT, QUANT, SINGLE, StressGraph, difference, supported
 from nnhal.conformance.suites.suite import PREPARING, Context, NotApplicable, NotSupported
+from nnhal.conformance.switching import switching_often
 from nnhal.conformance.ways import WAYS
 from nnhal.conformance.worker import process_of
 from nnhal.hal.device import Device, Hints, Prepared, prepared_by, where_of
@@ -23,7 +23,6 @@ from nnhal.ipc.client.process import ResilientPrepared
 SETS = 4  # of inputs for each graph
 DRAWS = 8  # of graphs, to find one whose results differ by input
 PLAIN = Hints(threads=1)
-OFTEN = 1e-5  # seconds between switches of threads
 WATCH = 0.1  # seconds between looks at the threads' progress
 SOON_NS = 50_000
 
@@ -143,7 +142,7 @@ def at_once(context: Context, stage: str, works: Sequence[Callable[[], Iterator[
             beats.alive[place] = False
 
     threads = [threading.Thread(target=work, args=(n,), name="nnhal-stress", daemon=True) for n in range(len(works))]
-    with _switching():
+    with switching_often():
         context.at(stage)
         for thread in threads:
             thread.start()
@@ -157,14 +156,3 @@ def at_once(context: Context, stage: str, works: Sequence[Callable[[], Iterator[
     if beats.errors:
         raise beats.errors[0]
     context.at(PREPARING)
-
-
-@contextmanager
-def _switching() -> Iterator[None]:
-    """Let threads alternate more often than usual."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(OFTEN)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)

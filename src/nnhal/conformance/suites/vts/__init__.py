@@ -49,7 +49,6 @@ class Vts(Suite):
     """The suite."""
 
     name = "vts"
-    summary = "the driver interface: queries, invalid models and requests, memory, caching, service quality, fences"
 
     def __init__(self) -> None:
         self._drawings: OrderedDict[tuple[str, int], Drawing] = OrderedDict()

@@ -15,7 +15,7 @@ from nnhal.base.memory import Memory
 from nnhal.conformance.differential import Outputs, arrays_of
 from nnhal.conformance.draw import Call
 from nnhal.conformance.suites.vts.promise import DRIVER, Look, Probe, chosen, named, promise
-from nnhal.conformance.suites.vts.remote import opened
+from nnhal.conformance.suites.vts.remote import opened, prepared_on
 from nnhal.conformance.validate.trial import PLAIN, NotAsked, Unmet
 from nnhal.hal.background import FencedExecution
 from nnhal.hal.burst import Burst
@@ -72,8 +72,7 @@ def _doomed(probe: Probe) -> Iterator[_Doomed]:
     call, model = each.closed()
     wanted = each.alone(model, arrays_of(call))
     with opened(each) as device:
-        prepared = device.prepare(model, PLAIN)
-        assert isinstance(prepared, RemotePrepared)
+        prepared = prepared_on(device, model)
         yield _Doomed(each, device, call, model, wanted, prepared)
 
 

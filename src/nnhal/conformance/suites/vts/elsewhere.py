@@ -20,8 +20,8 @@ from nnhal.base.records import replace
 from nnhal.conformance.differential import Outputs, model_of
 from nnhal.conformance.draw import cells, draw
 from nnhal.conformance.subject import ANY
+from nnhal.conformance.suites.process_state import State, state_of_this_process
 from nnhal.conformance.suites.suite import SuiteRun
-from nnhal.conformance.suites.vts.state import State, state_of_this_process
 from nnhal.conformance.validate.trial import PLAIN, Unmet
 from nnhal.hal.cache.files import Cache
 from nnhal.hal.claims import verdicts_by
@@ -151,7 +151,7 @@ def main() -> None:
         problem = ""
         if task == "loading":
             answer = before, answer
-    except Exception as error:
+    except Exception as error:  # of the driver, of any class; the other process reports it
         problem, answer = told(error), None
     connection.send((problem, answer))
     sys.stdout.flush()

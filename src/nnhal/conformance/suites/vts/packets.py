@@ -10,11 +10,10 @@ from nnhal.base.levels import V1_2
 from nnhal.base.records import replace
 from nnhal.conformance.differential import arrays_of
 from nnhal.conformance.suites.vts.promise import CHOSEN, Probe, named, promise
-from nnhal.conformance.suites.vts.remote import opened
-from nnhal.conformance.validate.trial import PLAIN, NotAsked, Unmet, copies
+from nnhal.conformance.suites.vts.remote import opened, prepared_on
+from nnhal.conformance.validate.trial import NotAsked, Unmet, copies
 from nnhal.hal.request import UNLIMITED, Request
 from nnhal.ipc.client.burst import RemoteBurst
-from nnhal.ipc.client.prepared import RemotePrepared
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.transport import _native
 from nnhal.ipc.transport.packets import ELEMENT, pack, unpack
@@ -51,8 +50,8 @@ def mutated(probe: Probe) -> int:
     wanted = probe.alone(model, arrays_of(call))
     seen = 0
     with opened(probe) as device:
-        prepared = probe.opened(device.prepare(model, PLAIN))
-        assert isinstance(prepared, RemotePrepared)
+        prepared = prepared_on(device, model)
+        probe.opened(prepared)
         if wire.form_for(wire.ConfigureExecutionBurst, device.session.methods) is None:
             raise NotAsked("the driver's process has no bursts")
         burst = _Burst(prepared, UNLIMITED)

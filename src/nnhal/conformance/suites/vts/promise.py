@@ -65,7 +65,7 @@ class Probe(Trial):
         """Return a sample with at least one input and one output element, and repeatable results.
 
         Raises:
-            NotAsked: There is none.
+            NotAsked: no supported call has them.
         """
         self.fixed()
         for call, model in self.samples():

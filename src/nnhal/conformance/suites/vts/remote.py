@@ -4,8 +4,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from nnhal.conformance.suites.vts.promise import Probe
+from nnhal.conformance.validate.trial import PLAIN
 from nnhal.ipc.client.device import RemoteDevice
+from nnhal.ipc.client.prepared import RemotePrepared
 from nnhal.ipc.client.process import start
+from nnhal.model.graph import Model
 from nnhal.runtime import discovery
 
 
@@ -19,3 +22,10 @@ def opened(probe: Probe) -> Iterator[RemoteDevice]:
         yield RemoteDevice(session)
     finally:
         session.close()
+
+
+def prepared_on(device: RemoteDevice, model: Model) -> RemotePrepared:
+    """Prepare a model in such a process."""
+    prepared = device.prepare(model, PLAIN)
+    assert isinstance(prepared, RemotePrepared)
+    return prepared

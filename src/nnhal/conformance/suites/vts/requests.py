@@ -17,12 +17,12 @@ from nnhal.base.operands import Array
 from nnhal.base.records import replace
 from nnhal.conformance.differential import arrays_of
 from nnhal.conformance.suites.vts.promise import CHOSEN, OPERATION, Probe, changed, named, promise
-from nnhal.conformance.suites.vts.remote import opened
-from nnhal.conformance.validate.trial import PLAIN, Unmet, copies
+from nnhal.conformance.suites.vts.remote import opened, prepared_on
+from nnhal.conformance.validate.trial import Unmet, copies
 from nnhal.hal.binding import flat_bytes
 from nnhal.hal.device import Prepared
 from nnhal.hal.request import UNLIMITED, Request, Signature
-from nnhal.ipc.client.prepared import RemoteBinding, RemotePrepared
+from nnhal.ipc.client.prepared import RemoteBinding
 from nnhal.ipc.protocol import wire
 
 NOT_NAMED = DriverFailed, ContractBroken, DeadObject, MissedDeadline  # errors that refuse nothing
@@ -132,8 +132,8 @@ def on_the_wire(probe: Probe) -> int:
     wanted = probe.alone(model, arrays_of(call))
     seen = 0
     with opened(probe) as device:
-        prepared = probe.opened(device.prepare(model, PLAIN))
-        assert isinstance(prepared, RemotePrepared)
+        prepared = prepared_on(device, model)
+        probe.opened(prepared)
         valid, memory = _request(prepared.signature, arrays_of(call))
 
         def bound(request: _Arguments) -> None:

@@ -89,8 +89,10 @@ def _small(probe: Probe, call: Call, model: Model, wanted: Outputs) -> int:
                 partly = shape is None or 0 in shape or shape == () != w.shape if w is not None else True
                 if w is not None and not partly and tuple(shape) != w.shape:
                     raise Unmet(f"{what}: the shape of output {n} is {list(shape)}, must be {list(w.shape)}")
-            if request.shapes[place] is None or tuple(request.shapes[place]) != wanted[place].shape:  # type: ignore[union-attr]
-                raise Unmet(f"{what}: its shape is {request.shapes[place]}, must be {list(wanted[place].shape)}")  # type: ignore[union-attr]
+            shape, right = request.shapes[place], wanted[place]
+            assert right is not None
+            if shape is None or tuple(shape) != right.shape:
+                raise Unmet(f"{what}: its shape is {shape}, must be {list(right.shape)}")
             if (behind[less:] != FILL).any():
                 raise Unmet(f"{what}: is written past its end", probe.place())
             seen += 1

@@ -4,9 +4,15 @@ from contextlib import suppress
 
 from nnhal.base.errors import NnhalError
 from nnhal.conformance.differential import arrays_of
+from nnhal.conformance.suites.process_state import (
+    ENVIRONMENT,
+    State,
+    difference,
+    state_of_process,
+    state_of_this_process,
+)
 from nnhal.conformance.suites.vts.elsewhere import elsewhere
 from nnhal.conformance.suites.vts.promise import DRIVER, OPERATION, Probe, promise
-from nnhal.conformance.suites.vts.state import ENVIRONMENT, State, difference, state_of_process, state_of_this_process
 from nnhal.conformance.validate.trial import NotAsked, Unmet, copies
 from nnhal.conformance.worker import process_of
 

@@ -1,4 +1,7 @@
-"""The state of a process that a driver may not change: of its thread's arithmetic, signals, folder, masks and limits."""
+"""The state of a process that a driver may not change: of its thread's arithmetic, signals, folder, masks and limits.
+
+`vts` compares all of it around single calls. `stress` compares the part that long runs must leave as it was.
+"""
 
 import ctypes
 import ctypes.util
@@ -19,7 +22,8 @@ ENVIRONMENT = "environment variables"  # of an engine, which a driver may set wh
 _libm = ctypes.CDLL(ctypes.util.find_library("m"))
 _FENV = 256  # bytes, more than any fenv_t has
 _MXCSR, _MXCSR_AT, _X87 = 0xFFC0, 28, 0x0F00  # control bits, not the exceptions that occurred
-_MASKS = "SigBlk", "SigIgn", "SigCgt", "Umask"
+_MASKS = {name: name for name in ("SigBlk", "SigIgn", "SigCgt", "Umask")}
+_LASTING = {"SigCgt": "handled signals", "SigIgn": "ignored signals", "Umask": "umask"}
 _LIMITS = "RLIMIT_NOFILE", "RLIMIT_STACK", "RLIMIT_AS", "RLIMIT_CORE", "RLIMIT_DATA", "RLIMIT_FSIZE", "RLIMIT_NPROC"
 _FTZ, _DAZ = 1 << 15, 1 << 6
 
@@ -46,7 +50,7 @@ def state_of_this_process() -> State:
         f"handler of {each.name}": str(signal.getsignal(each)) for each in signal.valid_signals() if each in _NAMED
     }
     found |= {name: str(resource.getrlimit(getattr(resource, name))) for name in _LIMITS}
-    return found | _masks(f"/proc/self/task/{threading.get_native_id()}/status")
+    return found | _status(f"/proc/self/task/{threading.get_native_id()}/status", _MASKS)
 
 
 _NAMED = frozenset(signal.Signals)
@@ -60,16 +64,36 @@ def state_of_process(pid: int) -> State:
         "nice value": str(os.getpriority(os.PRIO_PROCESS, pid)),
         "affinity of the thread": str(sorted(os.sched_getaffinity(pid))),
         **limits,
-        **_masks(f"/proc/{pid}/status"),
+        **_status(f"/proc/{pid}/status", _MASKS),
     }
 
 
+def lasting_state(pid: int) -> State:
+    """Return what a soak must keep of a process, and of the calling thread if it is this one; OSError if it has ended."""
+    found = {"working directory": os.readlink(f"/proc/{pid}/cwd"), **_status(f"/proc/{pid}/status", _LASTING)}
+    if pid == os.getpid():
+        found |= _status("/proc/thread-self/status", {"SigBlk": "blocked signals of the calling thread"})
+        found["rounding mode"] = str(_libm.fegetround())
+        tiny, least = np.full(64, 2.0**-130, np.float32), np.full(64, 2.0**-126, np.float32)
+        found["subnormal inputs"] = "kept" if (tiny * np.float32(2.0**10)).all() else "flushed to zero"
+        found["subnormal results"] = "kept" if (least * np.float32(0.5)).all() else "flushed to zero"
+        found["locale"] = locale.setlocale(locale.LC_ALL)
+    return found
+
+
 def difference(before: State, after: State) -> str:
-    """Return the first difference, "" if there is none."""
+    """Return the first difference, "" without one."""
     for name in before:
         if before[name] != after.get(name):
             return f"{name} is {after.get(name)}, was {before[name]}"
     return ""
+
+
+def changes(before: State, after: State) -> str:
+    """Return all differences, "" without one."""
+    return "; ".join(
+        f"{what} is {after[what]}, must be {before[what]} as before" for what in before if before[what] != after[what]
+    )
 
 
 def _control() -> str:
@@ -84,10 +108,11 @@ def _control() -> str:
     return environment.raw[:4].hex()  # FPCR of AArch64
 
 
-def _masks(path: str) -> dict[str, str]:
+def _status(path: str, names: Mapping[str, str]) -> dict[str, str]:
+    """Return fields of a status file of /proc, under other names."""
     with open(path) as status:
-        lines = dict(line.rstrip("\n").split(":", 1) for line in status if ":" in line)
-    return {name: lines[name].strip() for name in _MASKS if name in lines}
+        lines = (line.partition(":") for line in status)
+        return {names[key]: value.strip() for key, _, value in lines if key in names}
 
 
 def _file(fd: int) -> str:
