@@ -314,6 +314,7 @@ def test_an_own_process_that_does_not_end_a_call_past_its_deadline_hangs_and_is_
     if own:
         session.process = process  # type: ignore[assignment]
     monkeypatch.setattr(subject, "HUNG_NS", 0)
+    session.call(wire.GetType(), wire.Word, UNLIMITED)  # leaves a lane free: else the deadline may pass before the call
     service.waits = lambda call: call == ASK
     cancelled = threading.Event()
     cancelled.set()
